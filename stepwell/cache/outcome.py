@@ -1,0 +1,77 @@
+"""How each admission ended, and every counter that derives from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from stepwell.cache.moves import Tier
+
+
+class Reason(StrEnum):
+    """Why a prompt was not resumed further. One per admission; `complete` where nothing more could be reused."""
+
+    COMPLETE = "complete"
+    TOO_SHORT = "too_short"
+    NOT_READ = "not_read"
+    WITHIN_HIT = "tier_within_hit"
+    NO_RUNG = "no_rung_above_hit"
+    PARTIAL_CHUNK_NO_ROOM = "partial_chunk_no_room"
+    COVERING_CHUNK_MISSING = "covering_chunk_missing"
+    TOO_SMALL = "too_small"
+    NO_ROOM = "no_room"
+    OFF_CHUNK_GRID = "off_chunk_grid"
+    LOAD_FAILED_KV = "load_failed(kv)"
+    LOAD_FAILED_STATE = "load_failed(state)"
+
+
+class Loss(StrEnum):
+    """What a recomputed token was lost to."""
+
+    NEW = "new"
+    NO_RUNG = "no_rung"
+    EVICTED_RUNG = "evicted_rung"
+    EVICTED_KV = "evicted_kv"
+    NO_ROOM = "no_room"
+    TOO_SMALL = "too_small"
+    FAILED_LEG = "failed_leg"
+    NOT_READ = "not_read"
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionOutcome:
+    """One admission, settled. `device + host + disk + recomputed == prompt` tokens.
+
+    boundary      where the request resumed; hit: deepest boundary the device alone could resume
+    state_tier    where the rung's image came from; None at boundary 0
+    lost          recomputed tokens by what they were lost to; sums to `recomputed`
+    diverged_at   first token that differs from the closest cached prompt; None where the prompt only extends it
+    """
+
+    request_id: str
+    prompt: int
+    device: int
+    host: int
+    disk: int
+    recomputed: int
+    boundary: int
+    hit: int
+    state_tier: Tier | None
+    reason: Reason
+    lost: tuple[tuple[Loss, int], ...] = ()
+    diverged_at: int | None = None
+    loaded: bool = False
+    fallback_weakened: bool = False
+    readmission: bool = False
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that were not recomputed."""
+        return self.device + self.host + self.disk
+
+    def explain(self) -> str:
+        """The resume in one line, for a log or a response header."""
+        text = f"resumed {self.cached:,} of {self.prompt:,} tokens: {self.device:,} device + {self.host:,} host + {self.disk:,} disk"
+        if self.diverged_at is not None:
+            text += f"; diverged from the closest cached prompt at {self.diverged_at:,}"
+        return f"{text}; {self.reason}"

@@ -1,0 +1,122 @@
+"""One step of the engine as plain data, and the two things that can carry it out.
+
+A runner computes; a mover copies. Both are told exactly which slots to touch and decide nothing. The server brings a torch
+runner and a copy thread, the simulator a cost model, tests the tell-tale: the scheduler cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.moves import Move, Report
+from stepwell.sched.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """The live state starts at zero: position 0, or nothing to resume from."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromImage:
+    """The live state is copied from an image on these device pages before the step computes."""
+
+    pages: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """The live slot already holds the state at `Work.start`."""
+
+
+StateStart: TypeAlias = Fresh | FromImage | Carry
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Copy the state that has folded exactly `position` tokens to these device pages.
+
+    `start < position <= start + len(tokens)`; the recurrent op runs segment by segment between cuts, everything else once.
+    """
+
+    position: int
+    pages: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Choose the token after the last one of this work. `index` counts the request's earlier draws."""
+
+    params: SamplingParams
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence's share of a step.
+
+        0 ───────────── write_from ─── start + len(tokens)
+        │ shared: read only │  private: written  │
+
+    tokens      int32 [n], positions start … start+n−1
+    pages       int32 [ceil((start+n)/block)], the block table: page i holds the KV of tokens [i·block, (i+1)·block)
+    write_from  KV of positions below it is already there and shared: computed for the state's sake, never written
+    slot        live state slot; root numbers the salt's tree (only the tell-tale looks at it)
+    """
+
+    request_id: str
+    slot: int
+    root: int
+    start: int
+    tokens: Ints
+    pages: Ints
+    write_from: int
+    state: StateStart
+    cuts: tuple[Cut, ...]
+    sample: Sample | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """All works of one forward pass. `repeat` > 1 only in a step of pure decodes: that many tokens for each work."""
+
+    works: tuple[Work, ...]
+    repeat: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed by one pass."""
+        return sum(len(w.tokens) for w in self.works)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Sampled tokens, aligned with `Step.works`: `repeat` of them where the work samples, none where it does not.
+
+    `errors` maps the index of a work whose own numbers went wrong (NaN logits) to what to tell its caller; the others stand.
+    """
+
+    sampled: tuple[tuple[int, ...], ...]
+    errors: tuple[tuple[int, str], ...] = ()
+
+
+class Runner(Protocol):
+    """Computes steps."""
+
+    def run(self, step: Step) -> StepResult: ...
+
+
+class Mover(Protocol):
+    """Carries out moves beside the compute."""
+
+    def start(self, moves: Sequence[Move]) -> None:
+        """Begin these copies; returns at once."""
+
+    def poll(self) -> list[Report]:
+        """Reports since the last call; never waits."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a report is ready, at most this long. Called only when nothing can be computed."""
