@@ -1,0 +1,61 @@
+# Two commands matter: `make demo` and `make test`. Both create .venv on first use; later runs start at once.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Any PyTorch of 2.11 to 2.14 works. It is installed first, so that nothing else chooses the build.
+TORCH ?= 2.13.0
+# Extra words for the installation of PyTorch, such as an index that carries the small CPU builds.
+TORCH_ARGS ?=
+# Extra words for pytest, such as `-k cache -x`.
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Installed again only when pyproject.toml, the wanted PyTorch or the place of the checkout changes.
+KEY := $(shell { cat pyproject.toml; echo '$(TORCH) $(TORCH_ARGS) $(CURDIR)'; } | cksum | cut -d' ' -f1)
+ENGINE := $(VENV)/.stepwell-engine-$(KEY)
+DEV := $(VENV)/.stepwell-dev-$(KEY)
+
+.PHONY: help demo test lint format lines clean
+.DEFAULT_GOAL := help
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(ENGINE) ## serve a small hybrid model, push agent conversations through its cache, print one table
+	@$(BIN)/python -m stepwell.demo
+
+test: $(DEV) ## run all tests (ARGS="-k cache -x" goes to pytest)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV) ## ruff, formatting, types, direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(DEV) ## rewrite the sources in the house format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lines: ## source lines by package, largest files and functions
+	@$(PYTHON) tools/lines.py stepwell
+
+clean: ## remove the environment, caches and the demo's files
+	rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Stepwell needs Python 3.11 or newer, this is %d.%d: set PYTHON=python3.11" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+
+$(ENGINE): $(BIN)/python
+	@echo "Installing Stepwell into $(VENV) (once; a minute or two)"
+	@$(PIP) $(TORCH_ARGS) 'torch==$(TORCH)'
+	@$(PIP) --editable '.[engine]'
+	@rm -f $(VENV)/.stepwell-engine-*
+	@touch $@
+
+$(DEV): $(ENGINE)
+	@$(PIP) --editable '.[engine,dev]'
+	@rm -f $(VENV)/.stepwell-dev-*
+	@touch $@
