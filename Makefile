@@ -38,8 +38,8 @@ format: $(DEV) ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-lines: ## source lines by package, largest files and functions
-	@$(PYTHON) tools/lines.py stepwell
+lines: $(BIN)/python ## source lines by package, largest files and functions
+	@$(BIN)/python tools/lines.py stepwell
 
 clean: ## remove the environment, caches and the demo's files
 	rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,189 @@
+"""What holds for the repository as a whole: imports, sizes, forbidden calls, and documents that speak of what is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "stepwell").rglob("*.py"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 60
+# Files and functions that are allowed to be longer, each with its reason.
+LONG_ON_PURPOSE: frozenset[str] = frozenset()
+
+# Flags of other programs that the documents may name.
+FOREIGN_FLAGS = frozenset({"--index-url"})
+
+SILENT_CACHE = {
+    "logging",
+    "time",
+    "threading",
+    "random",
+    "os",
+    "asyncio",
+    "socket",
+    "concurrent",
+    "multiprocessing",
+    "datetime",
+}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """First words of the modules that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+
+
+def forbidden_calls(tree: ast.AST) -> Iterator[str]:
+    """Calls that could run what a file or a user says."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in {"eval", "exec", "torch.load", "__import__"}:
+            yield f"{name} at line {node.lineno}"
+        if any(word.arg == "allow_pickle" for word in node.keywords):
+            yield f"allow_pickle at line {node.lineno}"
+
+
+def reads_environment(tree: ast.AST) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv"} for node in ast.walk(tree)
+    )
+
+
+def test_cache_sched_and_replay_import_without_the_engine() -> None:
+    program = """
+import importlib, pkgutil, sys
+for name in ("torch", "transformers", "safetensors", "fastapi", "zmq", "msgspec"):
+    sys.modules[name] = None
+for package in ("base", "cache", "sched", "replay"):
+    found = importlib.import_module(f"stepwell.{package}")
+    for module in pkgutil.walk_packages(found.__path__, found.__name__ + "."):
+        importlib.import_module(module.name)
+import stepwell.testing
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_source_runs_nothing_it_was_given(path: Path) -> None:
+    tree = ast.parse(path.read_text("utf-8"))
+    assert not {"pickle", "dill", "cloudpickle", "marshal", "shelve"} & set(imported(tree))
+    assert not list(forbidden_calls(tree))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_source_stays_small(path: Path) -> None:
+    text = path.read_text("utf-8")
+    long = [
+        f"{name_of(path)}:{node.name}"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno + 1 > LONGEST_FUNCTION
+    ]
+    if text.count("\n") > LONGEST_FILE:
+        long.append(name_of(path))
+    assert not set(long) - LONG_ON_PURPOSE
+
+
+def test_cache_has_no_clock_no_threads_and_no_log_of_its_own() -> None:
+    found = {
+        name_of(path): SILENT_CACHE & set(imported(ast.parse(path.read_text("utf-8"))))
+        for path in SOURCES
+        if path.is_relative_to(ROOT / "stepwell" / "cache")
+    }
+    assert found
+    assert not {path: names for path, names in found.items() if names}
+
+
+def test_environment_is_read_by_the_command_line_alone() -> None:
+    readers = [name_of(path) for path in SOURCES if reads_environment(ast.parse(path.read_text("utf-8")))]
+    assert not [path for path in readers if not path.startswith("stepwell/cli")]
+
+
+def heading_anchors(path: Path) -> set[str]:
+    """Anchors that a renderer gives to the headings of a Markdown file."""
+    titles = re.findall(r"^#+\s+(.+)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def links(path: Path) -> Iterator[str]:
+    """Targets of the relative links and images in a Markdown file."""
+    text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", text):
+        link = target[0] or target[1]
+        if not re.match(r"[a-z]+:", link):
+            yield link
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_links_of_documents_resolve(path: Path) -> None:
+    for link in links(path):
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), f"{name_of(path)} links to {link}"
+        if anchor:
+            assert anchor in heading_anchors(target), f"{name_of(path)} links to {link}"
+
+
+def known_flags() -> set[str]:
+    """Every flag of every `stepwell` command."""
+    app = importlib.import_module("stepwell.cli").app
+
+    flags = {"--help"}
+    waiting = [typer.main.get_command(app)]
+    while waiting:
+        command = waiting.pop()
+        for param in command.params:
+            flags.update(param.opts, param.secondary_opts)
+        waiting.extend(getattr(command, "commands", {}).values())
+    return flags
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_flags_of_documents_exist(path: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", path.read_text("utf-8")))
+    assert named <= known_flags() | FOREIGN_FLAGS
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_source_files_named_in_documents_exist(path: Path) -> None:
+    named = re.findall(r"`((?:stepwell|tests|bench|docs|tools)/[\w./-]+)`", path.read_text("utf-8"))
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_ci_script_can_be_run() -> None:
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_code_lines_leave_out_prose_and_blank_lines(tmp_path: Path) -> None:
+    package = tmp_path / "sample"
+    package.mkdir()
+    (package / "one.py").write_text(
+        '"""Prose.\n\nMore."""\n\n# why\nx = """a\nb"""\n\n\ndef f():\n    """Says."""\n    return x\n'
+    )
+    script = [sys.executable, str(ROOT / "tools" / "lines.py"), str(package)]
+    report = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert "4  (top)" in report
+    assert "f" in report.splitlines()[-1]
