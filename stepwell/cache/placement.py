@@ -1,0 +1,29 @@
+"""Where to leave a rung. Pure arithmetic on positions; the recurrent op hands the states out at no extra pass."""
+
+from __future__ import annotations
+
+from math import lcm
+
+from stepwell.base.units import floor_to
+from stepwell.cache.config import CacheConfig
+from stepwell.cache.tree import RungKind
+
+
+def prompt_rungs(tokens: int, resumed: int, branch: int | None, config: CacheConfig) -> tuple[tuple[int, RungKind], ...]:
+    """Positions in (resumed, tokens) where a prompt of `tokens` tokens leaves a rung, ascending.
+
+    prompt end   the last grid boundary strictly below the end: where the next turn resumes
+    interval     insurance against branches and compaction
+    branch       the last grid boundary shared with the path that the prompt left at `branch`: besides the others
+    """
+    grid = config.geometry.rung_grid
+    wanted: dict[int, RungKind] = {}
+    first = floor_to(resumed, config.interval) + config.interval
+    for position in range(first, tokens, config.interval):
+        wanted[position] = RungKind.INTERVAL
+    if branch is not None:
+        wanted[floor_to(branch, grid)] = RungKind.BRANCH
+    wanted[floor_to(tokens - 1, grid)] = RungKind.PROMPT_END
+    if config.whole_chunks:
+        wanted.setdefault(floor_to(tokens - 1, lcm(config.chunk, grid)), RungKind.PROMPT_END)
+    return tuple(sorted((p, kind) for p, kind in wanted.items() if resumed < p < tokens))

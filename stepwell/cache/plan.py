@@ -1,0 +1,267 @@
+"""How would this request start? Pure: the same survey, room and rules give the same plan, and nothing changes.
+
+A plan is a chain of options. The first is the aim; each later one is where the request resumes if the legs of the one before
+fail. Everything in the chain is leased at commit, so falling back can neither fail nor need another page.
+
+    native store             0 ════ shared ════ K ──── leg ──── B ─── run ───▶
+    whole chunks, K inside   0 ═ shared ═ S ─ private ─ K ─ leg ─ B ─ ⌈B⌉       S = ⌊K⌋ on the chunk grid
+    resumed below K          0 ═════ shared, read only ═════ K                  [B, K) is recomputed for its state alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stepwell.base.units import ceil_to, floor_to
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.moves import Tier
+from stepwell.cache.outcome import Loss, Reason
+from stepwell.cache.survey import Foothold, Survey, kv_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """KV of tokens [start, end) is read from `tier`."""
+
+    tier: Tier
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to start.
+
+    boundary  first token to be computed
+    foothold  the rung at `boundary` and the tier its image is read from; None at 0
+    shared    tokens whose pages are referenced, never written
+    leg       KV to be copied into private pages; they end at `leg_end` ≥ boundary
+    """
+
+    boundary: int
+    shared: int
+    foothold: Foothold | None = None
+    leg: tuple[Source, ...] = ()
+
+    @property
+    def leg_end(self) -> int:
+        return self.leg[-1].end if self.leg else self.shared
+
+    @property
+    def loads(self) -> bool:
+        """Whether bytes must arrive from below the device first."""
+        return bool(self.leg) or (self.foothold is not None and self.foothold.tier != Tier.DEVICE)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Device pages: `idle` ones are cached and unleased, `reserved` ones promised to running prompts, `instant` ones free or clean."""
+
+    total: int
+    free: int
+    idle: int
+    reserved: int
+    instant: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer. `options[0]` is the aim; `need` pages stand in [shared, prompt)."""
+
+    epoch: int
+    salt: str
+    survey: Survey
+    options: tuple[Option, ...]
+    need: int
+    hit: int
+    reason: Reason
+    skipped: int
+    """Boundary that was reachable but not taken, for `reason`; 0 if none."""
+    fallback_weakened: bool = False
+
+    @property
+    def aim(self) -> Option:
+        return self.options[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not now: `needed` pages wanted, `available` there. Running requests, or copies in flight, will change that."""
+
+    reason: Reason
+    needed: int
+    available: int
+
+
+def plan(found: Survey, salt: str, epoch: int, room: Room, rules: CacheConfig, costs: Costs) -> Plan | Wait:
+    """The start with the least expected time to first token that fits now; `Wait` if even the hit does not."""
+    hit = found.hit
+    base = hit.position if hit else 0
+    aims, reason, skipped = _aims(found, base, rules, costs)
+    for aim in aims:
+        for weakened, chain in enumerate(_fallbacks(aim, found, hit)):
+            if _fits(chain, found, room, rules):
+                need = _need(chain[0], found.tokens, rules)
+                return Plan(epoch, salt, found, chain, need, base, reason, skipped, weakened > 0)
+        skipped = max(skipped, aim.boundary)
+        reason = _no_room(aim, found)
+    for option in _hit_options(found, hit, room, rules):
+        chain = (option,)
+        if _fits(chain, found, room, rules):
+            return Plan(epoch, salt, found, chain, _need(option, found.tokens, rules), base, reason, skipped)
+        return Wait(Reason.NO_ROOM, _need(option, found.tokens, rules), room.free + room.idle - room.reserved)
+    raise AssertionError("a cold start is always an option")
+
+
+def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[list[Option], Reason, int]:
+    """Options above the hit, best first; and why there are none, with the boundary that was passed over."""
+    above = [f for f in found.footholds if f.position > hit]
+    if not above:
+        if found.union <= hit:
+            return [], Reason.COMPLETE if hit and found.matched <= hit else Reason.WITHIN_HIT, 0
+        return [], Reason.NO_RUNG, 0
+    options = [(f, _option(f, found, rules)) for f in above]
+    usable = [o for _, o in options if o is not None]
+    if not usable:
+        return [], Reason.COVERING_CHUNK_MISSING, above[-1].position
+    if rules.min_load_tokens is not None:
+        taken = [o for o in usable if not o.loads or o.boundary - hit >= rules.min_load_tokens]
+        ranked = sorted(taken, key=lambda o: -o.boundary)
+    else:
+        cold = (found.tokens - hit) / costs.prefill_tokens_per_s
+        timed = [(_seconds(o, found.tokens, rules, costs), -o.boundary, o) for o in usable]
+        ranked = [o for seconds, _, o in sorted(timed, key=lambda t: t[:2]) if seconds < cold]
+    if not ranked:
+        return [], Reason.TOO_SMALL, usable[-1].boundary
+    return ranked, Reason.COMPLETE, 0
+
+
+def _option(foothold: Foothold, found: Survey, rules: CacheConfig) -> Option | None:
+    """How to reach `foothold`; None where the store cannot serve the chunks that cover the leg."""
+    boundary = foothold.position
+    if boundary <= found.device:
+        return Option(boundary, found.device, foothold)
+    if not rules.whole_chunks:
+        return Option(boundary, found.device, foothold, _sources(found, found.device, boundary))
+    shared, end = floor_to(found.device, rules.chunk), ceil_to(boundary, rules.chunk)
+    nodes = kv_nodes(found.path, shared, min(end, found.matched))
+    if end > found.matched or not all(n.kv.has(Tier.HOST) for n, _, _ in nodes):
+        return None
+    return Option(boundary, shared, foothold, (Source(Tier.HOST, shared, end),))
+
+
+def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:
+    """KV of [start, end) by tier, neighbours of one tier joined."""
+    out: list[Source] = []
+    for node, a, b in kv_nodes(found.path, start, end):
+        tier = node.kv.best()
+        assert tier is not None, "the union reaches past every foothold"
+        if out and out[-1].tier == tier:
+            out[-1] = Source(tier, out[-1].start, b)
+        else:
+            out.append(Source(tier, a, b))
+    return tuple(out)
+
+
+def _seconds(option: Option, tokens: int, rules: CacheConfig, costs: Costs) -> float:
+    """Expected time to the first token by way of `option`."""
+    geometry = rules.geometry
+    seconds = (tokens - option.boundary) / costs.prefill_tokens_per_s
+    for source in option.leg:
+        pages = (source.end - source.start) // geometry.block
+        seconds += pages * geometry.page_bytes / costs.bytes_per_s[source.tier]
+    if option.foothold is not None:
+        seconds += geometry.image_pages * geometry.page_bytes / costs.bytes_per_s[option.foothold.tier]
+    return seconds + (costs.latency_s if option.loads else 0.0)
+
+
+def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tuple[Option, ...]]:
+    """Chains for `aim`, strongest first. What a chain leases cannot pay for the load, so a weaker one may fit where a stronger cannot."""
+    shared = found.device
+    cold = Option(0, shared)
+    if not aim.loads:
+        yield (aim,)
+        return
+    resident = [f for f in found.footholds if f.position <= min(shared, aim.boundary - 1)]
+    deepest = resident[-1:] if resident and hit and resident[-1].position > hit.position else []
+    steps = [*deepest, *([hit] if hit else [])]
+    yield (aim, *(Option(f.position, shared, f) for f in steps), cold)
+    for foothold in reversed(resident):
+        copy = _below(foothold) if foothold.tier == Tier.DEVICE else foothold
+        if copy is not None:
+            yield (aim, Option(copy.position, shared, copy), cold)
+    yield (aim, cold)
+
+
+def _below(foothold: Foothold) -> Foothold | None:
+    """The same rung, read from a copy that no device page pays for."""
+    image = foothold.rung.image
+    if image.locks[Tier.DEVICE]:
+        return foothold
+    for tier in (Tier.HOST, Tier.DISK):
+        if image.has(tier):
+            return Foothold(foothold.position, foothold.rung, tier)
+    return None
+
+
+def _hit_options(found: Survey, hit: Foothold | None, room: Room, rules: CacheConfig) -> Iterator[Option]:
+    """The hit; where its image and the prompt would not fit even an empty pool, what can be had without the image."""
+    if hit is not None:
+        whole = rules.geometry.pages_for(found.tokens) + rules.geometry.image_pages
+        if whole <= room.total or hit.rung.image.locks[Tier.DEVICE]:
+            yield Option(hit.position, found.device, hit)
+    yield Option(0, found.device)
+
+
+def _need(option: Option, tokens: int, rules: CacheConfig) -> int:
+    """Pages of the prompt that are not shared."""
+    block = rules.geometry.block
+    return max(rules.geometry.pages_for(tokens), option.leg_end // block) - option.shared // block
+
+
+def _fits(chain: tuple[Option, ...], found: Survey, room: Room, rules: CacheConfig) -> bool:
+    """Whether the need is there outside everything that the chain itself leases."""
+    spendable = room.free + room.idle - room.reserved - pinned(chain, found)
+    return _need(chain[0], found.tokens, rules) <= spendable
+
+
+def pinned(chain: tuple[Option, ...], found: Survey) -> int:
+    """Device pages that are idle now and leased once `chain` is committed."""
+    pages = 0
+    reach = max(o.shared for o in chain)
+    for node, a, b in kv_nodes(found.path, 0, reach):
+        slots = node.kv.at[Tier.DEVICE]
+        if slots is not None and not node.kv.locks[Tier.DEVICE]:
+            pages += len(slots) * (b - a) // len(node.tokens)
+    images = {id(o.foothold.rung): o.foothold.rung.image for o in chain if o.foothold and o.foothold.tier == Tier.DEVICE}
+    for image in images.values():
+        slots = image.at[Tier.DEVICE]
+        if slots is not None and not image.locks[Tier.DEVICE]:
+            pages += len(slots)
+    return pages
+
+
+def _no_room(aim: Option, found: Survey) -> Reason:
+    return Reason.PARTIAL_CHUNK_NO_ROOM if aim.shared < found.device and aim.leg else Reason.NO_ROOM
+
+
+def losses(found: Survey, boundary: int, skipped: int, why: Loss, grid: int) -> tuple[tuple[Loss, int], ...]:
+    """What each recomputed token was lost to; sums to `tokens − boundary`.
+
+    boundary ─ skipped or failed load ─ no rung / evicted rung ─ evicted KV ─ new (and the tail past the last possible rung)
+    """
+    top = max(boundary, min(found.matched, floor_to(max(found.tokens - 1, 0), grid)))
+    marks = [(why, min(max(skipped, boundary), top))]
+    lost = max((p for p in found.lost_rungs if p <= found.union), default=0)
+    marks.append((Loss.EVICTED_RUNG, min(lost, top)))
+    marks.append((Loss.NO_RUNG, min(found.union, top)))
+    marks.append((Loss.EVICTED_KV, top))
+    marks.append((Loss.NEW, found.tokens))
+    out: list[tuple[Loss, int]] = []
+    at = boundary
+    for loss, end in marks:
+        if end > at:
+            out.append((loss, end - at))
+            at = end
+    return tuple(out)

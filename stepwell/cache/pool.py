@@ -1,0 +1,43 @@
+"""Free slots of one tier."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepwell.base.geometry import Ints
+
+
+class Pool:
+    """A stack of free slot numbers. Taking and giving n slots costs O(n); runs given back together come out together."""
+
+    __slots__ = ("_free", "_stack", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._stack: Ints = np.arange(total - 1, -1, -1, dtype=np.int32)
+        self._free = total
+
+    @property
+    def free(self) -> int:
+        return self._free
+
+    def take(self, count: int) -> Ints:
+        """`count` slots, ascending where they were given back so. The caller has made sure that they are there."""
+        assert 0 <= count <= self._free, f"{count} slots wanted, {self._free} of {self.total} free"
+        self._free -= count
+        return self._stack[self._free : self._free + count][::-1].copy()
+
+    def give(self, slots: Ints) -> None:
+        """Return slots that nobody references any more."""
+        assert self._free + len(slots) <= self.total, f"{len(slots)} slots too many given back"
+        self._stack[self._free : self._free + len(slots)] = slots[::-1]
+        self._free += len(slots)
+
+    def check(self, used: Ints) -> None:
+        """Every slot is either free or in `used`, once. O(total)."""
+        seen = np.concatenate([self._stack[: self._free], used])
+        counts = np.bincount(seen, minlength=self.total)
+        wrong = np.flatnonzero(counts != 1)
+        assert len(counts) == self.total and not len(wrong), (
+            f"slots neither free nor used exactly once: {wrong[:8].tolist()} (counts {counts[wrong[:8]].tolist()})"
+        )

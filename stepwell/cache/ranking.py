@@ -1,0 +1,105 @@
+"""Which copies go first. The one place that knows what is worth keeping.
+
+Three classes, least valuable first; within a class, least recently used first:
+
+    0  bytes that nothing can resume from: KV past the last rung of its path, images whose KV has left the tier
+    1  rungs superseded by two deeper ones of the same path
+    2  everything else
+
+KV goes leaf first: a run is a candidate only when no child's KV is in the same tier. An image is a candidate of its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from stepwell.cache.moves import Tier
+from stepwell.cache.tree import Item, Node
+
+Value = tuple[int, float]
+
+
+def value(item: Item, tier: Tier) -> Value:
+    """(class, last use) of the copy of `item` in `tier`; smaller goes first."""
+    node = item.node
+    if item.what == "kv":
+        dead_end = node.rung is None and not node.children
+        return (0 if dead_end else 2), node.used
+    assert node.rung is not None
+    if tier == Tier.DEVICE and not node.kv.has(tier):
+        return 0, node.rung.used
+    return (1 if node.rung.superseded else 2), node.rung.used
+
+
+def exposed(item: Item, tier: Tier) -> bool:
+    """Whether the copy of `item` in `tier` may go as far as the tree's shape is concerned."""
+    if item.what == "image":
+        return True
+    return all(child.kv.at[tier] is None for child in item.node.children.values())
+
+
+class Ranking:
+    """Candidates in order of value. A lazy heap: entries are checked and corrected when they reach the top.
+
+    An item must be offered whenever it may have become a candidate or has lost value; gains are found at the top.
+    """
+
+    __slots__ = ("_count", "_heap", "_live", "_tier")
+
+    def __init__(self, tier: Tier, live: Callable[[Item], bool]) -> None:
+        self._tier = tier
+        self._live = live
+        self._heap: list[tuple[int, float, int, Item]] = []
+        self._count = 0
+
+    def offer(self, item: Item) -> None:
+        """Consider `item` from now on, if it is a candidate at all."""
+        if self._live(item):
+            cls, used = value(item, self._tier)
+            self._count += 1
+            heapq.heappush(self._heap, (cls, used, self._count, item))
+
+    def pop(self) -> Item | None:
+        """The least valuable candidate, no longer offered; None if there is none. Amortised O(log n)."""
+        while self._heap:
+            cls, used, _, item = heapq.heappop(self._heap)
+            if not self._live(item):
+                continue
+            now = value(item, self._tier)
+            if now > (cls, used):
+                self._count += 1
+                heapq.heappush(self._heap, (*now, self._count, item))
+                continue
+            return item
+        return None
+
+    def trim(self, live_items: int) -> None:
+        """Rebuild when stale entries dominate, so that memory follows what is cached."""
+        if len(self._heap) > 4 * live_items + 1024:
+            seen: dict[int, Item] = {id(entry[3]): entry[3] for entry in self._heap}
+            self._heap.clear()
+            for item in seen.values():
+                self.offer(item)
+
+    def holds(self, item: Item) -> bool:
+        """Whether `item` is on offer. O(n): for checks only."""
+        return any(entry[3] is item for entry in self._heap)
+
+
+def supersede(node: Node) -> Item | None:
+    """The image that the new rung at `node` supersedes: the second rung above it on an unbranched path.
+
+    Keeping two rungs a path on the device serves resumes of the last turn and of the one before.
+    """
+    above = 0
+    for parent in node.up():
+        if parent is node:
+            continue
+        if len(parent.children) > 1:
+            return None
+        if parent.rung is not None:
+            above += 1
+            if above == 2:
+                return parent.rung.image
+    return None

@@ -1,0 +1,137 @@
+"""How far each leg reaches for one prompt: a read-only walk down the tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell.base.geometry import Ints
+from stepwell.base.units import floor_to
+from stepwell.cache.moves import Tier
+from stepwell.cache.tree import Node, Rung, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Foothold:
+    """A rung on the prompt's path with an image somewhere: a boundary the state leg can reach."""
+
+    position: int
+    rung: Rung
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the tree holds of a prompt of `tokens` tokens.
+
+        0 ── hit ── device ──── union ──── matched ── tokens
+        device   KV on the device without a gap          union    KV in any tier without a gap
+        matched  known tokens, bytes or not              footholds ascending, none past tokens − 1
+
+    path         nodes from the top whose tokens match; the last may match in part (up to `matched`)
+    lost_rungs   positions ≤ matched where a rung once stood
+    diverged_at  first token that differs from the closest known continuation, if there is one
+    """
+
+    tokens: int
+    path: tuple[Node, ...]
+    matched: int
+    device: int
+    union: int
+    footholds: tuple[Foothold, ...]
+    lost_rungs: tuple[int, ...]
+    diverged_at: int | None
+
+    @property
+    def hit(self) -> Foothold | None:
+        """The deepest foothold that the device alone serves."""
+        for foothold in reversed(self.footholds):
+            if foothold.position <= self.device and foothold.rung.image.has(Tier.DEVICE):
+                return foothold
+        return None
+
+
+NOTHING = Survey(0, (), 0, 0, 0, (), (), None)
+
+
+def survey(tree: Tree, salt: str, prompt: Ints) -> Survey:
+    """Walk `prompt` under `salt`. Exact: compares tokens, not hashes. O(prompt) compares in numpy, O(path) steps in Python."""
+    node = tree.roots.get(salt)
+    count = len(prompt)
+    path: list[Node] = []
+    matched = 0
+    diverged: int | None = None
+    while node is not None:
+        if matched + tree.block > count:
+            break
+        child = node.children.get(tree.key(prompt, matched))
+        if child is None:
+            diverged = _divergence(node, prompt, matched)
+            break
+        path.append(child)
+        common = _common(child.tokens, prompt[matched : matched + len(child.tokens)])
+        if common < len(child.tokens):
+            if matched + common < count:
+                diverged = matched + common
+            matched += floor_to(common, tree.block)
+            break
+        matched += common
+        node = child
+    return _measure(tuple(path), matched, count, diverged)
+
+
+def _measure(path: tuple[Node, ...], matched: int, count: int, diverged: int | None) -> Survey:
+    device = union = 0
+    whole_device = whole = True
+    footholds: list[Foothold] = []
+    lost: list[int] = []
+    for node in path:
+        end = min(node.end, matched)
+        best = node.kv.best()
+        whole_device = whole_device and node.kv.has(Tier.DEVICE)
+        whole = whole and best is not None
+        device = end if whole_device else device
+        union = end if whole else union
+        lost.extend(p for p in node.lost if p <= matched)
+        if whole and node.rung is not None and node.end <= matched and node.end < count:
+            tier = node.rung.image.best()
+            if tier is not None:
+                footholds.append(Foothold(node.end, node.rung, tier))
+    return Survey(count, path, matched, device, union, tuple(footholds), tuple(lost), diverged)
+
+
+def _common(a: Ints, b: Ints) -> int:
+    """Length of the common prefix."""
+    size = min(len(a), len(b))
+    differs = a[:size] != b[:size]
+    first = int(differs.argmax()) if size else 0
+    return first if size and differs[first] else size
+
+
+def _divergence(node: Node, prompt: Ints, at: int) -> int | None:
+    """First differing token after `at`, against the closest few continuations of `node`; None where the path simply ends."""
+    best = -1
+    for _, child in zip(range(8), node.children.values(), strict=False):
+        best = max(best, _common(child.tokens, prompt[at:]))
+    return at + best if best >= 0 else None
+
+
+def kv_nodes(path: tuple[Node, ...], start: int, end: int) -> list[tuple[Node, int, int]]:
+    """The nodes of `path` that cover [start, end), each with the part of it that they cover."""
+    return [
+        (n, max(start, n.start), min(end, n.end)) for n in path if n.start < end and n.end > start
+    ]
+
+
+def slots_between(node: Node, tier: Tier, start: int, end: int, block: int) -> Ints:
+    """Slots in `tier` of the KV of [start, end) ∩ node."""
+    slots = node.kv.at[tier]
+    assert slots is not None
+    return slots[(start - node.start) // block : (end - node.start) // block]
+
+
+def gather(path: tuple[Node, ...], tier: Tier, start: int, end: int, block: int) -> Ints:
+    """Slots in `tier` of the KV of [start, end), in order."""
+    parts = [slots_between(n, tier, a, b, block) for n, a, b in kv_nodes(path, start, end)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)

@@ -1,0 +1,235 @@
+"""The prefix tree: which token runs are cached, and in which tiers their bytes are.
+
+Path-compressed, with exact tokens on the edges: a node is a run of whole blocks, and it is all-or-nothing in each tier. A rung
+sits only at the end of a node. Two kinds of things have bytes, the KV of a node and the image of a rung; both are an `Item`.
+
+    root ──[ tokens 0…64 ]── node ──[ 64…8192 ]── node ⟂ rung at 8192
+                                └──[ 64…96  ]── node
+
+Structure only: who may drop, copy or lease what is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.moves import Tier
+
+TIERS = len(Tier)
+
+
+class RungKind(IntEnum):
+    """Why a rung was left. Rolling rungs are replaced by the next one of the same request."""
+
+    PROMPT_END = 0
+    INTERVAL = 1
+    BRANCH = 2
+    ROLLING = 3
+
+
+@dataclass(slots=True)
+class Pending:
+    """Slots in the tier below that a copy in flight is filling."""
+
+    ticket: int
+    tier: Tier
+    slots: Ints
+
+
+class Item:
+    """The copies of one thing: at most one extent in each tier.
+
+    at        slots per tier, or None
+    locks     leases per tier; what is locked is never dropped
+    bad       per tier: a load from here failed; invisible, dropped at the last unlock
+    refused   a copy downwards failed or found no room: drop it without one
+    """
+
+    __slots__ = ("at", "bad", "locks", "node", "pending", "refused", "what")
+
+    def __init__(self, what: Literal["kv", "image"], node: Node) -> None:
+        self.what = what
+        self.node = node
+        self.at: list[Ints | None] = [None] * TIERS
+        self.locks = [0] * TIERS
+        self.bad = [False] * TIERS
+        self.pending: Pending | None = None
+        self.refused = False
+
+    def has(self, tier: Tier) -> bool:
+        """Whether a copy in `tier` may be read."""
+        return self.at[tier] is not None and not self.bad[tier]
+
+    def best(self) -> Tier | None:
+        """The fastest tier with a readable copy."""
+        for tier in Tier:
+            if self.at[tier] is not None and not self.bad[tier]:
+                return tier
+        return None
+
+    @property
+    def idle(self) -> bool:
+        """No copy, no lease, nothing in flight."""
+        return self.pending is None and not any(self.locks) and all(a is None for a in self.at)
+
+    def __repr__(self) -> str:
+        where = "+".join(t.name.lower() for t in Tier if self.at[t] is not None) or "nowhere"
+        return f"<{self.what} of {self.node!r} {where} locks={self.locks}>"
+
+
+class Rung:
+    """A checkpoint of the recurrent state at the end of a node."""
+
+    __slots__ = ("image", "kind", "superseded", "used")
+
+    def __init__(self, node: Node, kind: RungKind, now: float) -> None:
+        self.image = Item("image", node)
+        self.kind = kind
+        self.used = now
+        self.superseded = False
+
+
+class Node:
+    """A run of whole blocks below `parent`: tokens of positions [start, end)."""
+
+    __slots__ = ("children", "kv", "lost", "parent", "rung", "start", "tokens", "used")
+
+    def __init__(self, parent: Node | None, start: int, tokens: Ints, now: float) -> None:
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+        self.start = start
+        self.tokens = tokens
+        self.kv = Item("kv", self)
+        self.rung: Rung | None = None
+        self.used = now
+        self.lost: tuple[int, ...] = ()
+        """Positions in (start, end] where a rung once stood."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def up(self) -> Iterator[Node]:
+        """This node and its ancestors, the root last."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def items(self) -> Iterator[Item]:
+        yield self.kv
+        if self.rung is not None:
+            yield self.rung.image
+
+    def __repr__(self) -> str:
+        return f"[{self.start},{self.end})"
+
+
+class Tree:
+    """Roots by salt, and the operations that change shape but not content."""
+
+    __slots__ = ("block", "roots")
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+        self.roots: dict[str, Node] = {}
+
+    def root(self, salt: str, now: float) -> Node:
+        """The root of this salt, made if need be. Different salts share nothing."""
+        node = self.roots.get(salt)
+        if node is None:
+            node = self.roots[salt] = Node(None, 0, np.empty(0, np.int32), now)
+        return node
+
+    def key(self, tokens: Ints, at: int) -> bytes:
+        """What a child is filed under: its first block, exactly."""
+        return tokens[at : at + self.block].tobytes()
+
+    def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
+        """A new child holding a copy of `tokens` (whole blocks, at least one)."""
+        node = Node(parent, parent.end, tokens.copy(), now)
+        parent.children[self.key(node.tokens, 0)] = node
+        return node
+
+    def detach(self, node: Node) -> None:
+        """Take a childless node out of the tree."""
+        assert node.parent is not None and not node.children
+        del node.parent.children[self.key(node.tokens, 0)]
+        node.parent = None
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut `node` at position `at`; returns the new upper half. `node` stays the lower one, so leases and rung stay with it."""
+        assert node.parent is not None and node.start < at < node.end and at % self.block == 0
+        cut = at - node.start
+        upper = Node(node.parent, node.start, node.tokens[:cut].copy(), node.used)
+        upper.lost = tuple(p for p in node.lost if p <= at)
+        node.parent.children[self.key(node.tokens, 0)] = upper
+        node.tokens = node.tokens[cut:].copy()
+        node.start = at
+        node.parent = upper
+        node.lost = tuple(p for p in node.lost if p > at)
+        upper.children[self.key(node.tokens, 0)] = node
+        _divide(node.kv, upper.kv, cut // self.block)
+        return upper
+
+    def joinable(self, node: Node) -> bool:
+        """Whether `node` and its parent say the same about every tier, so that one node can stand for both."""
+        parent = node.parent
+        if parent is None or parent.parent is None or len(parent.children) != 1 or parent.rung is not None:
+            return False
+        a, b = parent.kv, node.kv
+        return (
+            a.pending is None
+            and b.pending is None
+            and a.locks == b.locks
+            and a.bad == b.bad
+            and a.refused == b.refused
+            and all((x is None) == (y is None) for x, y in zip(a.at, b.at, strict=True))
+        )
+
+    def join(self, node: Node) -> None:
+        """Fold the parent into `node`. No lease ends at the parent: its locks equal its only child's."""
+        parent = node.parent
+        assert parent is not None and parent.parent is not None
+        for tier in Tier:
+            above, below = parent.kv.at[tier], node.kv.at[tier]
+            if above is not None and below is not None:
+                node.kv.at[tier] = np.concatenate([above, below])
+        node.tokens = np.concatenate([parent.tokens, node.tokens])
+        node.start = parent.start
+        node.lost = parent.lost + node.lost
+        node.used = max(node.used, parent.used)
+        node.parent = parent.parent
+        node.parent.children[self.key(node.tokens, 0)] = node
+        parent.parent = None
+        parent.children = {}
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents first."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack.extend(node.children.values())
+
+
+def _divide(lower: Item, upper: Item, blocks: int) -> None:
+    """Hand the first `blocks` slots of every extent, the leases and the pending copy to the upper half."""
+    for tier in Tier:
+        slots = lower.at[tier]
+        if slots is not None:
+            upper.at[tier], lower.at[tier] = slots[:blocks].copy(), slots[blocks:].copy()
+    upper.locks = list(lower.locks)
+    upper.bad = list(lower.bad)
+    upper.refused = lower.refused
+    if lower.pending is not None:
+        pending = lower.pending
+        upper.pending = Pending(pending.ticket, pending.tier, pending.slots[:blocks])
+        lower.pending = Pending(pending.ticket, pending.tier, pending.slots[blocks:])
