@@ -1,0 +1,125 @@
+"""`python -m stepwell.demo`: exit status 0 where every answer through the cache equals the cold one, else 1."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from stepwell.base.errors import StepwellError
+from stepwell.demo.client import Answer, ask, connect
+from stepwell.demo.report import Row, complaints, summarise, table
+from stepwell.demo.script import Script, Turn, speaking_order, write_scripts
+from stepwell.demo.server import Server, ServerFailed, free_port, serve_command
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+CONVERSATIONS = 6
+TURNS = 5
+# The device holds about two of the six conversations at their longest, the host all of them.
+FLAGS = (
+    "--device-memory",
+    "24MiB",
+    "--host-memory",
+    "256MiB",
+    "--max-num-batched-tokens",
+    "1024",
+    "--max-num-seqs",
+    "4",
+)
+_START_SECONDS = 90.0
+
+
+def main() -> int:
+    """Run the demo; returns the exit status."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    console = Console()
+    try:
+        with tempfile.TemporaryDirectory(prefix="stepwell-demo-") as folder:
+            return _run(console, Path(folder))
+    except ServerFailed as failed:
+        console.print(failed.log, markup=False, highlight=False)
+        console.print(f"[bold red]The demo failed:[/] {failed}")
+        return 1
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+        return 130
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(console: Console, folder: Path) -> int:
+    from stepwell.testing.checkpoint import write_checkpoint
+
+    with console.status("Writing a small hybrid model (random weights, Qwen3.5 architecture)"):
+        model = write_checkpoint(folder / "model", arch="qwen3_5", seed=0)
+    port = free_port()
+    console.print(f"stepwell serve {model.name} {' '.join(FLAGS)}", highlight=False)
+    with Server(serve_command(model, port, FLAGS), port, folder / "server.log") as server:
+        with console.status("Starting the server"):
+            server.wait_until_healthy(_START_SECONDS)
+        rows = _converse(console, server)
+        joint = joint_line(server)
+    console.print(table(rows))
+    if joint:
+        console.print(f"The server's own account: {joint}", markup=False, highlight=False, soft_wrap=True)
+    found = complaints(rows)
+    for line in found:
+        console.print(line, style="red", markup=False, highlight=False)
+    print(json.dumps(summarise(rows)))
+    return 1 if found else 0
+
+
+def _converse(console: Console, server: Server) -> list[Row]:
+    from openai import OpenAIError
+
+    scripts = write_scripts(CONVERSATIONS, TURNS)
+    order = list(speaking_order(CONVERSATIONS, TURNS))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with connect(server.base_url) as client, Progress(*columns, console=console, transient=True) as progress:
+            model = client.models.list().data[0].id
+            return converse(client, model, scripts, order, progress)
+    except (OpenAIError, StepwellError) as error:
+        raise server.failure(f"a request failed: {error}") from error
+
+
+def converse(client: OpenAI, model: str, scripts: list[Script], order: list[Turn], progress: Progress) -> list[Row]:
+    """Ask every turn through the cache; then ask the same prompts again, cold."""
+    said = [[{"role": "system", "content": script.system}] for script in scripts]
+    asked: list[tuple[Turn, list[dict[str, str]], Answer]] = []
+    task = progress.add_task("through the cache", total=2 * len(order))
+    for turn in order:
+        messages = said[turn.conversation]
+        messages.append({"role": "user", "content": scripts[turn.conversation].said[turn.turn]})
+        answer = ask(client, model, messages, cold=False)
+        asked.append((turn, list(messages), answer))
+        messages.append({"role": "assistant", "content": answer.text})
+        progress.advance(task)
+    progress.update(task, description="the same, cold")
+    rows: list[Row] = []
+    for turn, messages, answer in asked:
+        rows.append(Row(turn, answer, ask(client, model, messages, cold=True)))
+        progress.advance(task)
+    return rows
+
+
+def joint_line(server: Server) -> str:
+    """The last line in the server's log that accounts for its admissions; empty where it wrote none."""
+    lines = [line for line in server.log_lines() if "joint:" in line]
+    return lines[-1][lines[-1].index("joint:") :] if lines else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
