@@ -1,0 +1,96 @@
+"""How long steps and copies take on a machine that is only imagined.
+
+The numbers need not be right to the per cent: they set how requests overlap and how far copies lag, which is what a
+cache feels.
+
+The defaults are one rank of four H200-class GPUs serving a large hybrid (397B parameters, 17B active, 15 of 60 layers
+full attention, fp8):
+
+* `prefill_tokens_per_s`: 2 × 17e9 FLOP a token over four GPUs at 250 TFLOP/s each. An assumption: a quarter of dense
+  bf16 peak.
+* `attention_s_per_pair`: 15 layers × 8 query heads a rank × 256 wide × 4 FLOP, at the 488 TFLOP/s measured for
+  FlashAttention 3 on an H200.
+* `weights_s`: about 50 GB of the weights read in a pass that touches most experts, at 4.3 TB/s.
+* `kv_s_per_token`: 7,800 B of KV a token and rank at the 3.56 TB/s measured for paged decode.
+* copies: 47.5 and 49.7 GiB/s measured for gather/scatter and one copy over PCIe; disk 3 GB/s read, 0.4 GB/s written
+  with fsync.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from stepwell.base.errors import ConfigError
+from stepwell.cache.moves import Extent, Move, Tier
+from stepwell.sched.step import Step, Work
+
+_GIB = 2**30
+_RATES = frozenset({"prefill_tokens_per_s", "kv_bytes_per_token", "to_device", "to_host", "from_disk", "to_disk"})
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Rates of one machine and model. Times in s, rates per s, bytes of one rank.
+
+    prefill_tokens_per_s  the part of prefill that grows with its tokens
+    attention_s_per_pair  for each (query, key) pair of tokens, on top; 0: none
+    weights_s             reading the weights once; a pass takes at least this
+    sequence_s            for each sequence of a pass
+    kv_s_per_token        reading one token's KV in a decode
+    overhead_s            fixed for each pass: scheduling, launches
+    kv_bytes_per_token    sizes pages and images
+    to_device, …          bytes/s from host to device, device to host, disk to host, host to disk
+    copy_latency_s        fixed for each copy
+    """
+
+    prefill_tokens_per_s: float = 29_000.0
+    attention_s_per_pair: float = 2.5e-10
+    weights_s: float = 0.012
+    sequence_s: float = 50e-6
+    kv_s_per_token: float = 2.2e-9
+    overhead_s: float = 0.002
+    kv_bytes_per_token: int = 7_800
+    to_device: float = 47.5 * _GIB
+    to_host: float = 49.7 * _GIB
+    from_disk: float = 3.0e9
+    to_disk: float = 0.4e9
+    copy_latency_s: float = 50e-6
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value >= 0 or (name in _RATES and value == 0):
+                raise ConfigError(f"cost {name} must be {'above' if name in _RATES else 'at least'} 0, not {value}")
+
+    def step_seconds(self, step: Step) -> float:
+        """Seconds of the whole step, all its repeats included."""
+        tokens = 0
+        other = self.overhead_s + self.sequence_s * len(step.works)
+        for work in step.works:
+            count = len(work.tokens)
+            if decodes(work):
+                other += self.kv_s_per_token * (work.start + count + (step.repeat - 1) / 2)
+            else:
+                other += self.attention_s_per_pair * count * (work.start + count / 2)
+            tokens += count
+        return step.repeat * (other + max(self.weights_s, tokens / self.prefill_tokens_per_s))
+
+    def copy_seconds(self, move: Move, page_bytes: int) -> float:
+        """Seconds of one copy that has its direction to itself. A copy within a tier costs its latency alone."""
+        return self.copy_latency_s + len(move.source.slots) * page_bytes / self._speed(*direction(move))
+
+    def _speed(self, source: Tier, target: Tier) -> float:
+        if source == target:
+            return float("inf")
+        if Tier.DISK in (source, target):
+            return self.from_disk if source == Tier.DISK else self.to_disk
+        return self.to_device if target == Tier.DEVICE else self.to_host
+
+
+def decodes(work: Work) -> bool:
+    """A work that carries one sampled token on, as against one that computes a piece of a prompt."""
+    return len(work.tokens) == 1 and work.sample is not None and work.sample.index > 0
+
+
+def direction(move: Move) -> tuple[Tier, Tier]:
+    """(from, to); a live state is on the device."""
+    return move.source.tier, move.target.tier if isinstance(move.target, Extent) else Tier.DEVICE

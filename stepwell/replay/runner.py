@@ -1,0 +1,70 @@
+"""What stands in for a GPU and its copy engine in a simulation: a runner and a mover that only let time pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from stepwell.base.clock import VirtualClock
+from stepwell.cache.moves import Move, Report, Tier
+from stepwell.replay.cost import CostModel, direction
+from stepwell.sched.step import Step, StepResult
+
+ANSWER_TOKEN = 1
+"""Every sampled token. Replayed requests run to their recorded length, so none of them ends an answer."""
+
+
+class CostRunner:
+    """Advances the clock by what a step would cost; computes nothing."""
+
+    __slots__ = ("_clock", "_costs", "steps")
+
+    def __init__(self, clock: VirtualClock, costs: CostModel) -> None:
+        self._clock = clock
+        self._costs = costs
+        self.steps = 0
+
+    def run(self, step: Step) -> StepResult:
+        self._clock.advance(self._costs.step_seconds(step))
+        self.steps += step.repeat
+        answer = (ANSWER_TOKEN,) * step.repeat
+        return StepResult(tuple(() if work.sample is None else answer for work in step.works))
+
+
+class VirtualMover:
+    """Copies that take time and touch nothing. One direction copies one at a time; directions run side by side."""
+
+    __slots__ = ("_clock", "_costs", "_done", "_free_at", "_page_bytes", "_serial", "bytes_moved")
+
+    def __init__(self, clock: VirtualClock, costs: CostModel, page_bytes: int) -> None:
+        self._clock = clock
+        self._costs = costs
+        self._page_bytes = page_bytes
+        self._free_at: dict[tuple[Tier, Tier], float] = {}
+        self._done: list[tuple[float, int, int]] = []
+        self._serial = 0
+        self.bytes_moved: dict[tuple[Tier, Tier], int] = {}
+
+    def start(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            way = direction(move)
+            begins = max(self._clock.now(), self._free_at.get(way, 0.0))
+            ends = begins + self._costs.copy_seconds(move, self._page_bytes)
+            self._free_at[way] = ends
+            self.bytes_moved[way] = self.bytes_moved.get(way, 0) + len(move.source.slots) * self._page_bytes
+            heappush(self._done, (ends, self._serial, move.ticket))
+            self._serial += 1
+
+    def poll(self) -> list[Report]:
+        reports: list[Report] = []
+        while self._done and self._done[0][0] <= self._clock.now():
+            reports.append(Report(heappop(self._done)[2], ok=True))
+        return reports
+
+    def next_time(self) -> float | None:
+        """When the next copy ends; None while nothing moves."""
+        return self._done[0][0] if self._done else None
+
+    def wait(self, seconds: float) -> None:
+        end = self._clock.now() + seconds
+        self._clock.advance_to(end if not self._done else min(end, self._done[0][0]))
