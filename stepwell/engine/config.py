@@ -1,0 +1,147 @@
+"""Every flag of an engine, checked once, and what a built engine tells about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from stepwell.base.errors import ConfigError
+from stepwell.base.units import parse_size
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_SIZES = ("device_memory", "host_memory")
+_AT_LEAST_ONE = (
+    "block_size",
+    "rung_grid",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "state_checkpoint_interval_tokens",
+    "decode_rung_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to build an engine. Field `a_b` is the flag `--a-b`; a value that cannot work raises ConfigError, naming the flag.
+
+    model                   directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)
+    max_model_len           tokens of prompt and answer together; None: what config.json says
+    device_memory           bytes for the device arena; None: `gpu_memory_utilization` of the device
+    host_memory             bytes for the host tier; 0 switches it off
+    min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
+    served_model_name       the name that API clients give; None: `model` as written
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    block_size: int = 16
+    rung_grid: int = 64
+    max_model_len: int | None = None
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 2048
+    device_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
+    host_memory: int = 4 * 2**30
+    enable_prefix_caching: bool = True
+    tensor_parallel_size: int = 1
+    state_checkpoint_interval_tokens: int = 8192
+    decode_rung_tokens: int = 16
+    min_load_tokens: int | None = None
+    seed: int = 0
+    served_model_name: str | None = None
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers()
+        self._check_grids()
+
+    @property
+    def name(self) -> str:
+        """The name under which the model is served."""
+        return self.served_model_name or self.model
+
+    def _check_choices(self) -> None:
+        if not self.model:
+            raise ConfigError("MODEL is empty: give the directory of a checkpoint")
+        if self.device not in DEVICES:
+            raise ConfigError(f"--device {self.device!r} is unknown: use one of {', '.join(DEVICES)}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"--dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        if self.tensor_parallel_size != 1:
+            raise ConfigError(f"--tensor-parallel-size {self.tensor_parallel_size} is not supported yet: use 1")
+
+    def _check_numbers(self) -> None:
+        for name in _AT_LEAST_ONE:
+            _at_least(name, getattr(self, name), 1)
+        if self.max_model_len is not None:
+            _at_least("max_model_len", self.max_model_len, 2)
+        if self.device_memory is not None:
+            _at_least("device_memory", self.device_memory, 1)
+        if self.min_load_tokens is not None:
+            _at_least("min_load_tokens", self.min_load_tokens, 0)
+        _at_least("host_memory", self.host_memory, 0)
+        _at_least("seed", self.seed, 0)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization} must be above 0 and at most 1, such as 0.9"
+            )
+
+    def _check_grids(self) -> None:
+        _multiple("rung_grid", self.rung_grid, "block_size", self.block_size)
+        interval = self.state_checkpoint_interval_tokens
+        _multiple("state_checkpoint_interval_tokens", interval, "rung_grid", self.rung_grid)
+        _multiple("decode_rung_tokens", self.decode_rung_tokens, "block_size", self.block_size)
+        for floor in ("rung_grid", "max_num_seqs"):
+            if self.max_num_batched_tokens < getattr(self, floor):
+                raise ConfigError(
+                    f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least "
+                    f"{flag(floor)} {getattr(self, floor)}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a front end must know of a built engine.
+
+    model          the served name
+    max_model_len  tokens of prompt and answer together
+    vocab_size     token ids are 0 … vocab_size − 1
+    memory_plan    rows (name, value, note) to print: pages, images that fit, host slots …
+    """
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    memory_plan: tuple[tuple[str, str, str], ...] = ()
+
+
+Report: TypeAlias = Callable[[EngineFacts], None]
+"""`build_engine(config, report)` calls it exactly once, before it returns the loop."""
+
+
+def engine_config(flags: Mapping[str, Any]) -> EngineConfig:
+    """A config from flags by field name; sizes may be bytes or text such as `"8GiB"`. Raises ConfigError."""
+    known = {f.name for f in fields(EngineConfig)}
+    unknown = sorted(set(flags) - known)
+    if unknown:
+        raise ConfigError(f"unknown flag {flag(unknown[0])}: known are {', '.join(flag(n) for n in sorted(known))}")
+    sizes = {name: parse_size(flags[name]) for name in _SIZES if isinstance(flags.get(name), str)}
+    return EngineConfig(**{**flags, **sizes})
+
+
+def flag(name: str) -> str:
+    """The flag of a field: `"block_size"` → `"--block-size"`."""
+    return "--" + name.replace("_", "-")
+
+
+def _at_least(name: str, value: int, floor: int) -> None:
+    if value < floor:
+        raise ConfigError(f"{flag(name)} must be at least {floor}, not {value}")
+
+
+def _multiple(name: str, value: int, of: str, unit: int) -> None:
+    if value % unit:
+        raise ConfigError(f"{flag(name)} {value} must be a multiple of {flag(of)} {unit}")

@@ -1,0 +1,174 @@
+"""What a front end and its engine process say to each other: msgpack, typed, bounded by what the receiver declares.
+
+    front end ──Submit · Abort · Stop──▶ engine
+    front end ◀──Ready · Batch · Dead─── engine      Batch = [Accepted | Rejected | Admitted | Tokens | Finished …] + Stats
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from stepwell.base.errors import CapacityError, RequestError, StepwellError
+from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.engine.config import EngineConfig, EngineFacts
+from stepwell.sched import request as sched
+
+
+class Start(msgspec.Struct):
+    """The first line that an engine process reads. `factory` is "module:function"; `directory` holds the sockets."""
+
+    config: EngineConfig
+    factory: str
+    directory: str
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True):
+    """A request; the prompt is int32 in native order."""
+
+    id: str
+    prompt: bytes
+    params: sched.SamplingParams
+    salt: str
+    read_cache: bool
+    write_cache: bool
+    session: str | None
+
+
+class Abort(msgspec.Struct, tag="abort", array_like=True):
+    """Forget these requests."""
+
+    ids: list[str]
+
+
+class Stop(msgspec.Struct, tag="stop", array_like=True):
+    """End the process."""
+
+
+Command: TypeAlias = Submit | Abort | Stop
+
+
+class Accepted(msgspec.Struct, tag="accepted", array_like=True):
+    """The loop has taken the request: events will follow."""
+
+    id: str
+
+
+class Rejected(msgspec.Struct, tag="rejected", array_like=True):
+    """The loop has refused the request: nothing will follow. `needed` is set where it can never fit."""
+
+    id: str
+    message: str
+    param: str | None = None
+    needed: int | None = None
+    available: int = 0
+
+
+class Admitted(msgspec.Struct, tag="admitted", array_like=True):
+    id: str
+    outcome: AdmissionOutcome
+
+
+class Tokens(msgspec.Struct, tag="tokens", array_like=True):
+    id: str
+    tokens: list[int]
+
+
+class Finished(msgspec.Struct, tag="finished", array_like=True):
+    id: str
+    reason: sched.FinishReason
+    message: str
+
+
+WireEvent: TypeAlias = Accepted | Rejected | Admitted | Tokens | Finished
+
+
+class Stats(msgspec.Struct):
+    """The engine at one moment: requests by phase, device and lower tiers' pages by (tier, state), rungs by tier."""
+
+    queues: dict[str, int] = {}
+    pages: dict[str, dict[str, int]] = {}
+    rungs: dict[str, int] = {}
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The engine is built and serves."""
+
+    facts: EngineFacts
+
+
+class Batch(msgspec.Struct, tag="batch", array_like=True):
+    """Everything that one turn of the loop had to say, in order."""
+
+    events: list[WireEvent]
+    stats: Stats | None = None
+
+
+class Dead(msgspec.Struct, tag="dead"):
+    """The loop has ended; nothing will follow."""
+
+    reason: str
+
+
+Answer: TypeAlias = Ready | Batch | Dead
+
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(Command)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Command | Answer) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_command(data: bytes) -> Command:
+    """Raises msgspec.DecodeError where `data` is no command."""
+    return _commands.decode(data)
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Raises msgspec.DecodeError where `data` is no answer."""
+    return _answers.decode(data)
+
+
+def submit_of(request: sched.Request) -> Submit:
+    prompt = np.ascontiguousarray(request.prompt, dtype=np.int32).tobytes()
+    return Submit(
+        request.id, prompt, request.params, request.salt, request.read_cache, request.write_cache, request.session
+    )
+
+
+def request_of(message: Submit) -> sched.Request:
+    prompt = np.frombuffer(message.prompt, dtype=np.int32)
+    return sched.Request(
+        message.id, prompt, message.params, message.salt, message.read_cache, message.write_cache, message.session
+    )
+
+
+def wire_event(event: sched.Event) -> WireEvent:
+    match event:
+        case sched.Admitted(request_id, outcome):
+            return Admitted(request_id, outcome)
+        case sched.Tokens(request_id, tokens):
+            return Tokens(request_id, list(tokens))
+        case sched.Finished(request_id, reason, message):
+            return Finished(request_id, reason, message)
+
+
+def rejection(request_id: str, error: StepwellError) -> Rejected:
+    match error:
+        case RequestError():
+            return Rejected(request_id, str(error), error.param)
+        case CapacityError():
+            return Rejected(request_id, str(error), None, error.needed, error.available)
+        case _:
+            return Rejected(request_id, str(error))
+
+
+def rejection_error(message: Rejected) -> StepwellError:
+    """The error that `rejection` was made from."""
+    if message.needed is not None:
+        return CapacityError(message.message, message.needed, message.available)
+    return RequestError(message.message, message.param)

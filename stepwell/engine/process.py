@@ -1,0 +1,192 @@
+"""The engine in a process of its own: one loop between two sockets.
+
+    python -m stepwell.engine.process      reads one Start line (JSON) from standard input and serves until told to stop
+
+The sockets lie in a private directory; standard input stays open for as long as the front end lives, so the engine ends
+with it whatever kills it. Terminal signals are the front end's business: it decides when the engine stops.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import msgspec
+import zmq
+
+from stepwell.base.clock import Clock, WallClock
+from stepwell.base.errors import CapacityError, ConfigError, RequestError, StepwellError
+from stepwell.engine import messages
+from stepwell.engine.config import EngineConfig, EngineFacts, Report
+from stepwell.engine.stats import stats_message
+from stepwell.sched.request import Event, Request
+
+log = logging.getLogger("stepwell.engine")
+
+STATS_EVERY = 0.5
+"""Seconds between two statistics of a busy engine; an engine that falls idle always sends its last ones."""
+
+
+class ServedLoop(Protocol):
+    """What a process or `stepwell.LLM` needs of an engine loop."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[Event]: ...
+
+    def stats(self) -> object: ...
+
+
+Factory: TypeAlias = Callable[[EngineConfig, Report], ServedLoop]
+
+
+def commands_address(directory: str) -> str:
+    """Where the engine listens."""
+    return f"ipc://{directory}/commands"
+
+
+def answers_address(directory: str) -> str:
+    """Where the front end listens."""
+    return f"ipc://{directory}/answers"
+
+
+class EngineService:
+    """Runs a loop: take messages, step, send events. Waits in `poll` when there is nothing to do."""
+
+    def __init__(self, loop: ServedLoop, commands: zmq.Socket[bytes], answers: zmq.Socket[bytes], clock: Clock) -> None:
+        self._loop = loop
+        self._commands = commands
+        self._answers = answers
+        self._clock = clock
+        self._stats_due = clock.now()
+        self._replies: list[messages.WireEvent] = []
+
+    def run(self, facts: EngineFacts) -> None:
+        """Serve until told to stop. Raises what the loop raises."""
+        self._send(messages.Ready(facts))
+        self._send(messages.Batch([], stats_message(self._loop.stats())))
+        while self._take_commands():
+            self._turn()
+
+    def _turn(self) -> None:
+        events = self._replies
+        self._replies = []
+        if self._loop.busy:
+            events += map(messages.wire_event, self._loop.step())
+        now = self._clock.now()
+        stats = None
+        if now >= self._stats_due or not self._loop.busy:
+            self._stats_due = now + STATS_EVERY
+            stats = stats_message(self._loop.stats())
+        if events or stats is not None:
+            self._send(messages.Batch(events, stats))
+
+    def _take_commands(self) -> bool:
+        """Carry out what has arrived, waiting for it if there is nothing else to do. False once told to stop."""
+        if not self._loop.busy:
+            self._commands.poll()
+        while self._commands.poll(0):
+            try:
+                command = messages.decode_command(self._commands.recv())
+            except msgspec.DecodeError as error:
+                log.error("a message could not be read and was dropped: %s", error)
+                continue
+            if isinstance(command, messages.Stop):
+                return False
+            self._carry_out(command)
+        return True
+
+    def _carry_out(self, command: messages.Submit | messages.Abort) -> None:
+        if isinstance(command, messages.Abort):
+            for request_id in command.ids:
+                self._loop.abort(request_id)
+            return
+        try:
+            self._loop.submit(messages.request_of(command))
+        except (RequestError, CapacityError) as error:
+            self._replies.append(messages.rejection(command.id, error))
+        else:
+            self._replies.append(messages.Accepted(command.id))
+
+    def _send(self, message: messages.Answer) -> None:
+        self._answers.send(messages.encode(message))
+
+
+def load_factory(path: str) -> Factory:
+    """The function that "module:function" names. Raises ConfigError where there is none."""
+    module, _, name = path.partition(":")
+    try:
+        factory: Factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot load the engine factory {path!r}: {error}") from error
+    return factory
+
+
+def serve(
+    factory: str, config: EngineConfig, commands: zmq.Socket[bytes], answers: zmq.Socket[bytes], clock: Clock
+) -> None:
+    """Build an engine and serve it until told to stop. The front end hears of any error before it is raised."""
+    try:
+        loop, facts = build(load_factory(factory), config)
+        EngineService(loop, commands, answers, clock).run(facts)
+    except Exception as error:
+        reason = str(error) if isinstance(error, StepwellError) else f"{type(error).__name__}: {error}"
+        answers.send(messages.encode(messages.Dead(reason)))
+        raise
+
+
+def build(factory: Factory, config: EngineConfig) -> tuple[ServedLoop, EngineFacts]:
+    """Build a loop and collect what it reports of itself."""
+    reported: list[EngineFacts] = []
+    loop = factory(config, reported.append)
+    assert len(reported) == 1, "a factory reports its facts exactly once"
+    return loop, reported[0]
+
+
+def main() -> int:
+    """Entry of the engine process. Returns its exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=messages.Start)
+    threading.Thread(target=_end_with_front_end, args=(start.directory,), daemon=True).start()
+    context = zmq.Context()
+    commands, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    for socket in (commands, answers):
+        socket.set_hwm(0)
+    commands.bind(commands_address(start.directory))
+    answers.connect(answers_address(start.directory))
+    try:
+        serve(start.factory, start.config, commands, answers, WallClock())
+    except ConfigError:
+        return 2  # the front end tells it, without a traceback
+    except Exception:
+        log.exception("the engine has failed")
+        return 1
+    finally:
+        context.destroy(linger=1000)
+    return 0
+
+
+def _end_with_front_end(directory: str) -> None:
+    """End this process as soon as standard input closes, which is when the front end has gone."""
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The front end's hold on an engine process: start it, know when it ends, stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+
+import msgspec
+import zmq
+
+from stepwell.base.errors import ConfigError
+from stepwell.engine import messages
+from stepwell.engine.config import EngineConfig
+from stepwell.engine.process import answers_address, commands_address
+
+DEFAULT_FACTORY = "stepwell.engine.build:build_engine"
+_LONGEST_SOCKET_PATH = 100
+
+
+class EngineLink:
+    """The front end's two sockets. `commands` never blocks: it queues until the engine reads."""
+
+    def __init__(self, directory: str) -> None:
+        if len(directory) > _LONGEST_SOCKET_PATH - len("/commands"):
+            raise ConfigError(f"the temporary directory {directory!r} is too long for a socket: set TMPDIR to a shorter one")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.answers = self._context.socket(zmq.PULL)
+        self.commands = self._context.socket(zmq.PUSH)
+        for socket in (self.answers, self.commands):
+            socket.set_hwm(0)
+            socket.linger = 0
+        self.answers.bind(answers_address(directory))
+        self.commands.connect(commands_address(directory))
+
+    def send(self, command: messages.Command) -> None:
+        if self._context.closed:
+            return
+        self.commands.send(messages.encode(command), zmq.NOBLOCK)
+
+    def receive(self) -> messages.Answer | None:
+        """The next answer, or None where none waits."""
+        try:
+            return messages.decode_answer(self.answers.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class EngineProcess:
+    """A running engine process and the link to it. Use `start`, then `stop` in every case."""
+
+    def __init__(self, process: asyncio.subprocess.Process, link: EngineLink, directory: str) -> None:
+        self._process = process
+        self._directory = directory
+        self.link = link
+
+    @classmethod
+    async def start(cls, config: EngineConfig, factory: str = DEFAULT_FACTORY) -> EngineProcess:
+        """Start the process; it builds the engine and sends Ready, or Dead with the reason."""
+        directory = tempfile.mkdtemp(prefix="stepwell-")  # mode 0700
+        try:
+            link = EngineLink(directory)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "stepwell.engine.process", stdin=asyncio.subprocess.PIPE
+            )
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        assert process.stdin is not None
+        start = messages.Start(config, factory, directory)
+        process.stdin.write(msgspec.json.encode(start) + b"\n")
+        return cls(process, link, directory)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ended(self) -> str:
+        """Wait for the end of the process; returns how it ended."""
+        status = await self._process.wait()
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"the engine process {how}: start the server again"
+
+    async def stop(self, patience: float = 3.0) -> None:
+        """Ask, wait `patience` seconds, then insist. Leaves nothing behind; may be called twice."""
+        assert self._process.stdin is not None
+        if self._process.returncode is None:
+            self.link.send(messages.Stop())
+            if not await self._ends_within(patience):
+                self._process.stdin.close()  # the engine ends when this closes, even while it is being built
+                if not await self._ends_within(1.0):
+                    self._process.kill()
+                    await self._process.wait()
+        self._process.stdin.close()
+        self.link.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _ends_within(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._process.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True

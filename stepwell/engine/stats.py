@@ -1,0 +1,10 @@
+"""The loop's own statistics as a message."""
+
+from __future__ import annotations
+
+from stepwell.engine.messages import Stats
+
+
+def stats_message(stats: object) -> Stats:
+    assert isinstance(stats, Stats)
+    return stats

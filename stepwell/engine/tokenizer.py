@@ -1,0 +1,125 @@
+"""Text to tokens and back, by the tokenizer that lies beside the weights. Local files only, no code from a checkpoint."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepwell.base.errors import ConfigError, RequestError
+from stepwell.base.geometry import Ints
+from stepwell.engine.detokenizer import ByteDecoder, TokenDecoder, WindowDecoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CONTEXT = 6  # tokens of the prompt that a window decoder sees before the answer
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to call from several threads at once."""
+
+    __slots__ = ("_backend", "_hf", "_pieces", "_reserved", "size")
+
+    def __init__(self, hf: PreTrainedTokenizerBase) -> None:
+        self._hf = hf
+        self._backend = hf.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._pieces = _byte_pieces(self._backend)
+        self._reserved = frozenset(inspect.signature(hf.apply_chat_template).parameters) | {"messages"}
+        self.size: int = self._backend.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def load(cls, directory: str) -> Tokenizer:
+        """Read tokenizer.json and its companions. Raises ConfigError where that fails."""
+        from transformers import AutoTokenizer
+
+        try:
+            hf = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"cannot read a tokenizer from {directory!r} ({error}): the directory needs tokenizer.json"
+            ) from error
+        if not hf.is_fast:
+            raise ConfigError(f"the tokenizer in {directory!r} has no tokenizer.json: convert it to the fast format")
+        return cls(hf)
+
+    def encode(self, text: str, special: bool = True) -> Ints:
+        """Tokens of `text`, with the model's own leading or closing tokens where `special`. int32 [n]."""
+        # The batch call lets other Python threads run meanwhile; the single one does not.
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=special)[0]
+        return np.asarray(encoding.ids, dtype=np.int32)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        open_answer: bool = True,
+        continue_last: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Ints:
+        """Tokens of a conversation in the model's own template. int32 [n]. Raises RequestError where it cannot be rendered.
+
+        open_answer: end with the header of the assistant's turn; continue_last: leave the last message open instead.
+        """
+        return self.encode(self._render(messages, open_answer, continue_last, dict(variables or {})), special=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens` without special tokens. Ids beyond the vocabulary stand for no text."""
+        decoder = self.decoder()
+        return "".join([*map(decoder.push, map(int, tokens)), decoder.flush()])
+
+    def decoder(self, prompt: Ints | None = None) -> TokenDecoder:
+        """A fresh decoder for the answer to `prompt`."""
+        if self._pieces is not None:
+            return ByteDecoder(self._pieces)
+        context = [] if prompt is None else [int(t) for t in prompt[-_CONTEXT:]]
+        return WindowDecoder(lambda ids: self._backend.decode(ids, skip_special_tokens=True), context)
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], open_answer: bool, continue_last: bool, variables: dict[str, Any]
+    ) -> str:
+        if self._hf.chat_template is None:
+            raise RequestError("this model has no chat template: use /v1/completions", "messages")
+        reserved = sorted(self._reserved & set(variables))
+        if reserved:
+            raise RequestError(f"{reserved[0]!r} cannot be set as a template variable", "chat_template_kwargs")
+        try:
+            text = self._hf.apply_chat_template(
+                [dict(m) for m in messages],
+                tokenize=False,
+                add_generation_prompt=open_answer,
+                continue_final_message=continue_last,
+                **variables,
+            )
+        except Exception as error:  # a template is a program of the checkpoint's author: it may raise anything
+            raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
+        assert isinstance(text, str)
+        return text
+
+
+def _byte_pieces(backend: Any) -> list[bytes] | None:
+    """The bytes of every token of a byte-level vocabulary, special ones empty; None for other kinds of vocabulary."""
+    if type(backend.decoder).__name__ != "ByteLevel":
+        return None
+    to_byte = _byte_names()
+    pieces = [b""] * backend.get_vocab_size(with_added_tokens=True)
+    special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+    for name, i in backend.get_vocab(with_added_tokens=True).items():
+        if i >= len(pieces):
+            pieces += [b""] * (i + 1 - len(pieces))
+        if i not in special:
+            known = all(char in to_byte for char in name)
+            pieces[i] = bytes(to_byte[char] for char in name) if known else name.encode()
+    return pieces
+
+
+def _byte_names() -> dict[str, int]:
+    """Byte-level vocabularies write each byte as one printable character: Latin-1 where that prints, else from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    names = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if chr(byte) not in names)
+    return names | {chr(0x100 + i): byte for i, byte in enumerate(others)}

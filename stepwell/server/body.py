@@ -1,0 +1,42 @@
+"""Reads a request body: bounded, strict JSON, an object at the top."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import Request
+
+from stepwell.server.errors import ApiError, Problem
+
+_DRAINED_AT_MOST = 64 * 2**20
+
+
+async def read_json(request: Request, limit: int) -> dict[str, Any]:
+    """The body as an object. Raises ApiError: 413 above `limit` bytes, 400 where it is not JSON or not an object."""
+    try:
+        value = orjson.loads(await _read(request, limit))
+    except orjson.JSONDecodeError as error:
+        raise ApiError(Problem(400, f"the body is not valid JSON: {error}", None, "invalid_json")) from error
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise ApiError(Problem(400, f"the body must be a JSON object, not {kind}", None, "invalid_json"))
+    return value
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """Body bytes. What is too long is read to its end, within reason, so that the client is there to hear the answer."""
+    chunks: list[bytes] = []
+    length = 0
+    async for chunk in request.stream():
+        length += len(chunk)
+        if length <= limit:
+            chunks.append(chunk)
+        elif length > _DRAINED_AT_MOST:
+            break
+        else:
+            chunks.clear()
+    if length > limit:
+        message = f"the body has {length:,} bytes or more; at most {limit:,} are accepted (--max-body-bytes)"
+        raise ApiError(Problem(413, message, None, "body_too_large", {"connection": "close"}))
+    return b"".join(chunks)

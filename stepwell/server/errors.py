@@ -1,0 +1,60 @@
+"""Errors as API clients read them: `{"error": {"message", "type", "param", "code"}}` with a fitting status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from fastapi import Response
+
+from stepwell.base.errors import CapacityError, EngineDead, RequestError, StepwellError
+
+_TYPES = {404: "not_found_error", 429: "rate_limit_error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One refusal or failure, ready to be sent."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return Response(orjson.dumps(self.body), self.status, self.headers, "application/json")
+
+
+class ApiError(StepwellError):
+    """Ends a call with `problem`."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class GenerationFailed(StepwellError):
+    """The engine lives but could not finish this request."""
+
+
+def problem_of(error: StepwellError) -> Problem:
+    """What a client is told about an error."""
+    match error:
+        case ApiError():
+            return error.problem
+        case RequestError():
+            return Problem(400, str(error), error.param, "invalid_value")
+        case CapacityError():
+            numbers = f"{error} (needed {error.needed:,}, available {error.available:,})"
+            return Problem(400, numbers, None, "capacity_exceeded")
+        case EngineDead():
+            return Problem(503, f"the engine has stopped: {error}", None, "engine_dead")
+        case _:
+            return Problem(500, str(error), None, "generation_failed")

@@ -1,0 +1,136 @@
+"""Prompts and messages as callers write them, turned into tokens and checked before anything is reserved for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stepwell.base.errors import RequestError
+from stepwell.base.geometry import Ints
+from stepwell.engine.config import EngineFacts
+from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.schema import ChatCall
+
+MAX_PROMPTS = 1024
+_SHORT = 2000  # characters that are tokenized at once instead of in a thread
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReader:
+    """Knows the model's vocabulary and context; checks prompts against them."""
+
+    tokenizer: Tokenizer
+    facts: EngineFacts
+
+    async def completion(self, value: object) -> list[Ints]:
+        """Prompts of a completion: text, token ids, or a list of either. Raises RequestError."""
+        items = _split(value)
+        size = sum(len(item) for item in items if isinstance(item, str))
+        return await _beside(size, lambda: [self._read(item) for item in items])
+
+    async def chat(self, call: ChatCall) -> Ints:
+        """The prompt of a conversation. Raises RequestError."""
+        messages = [_message(i, message) for i, message in enumerate(call.messages)]
+        if not messages:
+            raise RequestError("messages is empty: give at least one message", "messages")
+        open_answer = call.add_generation_prompt and not call.continue_final_message
+        size = sum(len(message["content"]) for message in messages)
+
+        def encode() -> Ints:
+            return self.tokenizer.encode_chat(
+                messages,
+                open_answer=open_answer,
+                continue_last=call.continue_final_message,
+                variables=call.chat_template_kwargs,
+            )
+
+        return self._check_length(await _beside(size, encode), "messages")
+
+    def ids(self, value: Sequence[object], field: str) -> Ints:
+        """Token ids of this vocabulary as int32. Raises RequestError."""
+        if not {type(i) for i in value} <= {int}:
+            wrong = next(i for i in value if type(i) is not int)
+            raise RequestError(f"{field} must hold integers only, not {str(wrong)[:40]!r}", field)
+        for i in (min(value, default=0), max(value, default=0)):  # type: ignore[type-var]
+            if not 0 <= i < self.facts.vocab_size:  # type: ignore[operator]
+                raise RequestError(f"token id {i} in {field} is outside 0 … {self.facts.vocab_size - 1}", field)
+        return np.array(value, dtype=np.int32)
+
+    def _read(self, item: str | list[object]) -> Ints:
+        ids = self.tokenizer.encode(item) if isinstance(item, str) else self.ids(item, "prompt")
+        return self._check_length(ids, "prompt")
+
+    def _check_length(self, ids: Ints, field: str) -> Ints:
+        limit = self.facts.max_model_len - 1
+        if len(ids) == 0:
+            raise RequestError(f"{field} is empty: give at least one token", field)
+        if len(ids) > limit:
+            raise RequestError(
+                f"{field} has {len(ids):,} tokens; at most {limit:,} leave room for an answer "
+                f"in a context of {self.facts.max_model_len:,}",
+                field,
+            )
+        return ids
+
+
+def _split(value: object) -> list[str | list[object]]:
+    """One prompt or many, as a list of texts and lists of ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise RequestError(f"prompt must be a string, token ids or a list of either, not {type(value).__name__}", "prompt")
+    if not value:
+        raise RequestError("prompt is empty: give at least one token", "prompt")
+    if not any(isinstance(item, str | list) for item in value):
+        return [value]
+    if not all(isinstance(item, str | list) for item in value):
+        raise RequestError("prompt mixes prompts and token ids: give a list of strings or lists of ids", "prompt")
+    if len(value) > MAX_PROMPTS:
+        raise RequestError(f"prompt holds {len(value):,} prompts: send at most {MAX_PROMPTS:,} at once", "prompt")
+    return value
+
+
+def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with its content as one string; other fields of the message are the template's to read."""
+    field = f"messages.{index}"
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError(f"{field}.role must be a string such as 'user'", f"{field}.role")
+    for name in ("tool_calls", "function_call", "audio"):
+        if message.get(name):
+            raise RequestError(f"{field}.{name} is not supported yet: leave it out", f"{field}.{name}")
+    content = message.get("content")
+    if content is None and role != "assistant":
+        raise RequestError(f"{field}.content is missing", f"{field}.content")
+    return {**message, "role": role, "content": _text(content, f"{field}.content")}
+
+
+def _text(content: object, field: str) -> str:
+    """Text of a content: a string, or parts, which are joined as they stand."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{field} must be a string or a list of text parts", field)
+    return "".join(_part(part, f"{field}.{i}") for i, part in enumerate(content))
+
+
+def _part(part: object, field: str) -> str:
+    if not isinstance(part, dict):
+        raise RequestError(f"{field} must be an object such as {{'type': 'text', 'text': '…'}}", field)
+    if part.get("type") != "text":
+        raise RequestError(f"{field} is of type {str(part.get('type'))[:40]!r}: only text is supported", field)
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise RequestError(f"{field}.text must be a string", f"{field}.text")
+    return text
+
+
+async def _beside(size: int, work: Callable[[], Any]) -> Any:
+    """Run `work`, in a thread where it may take long, so that streams keep flowing."""
+    return work() if size <= _SHORT else await asyncio.to_thread(work)

@@ -1,0 +1,153 @@
+"""What a call may say. Strict: a number in quotes is an error, not a number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stepwell.base.errors import RequestError
+
+MAX_CHOICES = 64
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1024
+MAX_NAME = 256
+
+_INT31 = 2**31 - 1
+_INT63 = 2**63 - 1
+
+# Fields that change the answer and that we cannot honour: accepted only where they ask for nothing.
+_NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
+# Fields that mean nothing to one engine on one machine.
+_WITHOUT_EFFECT = frozenset({"metadata", "parallel_tool_calls", "safety_identifier", "service_tier", "store", "user"})
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), allow_inf_nan=False)
+
+
+class StreamOptions(_Strict):
+    include_usage: bool = False
+
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+
+
+class _Generate(_Strict):
+    """What both generation routes share. Defaults are OpenAI's, but for `max_tokens`: all the room there is."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_INT31)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_INT31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_INT31)] | None = None
+    seed: Annotated[int, Field(ge=0, le=_INT63)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: Any = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    cache_salt: Name | None = None
+    session_id: Name | None = None
+    read_cache: bool = True
+    write_cache: bool = True
+
+
+class CompletionCall(_Generate):
+    """POST /v1/completions."""
+
+    prompt: Any
+
+
+class ChatCall(_Generate):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=_INT31)] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+
+
+class TokenizeCall(_Strict):
+    """POST /tokenize: a prompt, or messages in the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeCall(_Strict):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+_Call = TypeVar("_Call", bound=_Strict)
+
+
+def parse(kind: type[_Call], body: Mapping[str, Any]) -> tuple[_Call, list[str]]:
+    """The call, and the names of fields that nobody knows. Raises RequestError naming the first field at fault."""
+    _refuse_unsupported(body)
+    try:
+        call = kind.model_validate(dict(body))
+    except ValidationError as error:
+        raise _request_error(error) from error
+    unknown = set(call.model_extra or {}) - _WITHOUT_EFFECT - set(_NOT_SUPPORTED)
+    return call, sorted(unknown)
+
+
+def read_stops(value: object) -> tuple[str, ...]:
+    """Stop strings from one string or a list of them. Raises RequestError."""
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise RequestError(f"stop must be a string or a list of at most {MAX_STOPS} strings", "stop")
+    for stop in stops:
+        if not isinstance(stop, str) or not 1 <= len(stop) <= MAX_STOP_LENGTH:
+            raise RequestError(f"each stop must be a string of 1 to {MAX_STOP_LENGTH} characters", "stop")
+    return tuple(dict.fromkeys(stops))
+
+
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for name, neutral in _NOT_SUPPORTED.items():
+        value = body.get(name)
+        if value is not None and not any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral):
+            raise RequestError(f"{name} is not supported yet: leave it out", name)
+
+
+def _request_error(error: ValidationError) -> RequestError:
+    """The first fault in words: the field, what is wrong, what was given."""
+    fault = error.errors(include_url=False, include_context=False)[0]
+    path = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "missing":
+        return RequestError(f"{path} is missing", path)
+    given = repr(fault["input"])
+    given = given if len(given) <= 60 else given[:57] + "..."
+    reason = fault["msg"].replace("Input should be", "must be")
+    return RequestError(f"{path} {reason}, not {given}", path)
