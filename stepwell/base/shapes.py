@@ -1,0 +1,247 @@
+"""What a model costs: bytes of KV and of state, parameters, FLOPs. Read from a config.json; no weights, no torch.
+
+Sources of the field names: the published config.json of Qwen3-Next, Qwen3.5 and Qwen3.5-MoE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stepwell.base.errors import ConfigError
+from stepwell.base.geometry import Geometry
+
+Config = Mapping[str, Any]
+
+WRAPPERS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+"""Vision wrappers, and the text model inside each."""
+TEXT_MODELS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+LAYER_TYPES = ("linear_attention", "full_attention")
+GDN_CHUNK = 64
+"""Tokens in one chunk of the gated delta rule: the grid on which a resume is exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Bytes of one element of the KV, of the convolution state and of the recurrent state."""
+
+    kv: int = 2
+    conv: int = 2
+    state: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a decoder. Heads are those of one rank; everything else is of the whole model.
+
+    layer_types    one of "linear_attention", "full_attention" per layer
+    expert_layers  True where the layer's MLP is a mixture of experts
+    """
+
+    model_type: str
+    vocab: int
+    hidden: int
+    layer_types: tuple[str, ...]
+    expert_layers: tuple[bool, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    conv_kernel: int
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    mlp_width: int
+    experts: int
+    experts_per_token: int
+    expert_width: int
+    shared_width: int
+    tied: bool
+    max_positions: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> ModelShape:
+        """Read a config.json, of the text model or its vision wrapper. Raises ConfigError naming the field at fault."""
+        text = text_config(config)
+        types = _layer_types(text)
+        shape = cls(
+            model_type=str(text["model_type"]),
+            vocab=_size(text, "vocab_size"),
+            hidden=_size(text, "hidden_size"),
+            layer_types=types,
+            expert_layers=_expert_layers(text, len(types)),
+            heads=_size(text, "num_attention_heads"),
+            kv_heads=_size(text, "num_key_value_heads"),
+            head_dim=_size(text, "head_dim", 256),
+            conv_kernel=_size(text, "linear_conv_kernel_dim", 4),
+            key_heads=_size(text, "linear_num_key_heads", 16),
+            key_dim=_size(text, "linear_key_head_dim", 128),
+            value_heads=_size(text, "linear_num_value_heads", 32),
+            value_dim=_size(text, "linear_value_head_dim", 128),
+            mlp_width=_size(text, "intermediate_size", 0, least=0),
+            experts=_size(text, "num_experts", 0, least=0),
+            experts_per_token=_size(text, "num_experts_per_tok", 0, least=0),
+            expert_width=_size(text, "moe_intermediate_size", 0, least=0),
+            shared_width=_size(text, "shared_expert_intermediate_size", 0, least=0),
+            tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+            max_positions=_size(text, "max_position_embeddings", 32768),
+        )
+        _check(shape)
+        return shape
+
+    @property
+    def layers(self) -> int:
+        return len(self.layer_types)
+
+    @property
+    def attention_layers(self) -> int:
+        return self.layer_types.count("full_attention")
+
+    @property
+    def linear_layers(self) -> int:
+        return self.layer_types.count("linear_attention")
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of one layer's convolution: queries, keys and values side by side."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def shard(self, ranks: int) -> ModelShape:
+        """The shape that one of `ranks` tensor-parallel ranks holds; KV heads are repeated where there are too few."""
+        for name, count in (("num_attention_heads", self.heads), ("linear_num_key_heads", self.key_heads)):
+            if ranks < 1 or count % ranks:
+                raise ConfigError(f"--tensor-parallel-size {ranks} must divide {name} = {count}")
+        if self.kv_heads % ranks and ranks % self.kv_heads:
+            raise ConfigError(
+                f"--tensor-parallel-size {ranks} must divide num_key_value_heads = {self.kv_heads}, or be its multiple"
+            )
+        return replace(
+            self,
+            heads=self.heads // ranks,
+            kv_heads=max(1, self.kv_heads // ranks),
+            key_heads=self.key_heads // ranks,
+            value_heads=self.value_heads // ranks,
+        )
+
+    def kv_token_bytes(self, width: int = 2) -> int:
+        """Bytes of KV of one token over all attention layers."""
+        return self.attention_layers * 2 * self.kv_heads * self.head_dim * width
+
+    def image_bytes(self, widths: Widths | None = None) -> int:
+        """Bytes of one rung's image: recurrent and convolution state of all linear layers."""
+        w = widths or Widths()
+        recurrent = self.value_heads * self.key_dim * self.value_dim * w.state
+        conv = (self.conv_kernel - 1) * self.conv_channels * w.conv
+        return self.linear_layers * (recurrent + conv)
+
+    def geometry(self, block: int = 16, rung_grid: int = GDN_CHUNK, widths: Widths | None = None) -> Geometry:
+        """How tokens and images map to pages."""
+        w = widths or Widths()
+        if not self.attention_layers:
+            raise ConfigError("layer_types has no full_attention layer: a model needs at least one to have KV pages")
+        return Geometry(block, rung_grid, block * self.kv_token_bytes(w.kv), self.image_bytes(w))
+
+    def parameters(self, active: bool = False) -> int:
+        """Parameters of one rank's matrices with both embeddings; `active`: only those that one token meets."""
+        head = self.vocab * self.hidden
+        total = head if self.tied else 2 * head
+        for kind, expert in zip(self.layer_types, self.expert_layers, strict=True):
+            total += self._mixer_parameters(kind) + self._mlp_parameters(expert, active)
+        return total
+
+    def prefill_flops(self, start: int, tokens: int) -> float:
+        """FLOPs to compute `tokens` tokens after `start` that are there already, one row of logits included."""
+        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
+        matrices = 2.0 * (self.parameters(active=True) - embeddings) * tokens
+        pairs = tokens * start + tokens * (tokens + 1) / 2
+        attention = 4.0 * self.attention_layers * self.heads * self.head_dim * pairs
+        return matrices + attention + self._recurrent_flops() * tokens + 2.0 * self.vocab * self.hidden
+
+    def decode_flops(self, context: int) -> float:
+        """FLOPs of one token at position `context`."""
+        return self.prefill_flops(context, 1)
+
+    def _mixer_parameters(self, kind: str) -> int:
+        if kind == "full_attention":
+            return self.hidden * self.head_dim * (3 * self.heads + 2 * self.kv_heads)
+        inner = self.value_heads * self.value_dim
+        return (
+            self.hidden * (self.conv_channels + 2 * inner + 2 * self.value_heads)
+            + self.conv_channels * self.conv_kernel
+        )
+
+    def _mlp_parameters(self, expert: bool, active: bool) -> int:
+        if not expert:
+            return 3 * self.hidden * self.mlp_width
+        count = self.experts_per_token if active else self.experts
+        return 3 * self.hidden * (count * self.expert_width + self.shared_width) + self.hidden * (self.experts + 1)
+
+    def _recurrent_flops(self) -> float:
+        """Per token, in chunks of 64: three products with the state, and the products inside a chunk (half masked)."""
+        state = 6.0 * self.key_dim * self.value_dim
+        inside = 2.0 * GDN_CHUNK * (self.key_dim + self.value_dim)
+        return self.linear_layers * self.value_heads * (state + inside)
+
+
+def text_config(config: Config) -> Config:
+    """The text part of a config.json, its `model_type` checked. Raises ConfigError naming what is supported."""
+    kind = config.get("model_type")
+    if kind in WRAPPERS:
+        inner = config.get("text_config")
+        if not isinstance(inner, Mapping):
+            raise ConfigError(f"config.json of model_type {kind!r} needs a text_config object")
+        return {"model_type": WRAPPERS[kind], **inner}
+    if kind not in TEXT_MODELS:
+        supported = ", ".join((*TEXT_MODELS, *WRAPPERS))
+        raise ConfigError(f"config.json has model_type {kind!r}: supported are {supported}")
+    return config
+
+
+def _size(config: Config, name: str, default: int | None = None, least: int = 1) -> int:
+    value = config.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"config.json needs {name} as a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def _layer_types(config: Config) -> tuple[str, ...]:
+    layers = _size(config, "num_hidden_layers")
+    types = config.get("layer_types")
+    if types is None:
+        every = _size(config, "full_attention_interval", 4)
+        return tuple(LAYER_TYPES[(i + 1) % every == 0] for i in range(layers))
+    if not isinstance(types, list | tuple) or len(types) != layers:
+        raise ConfigError(f"config.json needs one layer_types entry for each of its {layers} layers")
+    for kind in types:
+        if kind not in LAYER_TYPES:
+            raise ConfigError(f"layer_types has {kind!r}: supported are {' and '.join(LAYER_TYPES)}")
+    return tuple(types)
+
+
+def _expert_layers(config: Config, layers: int) -> tuple[bool, ...]:
+    if config["model_type"] != "qwen3_next":
+        return (config["model_type"] == "qwen3_5_moe_text",) * layers
+    dense = config.get("mlp_only_layers") or ()
+    step = _size(config, "decoder_sparse_step", 1)
+    some = _size(config, "num_experts", 0, least=0) > 0
+    return tuple(some and i not in dense and (i + 1) % step == 0 for i in range(layers))
+
+
+def _check(shape: ModelShape) -> None:
+    """Relations between fields that the kernels rely on."""
+    for big, small, names in (
+        (shape.heads, shape.kv_heads, "num_attention_heads and num_key_value_heads"),
+        (shape.value_heads, shape.key_heads, "linear_num_value_heads and linear_num_key_heads"),
+    ):
+        if big % small:
+            raise ConfigError(
+                f"config.json: the first of {names} must be a multiple of the second, not {big} and {small}"
+            )
+    if any(shape.expert_layers):
+        if not 0 < shape.experts_per_token <= shape.experts:
+            raise ConfigError(f"num_experts_per_tok must lie in 1 … num_experts = {shape.experts}")
+        if not (shape.expert_width and shape.shared_width):
+            raise ConfigError("a mixture of experts needs moe_intermediate_size and shared_expert_intermediate_size")
+    if not all(shape.expert_layers) and not shape.mlp_width:
+        raise ConfigError("a model with dense MLPs needs intermediate_size")
