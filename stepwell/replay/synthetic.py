@@ -23,24 +23,30 @@ _ANSWER_TOKENS_PER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Medians, and sigmas of the log-normal laws around them. `scale` multiplies every token count: 0.05 gives
-    prompts of 1–6k.
+    """What conversations look like; pairs are the median of a log-normal law and the sigma of its logarithm.
 
+    scale       multiplies every token count: 0.05 gives prompts of 1–6k
     head        (low, high) tokens of system text and tools
-    growth      tokens that a turn adds; output: tokens of an answer; think: s; turns: requests of a conversation
-    branch      share of turns that leave the path; half of them rewind the tail, half compact to the head
-    agents      chance of a turn to start a sub-agent, of agent_turns requests
+    history     tokens that a conversation begins with past its head: many are resumed ones
+    growth      tokens that a turn adds
+    output      tokens of an answer
+    think       s
+    turns       requests of a conversation
+    branch      share of turns that leave the path: `compact` of them fall back to the head, the others lose some tail
+    agents      chance of a turn to start a sub-agent, of about `agent_turns` requests
     max_prompt  tokens, before scaling; a longer prompt is compacted
     """
 
     scale: float = 1.0
     block: int = 64
     head: tuple[int, int] = (8_000, 20_000)
+    history: tuple[float, float] = (8_000.0, 2.2)
     growth: tuple[float, float] = (727.0, 1.3)
     output: tuple[float, float] = (216.0, 1.1)
     think: tuple[float, float] = (10.0, 1.6)
     turns: tuple[float, float] = (46.0, 0.9)
     branch: float = 0.08
+    compact: float = 0.1
     agents: float = 0.005
     agent_turns: int = 10
     max_prompt: int = 200_000
@@ -125,7 +131,8 @@ class _Maker:
         for i in range(turns):
             if i and self.draw.random() < self.shape.branch:
                 self._leave_path(prompt, head)
-            added = min(self._scaled(self._log_normal(self.shape.growth)), most - head.tokens)
+            law = self.shape.history if i == 0 and parent is None else self.shape.growth
+            added = min(self._scaled(self._log_normal(law)), most - head.tokens)
             if prompt.tokens + added > most:
                 prompt = head.copy()
             prompt.grow(added)
@@ -137,9 +144,9 @@ class _Maker:
         return Stream(start, tuple(made), tools, head.tokens - tools, parent)
 
     def _leave_path(self, prompt: _Prompt, head: _Prompt) -> None:
-        """Rewind the tail, or compact to the head."""
-        rewound = int(prompt.tokens * self.draw.uniform(0.7, 1.0)) if self.draw.random() < 0.5 else 0
-        prompt.cut(max(head.tokens, rewound))
+        """Compact to the head, or rewind some of the tail."""
+        kept = 0.0 if self.draw.random() < self.shape.compact else self.draw.uniform(0.7, 1.0)
+        prompt.cut(max(head.tokens, int(prompt.tokens * kept)))
 
     def _scaled(self, tokens: float) -> int:
         return max(1, round(tokens * self.shape.scale))

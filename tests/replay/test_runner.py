@@ -1,0 +1,76 @@
+"""A runner and a mover that only let time pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stepwell.base.clock import VirtualClock
+from stepwell.cache.moves import Extent, LiveState, Move, Tier
+from stepwell.replay.cost import CostModel
+from stepwell.replay.runner import ANSWER_TOKEN, CostRunner, VirtualMover
+from stepwell.sched.request import SamplingParams
+from stepwell.sched.step import Carry, Fresh, Sample, Step, Work
+
+COSTS = CostModel(to_device=100.0, to_host=50.0, copy_latency_s=0.0)
+
+
+def work(tokens: int, draw: int | None) -> Work:
+    sample = None if draw is None else Sample(SamplingParams(), draw)
+    state = Carry() if draw else Fresh()
+    return Work("r", 0, 0, 0, np.zeros(tokens, np.int32), np.zeros(1, np.int32), 0, state, (), sample)
+
+
+def load(ticket: int, slots: int) -> Move:
+    return Move(ticket, "image", Extent(Tier.HOST, np.arange(slots, dtype=np.int32)), LiveState(0), 64)
+
+
+def save(ticket: int, slots: int) -> Move:
+    ids = np.arange(slots, dtype=np.int32)
+    return Move(ticket, "kv", Extent(Tier.DEVICE, ids), Extent(Tier.HOST, ids), 64)
+
+
+def test_a_step_takes_its_cost_and_answers_where_it_samples() -> None:
+    clock = VirtualClock()
+    runner = CostRunner(clock, COSTS)
+    step = Step((work(100, None), work(50, 0)))
+    assert runner.run(step).sampled == ((), (ANSWER_TOKEN,))
+    assert clock.now() == COSTS.step_seconds(step)
+    assert runner.run(Step((work(1, 4),), repeat=3)).sampled == ((ANSWER_TOKEN,) * 3,)
+    assert runner.steps == 4
+
+
+def test_copies_of_one_direction_queue_and_directions_do_not_wait_for_each_other() -> None:
+    clock = VirtualClock(10.0)
+    mover = VirtualMover(clock, COSTS, page_bytes=10)
+    mover.start([load(1, 10), load(2, 20), save(3, 10)])
+    ends = []
+    while (when := mover.next_time()) is not None:
+        clock.advance_to(when)
+        ends += [(when, report.ticket, report.ok) for report in mover.poll()]
+    assert ends == [(11.0, 1, True), (12.0, 3, True), (13.0, 2, True)]
+    assert mover.bytes_moved == {(Tier.HOST, Tier.DEVICE): 300, (Tier.DEVICE, Tier.HOST): 100}
+
+
+def test_a_copy_does_not_begin_before_it_was_asked_for() -> None:
+    clock = VirtualClock()
+    mover = VirtualMover(clock, COSTS, page_bytes=10)
+    mover.start([load(1, 10)])
+    clock.advance(5.0)
+    mover.start([load(2, 10)])
+    assert [r.ticket for r in mover.poll()] == [1]
+    assert mover.next_time() == 6.0
+    assert mover.poll() == []
+
+
+def test_waiting_ends_with_the_next_copy_or_the_given_time() -> None:
+    clock = VirtualClock()
+    mover = VirtualMover(clock, COSTS, page_bytes=10)
+    mover.start([load(1, 10)])
+    mover.wait(0.25)
+    assert (clock.now(), mover.poll()) == (0.25, [])
+    mover.wait(100.0)
+    assert clock.now() == 1.0
+    assert [r.ticket for r in mover.poll()] == [1]
+    mover.wait(2.0)
+    assert clock.now() == pytest.approx(3.0)
