@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from stepwell.cache.moves import Tier
@@ -33,6 +33,7 @@ class Loss(StrEnum):
     EVICTED_RUNG = "evicted_rung"
     EVICTED_KV = "evicted_kv"
     NO_ROOM = "no_room"
+    PARTIAL_CHUNK = "partial_chunk"
     TOO_SMALL = "too_small"
     FAILED_LEG = "failed_leg"
     NOT_READ = "not_read"

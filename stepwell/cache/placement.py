@@ -9,7 +9,9 @@ from stepwell.cache.config import CacheConfig
 from stepwell.cache.tree import RungKind
 
 
-def prompt_rungs(tokens: int, resumed: int, branch: int | None, config: CacheConfig) -> tuple[tuple[int, RungKind], ...]:
+def prompt_rungs(
+    tokens: int, resumed: int, branch: int | None, config: CacheConfig
+) -> tuple[tuple[int, RungKind], ...]:
     """Positions in (resumed, tokens) where a prompt of `tokens` tokens leaves a rung, ascending.
 
     prompt end   the last grid boundary strictly below the end: where the next turn resumes

@@ -234,7 +234,9 @@ def pinned(chain: tuple[Option, ...], found: Survey) -> int:
         slots = node.kv.at[Tier.DEVICE]
         if slots is not None and not node.kv.locks[Tier.DEVICE]:
             pages += len(slots) * (b - a) // len(node.tokens)
-    images = {id(o.foothold.rung): o.foothold.rung.image for o in chain if o.foothold and o.foothold.tier == Tier.DEVICE}
+    images = {
+        id(o.foothold.rung): o.foothold.rung.image for o in chain if o.foothold and o.foothold.tier == Tier.DEVICE
+    }
     for image in images.values():
         slots = image.at[Tier.DEVICE]
         if slots is not None and not image.locks[Tier.DEVICE]:

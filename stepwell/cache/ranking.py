@@ -5,6 +5,7 @@ Three classes, least valuable first; within a class, least recently used first:
     0  bytes that nothing can resume from: KV past the last rung of its path, images whose KV has left the tier
     1  rungs superseded by two deeper ones of the same path
     2  everything else
+    3  below the device: images, small, outlive KV, large
 
 KV goes leaf first: a run is a candidate only when no child's KV is in the same tier. An image is a candidate of its own.
 """
@@ -15,7 +16,7 @@ import heapq
 from collections.abc import Callable
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.tree import Item, Node
+from stepwell.cache.tree import Item, Node, Rung
 
 Value = tuple[int, float]
 
@@ -27,7 +28,9 @@ def value(item: Item, tier: Tier) -> Value:
         dead_end = node.rung is None and not node.children
         return (0 if dead_end else 2), node.used
     assert node.rung is not None
-    if tier == Tier.DEVICE and not node.kv.has(tier):
+    if tier != Tier.DEVICE:
+        return (0 if node.kv.best() is None else 3), node.rung.used
+    if not node.kv.has(tier):
         return 0, node.rung.used
     return (1 if node.rung.superseded else 2), node.rung.used
 
@@ -45,17 +48,17 @@ class Ranking:
     An item must be offered whenever it may have become a candidate or has lost value; gains are found at the top.
     """
 
-    __slots__ = ("_count", "_heap", "_live", "_tier")
+    __slots__ = ("_count", "_heap", "_tier", "live")
 
     def __init__(self, tier: Tier, live: Callable[[Item], bool]) -> None:
         self._tier = tier
-        self._live = live
+        self.live = live
         self._heap: list[tuple[int, float, int, Item]] = []
         self._count = 0
 
     def offer(self, item: Item) -> None:
         """Consider `item` from now on, if it is a candidate at all."""
-        if self._live(item):
+        if self.live(item):
             cls, used = value(item, self._tier)
             self._count += 1
             heapq.heappush(self._heap, (cls, used, self._count, item))
@@ -64,7 +67,7 @@ class Ranking:
         """The least valuable candidate, no longer offered; None if there is none. Amortised O(log n)."""
         while self._heap:
             cls, used, _, item = heapq.heappop(self._heap)
-            if not self._live(item):
+            if not self.live(item):
                 continue
             now = value(item, self._tier)
             if now > (cls, used):
@@ -82,13 +85,13 @@ class Ranking:
             for item in seen.values():
                 self.offer(item)
 
-    def holds(self, item: Item) -> bool:
-        """Whether `item` is on offer. O(n): for checks only."""
-        return any(entry[3] is item for entry in self._heap)
+    def items(self) -> set[int]:
+        """Ids of everything on offer: for checks."""
+        return {id(entry[3]) for entry in self._heap}
 
 
-def supersede(node: Node) -> Item | None:
-    """The image that the new rung at `node` supersedes: the second rung above it on an unbranched path.
+def supersede(node: Node) -> Rung | None:
+    """The rung that the new rung at `node` supersedes: the second rung above it on an unbranched path.
 
     Keeping two rungs a path on the device serves resumes of the last turn and of the one before.
     """
@@ -101,5 +104,5 @@ def supersede(node: Node) -> Item | None:
         if parent.rung is not None:
             above += 1
             if above == 2:
-                return parent.rung.image
+                return parent.rung
     return None

@@ -57,7 +57,7 @@ NOTHING = Survey(0, (), 0, 0, 0, (), (), None)
 
 def survey(tree: Tree, salt: str, prompt: Ints) -> Survey:
     """Walk `prompt` under `salt`. Exact: compares tokens, not hashes. O(prompt) compares in numpy, O(path) steps in Python."""
-    node = tree.roots.get(salt)
+    node: Node | None = tree.roots.get(salt)
     count = len(prompt)
     path: list[Node] = []
     matched = 0
@@ -119,9 +119,7 @@ def _divergence(node: Node, prompt: Ints, at: int) -> int | None:
 
 def kv_nodes(path: tuple[Node, ...], start: int, end: int) -> list[tuple[Node, int, int]]:
     """The nodes of `path` that cover [start, end), each with the part of it that they cover."""
-    return [
-        (n, max(start, n.start), min(end, n.end)) for n in path if n.start < end and n.end > start
-    ]
+    return [(n, max(start, n.start), min(end, n.end)) for n in path if n.start < end and n.end > start]
 
 
 def slots_between(node: Node, tier: Tier, start: int, end: int, block: int) -> Ints:

@@ -131,6 +131,16 @@ class Node:
         return f"[{self.start},{self.end})"
 
 
+class Root(Node):
+    """The empty prefix of one salt."""
+
+    __slots__ = ("salt",)
+
+    def __init__(self, salt: str, now: float) -> None:
+        super().__init__(None, 0, np.empty(0, np.int32), now)
+        self.salt = salt
+
+
 class Tree:
     """Roots by salt, and the operations that change shape but not content."""
 
@@ -138,13 +148,13 @@ class Tree:
 
     def __init__(self, block: int) -> None:
         self.block = block
-        self.roots: dict[str, Node] = {}
+        self.roots: dict[str, Root] = {}
 
-    def root(self, salt: str, now: float) -> Node:
+    def root(self, salt: str, now: float) -> Root:
         """The root of this salt, made if need be. Different salts share nothing."""
         node = self.roots.get(salt)
         if node is None:
-            node = self.roots[salt] = Node(None, 0, np.empty(0, np.int32), now)
+            node = self.roots[salt] = Root(salt, now)
         return node
 
     def key(self, tokens: Ints, at: int) -> bytes:
@@ -212,7 +222,7 @@ class Tree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""
-        stack = list(self.roots.values())
+        stack: list[Node] = list(self.roots.values())
         while stack:
             node = stack.pop()
             if node.parent is not None:

@@ -1,0 +1,242 @@
+"""Commit and settle: a plan becomes leases, pages and moves; the end of its moves becomes a start.
+
+                 commit                    all legs reported
+    Plan ───────────────────▶ Loading ───────────────────────▶ Ready      every leg good: the aim
+      └── nothing to load ──▶ Ready      └── one failed ──▶ the next option of the chain, already leased
+
+An aborted `Loading` keeps its target pages until its last ticket has been reported: a copy may still be writing them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stepwell.base.errors import StalePlan
+from stepwell.base.geometry import Ints
+from stepwell.cache.content import publish, touch
+from stepwell.cache.directory import Directory, Lease
+from stepwell.cache.moves import Extent, LiveState, Move, Report, Tier
+from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.plan import Option, Plan, losses
+from stepwell.cache.shed import secure
+from stepwell.cache.survey import gather
+from stepwell.cache.table import BlockTable
+
+_LOSS = {
+    Reason.NO_ROOM: Loss.NO_ROOM,
+    Reason.PARTIAL_CHUNK_NO_ROOM: Loss.PARTIAL_CHUNK,
+    Reason.COVERING_CHUNK_MISSING: Loss.PARTIAL_CHUNK,
+    Reason.NOT_READ: Loss.NOT_READ,
+    Reason.LOAD_FAILED_KV: Loss.FAILED_LEG,
+    Reason.LOAD_FAILED_STATE: Loss.FAILED_LEG,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What commit took. `path` holds the resident KV of every option, `images[i]` the image of option i."""
+
+    request_id: str
+    plan: Plan
+    tokens: Ints
+    slot: int
+    path: Lease
+    images: tuple[Lease | None, ...]
+    sources: Lease | None
+    table: BlockTable
+
+    @property
+    def leases(self) -> list[Lease]:
+        """Every hold but the one on the shared path."""
+        return [lease for lease in (*self.images, self.sources) if lease is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Option `index` is on its way. `moves` are to be carried out; `waiting` are the tickets not yet reported.
+
+    reason, skipped   why the start will not be further, and the boundary that was passed over for it (0: none)
+    """
+
+    held: Held
+    index: int
+    moves: tuple[Move, ...]
+    waiting: frozenset[int]
+    failed: tuple[Move, ...]
+    reason: Reason
+    skipped: int
+
+    @property
+    def option(self) -> Option:
+        return self.held.plan.options[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The request can run from `boundary`.
+
+    shared        tokens whose pages are never to be written
+    image         lease on device pages that the live state is first to be copied from; None: it is there, or starts at zero
+    state_loaded  the live slot already holds the state at `boundary`
+    """
+
+    boundary: int
+    shared: int
+    table: BlockTable
+    path: Lease
+    image: Lease | None
+    state_loaded: bool
+    outcome: AdmissionOutcome
+
+
+def commit(directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot: int, now: float) -> Ready | Loading:
+    """Take every lease and page of `plan` at once. Raises StalePlan, having changed nothing, if the directory has moved on."""
+    if plan.epoch != directory.epoch:
+        raise StalePlan(plan.epoch, directory.epoch)
+    aim, found, block = plan.aim, plan.survey, directory.tree.block
+    legs = tuple(Extent(s.tier, gather(found.path, s.tier, s.start, s.end, block)) for s in aim.leg)
+    images = tuple(
+        directory.lease(o.foothold.rung.image, o.foothold.tier) if o.foothold is not None else None
+        for o in plan.options
+    )
+    sources = None
+    if aim.leg:
+        sources = directory.lease(next(n for n in found.path if n.end >= aim.leg_end).kv, Tier.HOST)
+    path = _lease_path(directory, plan, now)
+    table = BlockTable(directory.pages_of(path.item.node, aim.shared))
+    directory.promise(table, plan.need)
+    pages = (aim.leg_end - aim.shared) // block
+    secured = secure(directory, pages, force=True)
+    assert secured, f"{pages} pages planned, {directory.room()} found"
+    directory.grow(table, pages)
+    held = Held(request_id, plan, tokens, slot, path, images, sources, table)
+    return _begin(directory, held, 0, legs, plan.reason, plan.skipped, now)
+
+
+def _lease_path(directory: Directory, plan: Plan, now: float) -> Lease:
+    """Hold the resident KV that any option shares, to the block."""
+    reach = max(option.shared for option in plan.options)
+    root = directory.tree.root(plan.salt, now)
+    if reach == 0:
+        return directory.lease(root.kv, Tier.DEVICE)
+    covering = next(n for n in plan.survey.path if n.end >= reach)
+    return directory.lease(directory.node_at(covering, reach).kv, Tier.DEVICE)
+
+
+def _begin(
+    directory: Directory, held: Held, index: int, legs: tuple[Extent, ...], reason: Reason, skipped: int, now: float
+) -> Ready | Loading:
+    """Start option `index`: its moves, or at once where there are none."""
+    option = held.plan.options[index]
+    if not option.loads:
+        return _ready(directory, held, index, reason, skipped, now)
+    moves: list[Move] = []
+    at = option.shared // directory.tree.block
+    for source, extent in zip(option.leg, legs, strict=True):
+        target = Extent(Tier.DEVICE, held.table.pages[at : at + len(extent.slots)].copy())
+        moves.append(Move(directory.ticket(), "kv", extent, target, source.end))
+        at += len(extent.slots)
+    foothold = option.foothold
+    assert foothold is not None, "only a rung is worth a load"
+    image = foothold.rung.image.at[foothold.tier]
+    if foothold.tier != Tier.DEVICE and image is not None:
+        move = Move(directory.ticket(), "image", Extent(foothold.tier, image), LiveState(held.slot), option.boundary)
+        moves.append(move)
+    return Loading(held, index, tuple(moves), frozenset(m.ticket for m in moves), (), reason, skipped)
+
+
+def reported(loading: Loading, report: Report) -> Loading:
+    """`loading` after one of its tickets has ended; any other ticket changes nothing."""
+    if report.ticket not in loading.waiting:
+        return loading
+    failed = loading.failed
+    if not report.ok:
+        failed = (*failed, *(m for m in loading.moves if m.ticket == report.ticket))
+    return replace(loading, waiting=loading.waiting - {report.ticket}, failed=failed)
+
+
+def settle(directory: Directory, loading: Loading, now: float) -> Ready | Loading:
+    """All tickets are in: publish what was loaded, or fall back to the next option. Needs no page and cannot be refused."""
+    assert not loading.waiting
+    held, option = loading.held, loading.option
+    _share_path(directory, held)
+    if not loading.failed:
+        return _ready(directory, held, loading.index, loading.reason, loading.skipped, now)
+    for move in loading.failed:
+        _condemn_source(directory, held, option, move)
+    kv = any(move.what == "kv" for move in loading.failed)
+    reason = Reason.LOAD_FAILED_KV if kv else Reason.LOAD_FAILED_STATE
+    return _begin(directory, held, loading.index + 1, (), reason, max(loading.skipped, option.boundary), now)
+
+
+def _share_path(directory: Directory, held: Held) -> None:
+    """Use the resident pages wherever the leg had private copies of them (a chunk's part below the device reach)."""
+    shared = directory.pages_of(held.path.item.node, held.path.item.node.end)
+    assert len(shared) <= len(held.table), "a leg ends past what is resident"
+    directory.give(Tier.DEVICE, held.table.share(0, shared))
+
+
+def _condemn_source(directory: Directory, held: Held, option: Option, move: Move) -> None:
+    """A failed leg removes its source before the next plan."""
+    assert isinstance(move.source, Extent)
+    tier = move.source.tier
+    if move.what == "image":
+        assert option.foothold is not None
+        directory.condemn(option.foothold.rung.image, tier)
+        return
+    assert held.sources is not None
+    read = set(move.source.slots.tolist())
+    for node in held.sources.item.node.up():
+        slots = node.kv.at[tier]
+        if slots is not None and not read.isdisjoint(slots.tolist()):
+            directory.condemn(node.kv, tier)
+
+
+def _ready(directory: Directory, held: Held, index: int, reason: Reason, skipped: int, now: float) -> Ready:
+    """Publish the loaded range; let go of every hold but the path and the image to start from."""
+    option = held.plan.options[index]
+    foothold = option.foothold
+    if option.leg:
+        publish(directory, held.path, held.tokens, option.boundary, held.table, now)
+    image = held.images[index] if foothold is not None and foothold.tier == Tier.DEVICE else None
+    for lease in held.leases:
+        if lease is not image:
+            directory.release(lease)
+    touch(held.plan.survey, foothold.rung if foothold else None, option.boundary, now)
+    outcome = _outcome(directory, held, index, reason, skipped)
+    state_loaded = foothold is not None and image is None
+    return Ready(option.boundary, held.path.item.node.end, held.table, held.path, image, state_loaded, outcome)
+
+
+def _outcome(directory: Directory, held: Held, index: int, reason: Reason, skipped: int) -> AdmissionOutcome:
+    plan, option = held.plan, held.plan.options[index]
+    found, boundary = plan.survey, option.boundary
+    below = {Tier.HOST: 0, Tier.DISK: 0}
+    for source in option.leg:
+        below[source.tier] += max(0, min(source.end, boundary) - max(source.start, found.device))
+    grid = directory.config.geometry.rung_grid
+    why = _LOSS.get(reason, Loss.TOO_SMALL)
+    foothold = option.foothold
+    return AdmissionOutcome(
+        request_id=held.request_id,
+        prompt=found.tokens,
+        device=boundary - sum(below.values()),
+        host=below[Tier.HOST],
+        disk=below[Tier.DISK],
+        recomputed=found.tokens - boundary,
+        boundary=boundary,
+        hit=plan.hit,
+        state_tier=foothold.tier if foothold else None,
+        reason=reason,
+        lost=losses(found, boundary, skipped, why, grid),
+        diverged_at=found.diverged_at,
+        loaded=option.loads,
+        fallback_weakened=plan.fallback_weakened,
+    )
+
+
+def abandon(directory: Directory, held: Held) -> None:
+    """Let go of everything: the request ended before it could run. Only once no copy writes its pages any more."""
+    for lease in (*held.leases, held.path):
+        directory.release(lease)
+    directory.close(held.table)

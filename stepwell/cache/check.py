@@ -1,0 +1,115 @@
+"""Every invariant of the directory, recomputed from scratch. Tests call it after each step; it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Tier
+from stepwell.cache.ranking import Ranking
+from stepwell.cache.tree import Item, Node
+
+
+def check(directory: Directory, private: Iterable[Ints] = (), promised: int | None = None) -> None:
+    """Assert that the directory is whole.
+
+    private   device pages that requests own (block tables' own pages, images not yet published)
+    promised  sum of the reservations of all tables, where the caller knows them
+    """
+    nodes = list(directory.tree.nodes())
+    for node in nodes:
+        _check_node(directory, node)
+    _check_slots(directory, nodes, private)
+    _check_totals(directory, nodes)
+    _check_locks(directory, nodes)
+    _check_candidates(directory, nodes)
+    if promised is not None:
+        assert directory.reserved == promised, f"{directory.reserved} pages reserved, tables hold {promised}"
+
+
+def _check_node(directory: Directory, node: Node) -> None:
+    block, parent = directory.tree.block, node.parent
+    assert parent is not None
+    assert len(node.tokens) > 0 and len(node.tokens) % block == 0, f"{node!r} is not a run of whole blocks"
+    assert node.start == parent.end, f"{node!r} does not follow {parent!r}"
+    assert parent.children[directory.tree.key(node.tokens, 0)] is node, f"{node!r} is filed wrongly"
+    for tier in Tier:
+        slots = node.kv.at[tier]
+        assert slots is None or len(slots) * block == len(node.tokens), f"{node.kv!r} has an extent of another length"
+    if node.kv.at[Tier.DEVICE] is not None and parent.parent is not None:
+        assert parent.kv.at[Tier.DEVICE] is not None, f"{node!r} is on the device below a gap"
+    if node.rung is not None:
+        assert node.rung.image.node is node
+        assert not node.rung.image.idle, f"the rung of {node!r} has no image"
+        for slots in node.rung.image.at:
+            assert slots is None or len(slots) == directory.config.geometry.image_pages
+    assert all(node.start < p <= node.end for p in node.lost)
+
+
+def _check_slots(directory: Directory, nodes: list[Node], private: Iterable[Ints]) -> None:
+    """Each slot is free, cached, or private, exactly once."""
+    for tier, pool in directory.pools.items():
+        used: list[Ints] = [np.empty(0, np.int32)]
+        for item in _items(nodes):
+            slots = item.at[tier]
+            if slots is not None:
+                used.append(slots)
+            if item.pending is not None and item.pending.tier == tier:
+                used.append(item.pending.slots)
+        if tier == Tier.DEVICE:
+            used.extend(private)
+        pool.check(np.concatenate(used))
+
+
+def _check_totals(directory: Directory, nodes: list[Node]) -> None:
+    items = list(_items(nodes))
+    for tier in directory.pools:
+        sized = [(item, len(slots)) for item in items if (slots := item.at[tier]) is not None]
+        cached = sum(size for _, size in sized)
+        leased = sum(size for item, size in sized if item.locks[tier])
+        assert directory.cached[tier] == cached, f"{tier.name}: {directory.cached[tier]} cached, counted {cached}"
+        assert directory.leased[tier] == leased, f"{tier.name}: {directory.leased[tier]} leased, counted {leased}"
+        if tier == Tier.DEVICE:
+            clean = sum(size for item, size in sized if not item.locks[tier] and directory.safe(item))
+            assert directory.clean == clean, f"{directory.clean} clean, counted {clean}"
+    assert directory.items == len(items), f"{directory.items} items, counted {len(items)}"
+    ghosts = sum(len(n.tokens) for n in nodes if all(a is None for a in n.kv.at)) // directory.tree.block
+    assert directory.ghost_blocks == ghosts, f"{directory.ghost_blocks} ghost blocks, counted {ghosts}"
+
+
+def _check_locks(directory: Directory, nodes: list[Node]) -> None:
+    """Locks are exactly what the open leases say."""
+    expected: dict[tuple[int, Tier], int] = {}
+    for lease in directory.leases:
+        assert lease.open
+        item = lease.item
+        path = [item] if item.what == "image" else [n.kv for n in item.node.up()]
+        for held in path:
+            expected[id(held), lease.tier] = expected.get((id(held), lease.tier), 0) + 1
+    for item in _items([*nodes, *directory.tree.roots.values()]):
+        for tier in Tier:
+            count = expected.pop((id(item), tier), 0)
+            assert item.locks[tier] == count, f"{item!r}: {item.locks[tier]} locks in {tier.name}, {count} leases"
+    assert not expected, f"{len(expected)} leased items are not in the tree"
+
+
+def _check_candidates(directory: Directory, nodes: list[Node]) -> None:
+    """Whatever may be dropped or copied down is on offer, so no idle page is ever out of reach."""
+    offered = {tier: ranking.items() for tier, ranking in directory.drops.items()}
+    dirty = directory.dirty.items()
+    for item in _items(nodes):
+        for tier, ranking in directory.drops.items():
+            _check_offer(ranking, offered[tier], item)
+        _check_offer(directory.dirty, dirty, item)
+
+
+def _check_offer(ranking: Ranking, offered: set[int], item: Item) -> None:
+    assert not ranking.live(item) or id(item) in offered, f"{item!r} is a candidate that nobody offers"
+
+
+def _items(nodes: Iterable[Node]) -> Iterable[Item]:
+    for node in nodes:
+        yield from node.items()

@@ -1,0 +1,92 @@
+"""What a finished step leaves behind: KV made findable, rungs left and replaced, use recorded."""
+
+from __future__ import annotations
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.directory import Directory, Lease
+from stepwell.cache.moves import Tier
+from stepwell.cache.ranking import supersede
+from stepwell.cache.survey import Survey
+from stepwell.cache.table import BlockTable
+from stepwell.cache.tree import Node, Rung, RungKind
+
+
+def publish(
+    directory: Directory, lease: Lease, tokens: Ints, end: int, table: BlockTable, now: float, adopt: bool = True
+) -> None:
+    """Make the computed blocks [lease end, end) of `tokens` findable, and move `lease` down over them.
+
+    Content that is there already keeps the first entry: the table then uses that entry's pages and gives its own back. With
+    `adopt` off the table keeps its private pages (a request that must not read the cache).
+    """
+    block = directory.tree.block
+    node = lease.item.node
+    while node.end < end:
+        at = node.end
+        child = node.children.get(directory.tree.key(tokens, at))
+        if child is None:
+            child = directory.attach(node, tokens[at:end], now)
+        else:
+            size = min(len(child.tokens), end - at)
+            same = child.tokens[:size] == tokens[at : at + size]
+            common = size if same.all() else int(same.argmin())
+            if common - common % block < len(child.tokens):
+                child = directory.split(child, at + common - common % block)
+        _fill(directory, child, table, adopt)
+        child.used = now
+        directory.extend(lease, child)
+        node = child
+    directory.tidy(node)
+
+
+def _fill(directory: Directory, node: Node, table: BlockTable, adopt: bool) -> None:
+    """Give `node` the table's pages for its tokens, or the table the node's."""
+    first, last = node.start // directory.tree.block, node.end // directory.tree.block
+    here = node.kv.at[Tier.DEVICE]
+    if here is None:
+        assert table.is_private(first, last), f"pages of {node!r} are not this request's to publish"
+        pages = table.pages[first:last].copy()
+        table.share(first, pages)
+        directory.place(node.kv, Tier.DEVICE, pages)
+    elif adopt:
+        directory.give(Tier.DEVICE, table.share(first, here))
+
+
+def leave_rung(
+    directory: Directory, lease: Lease, position: int, pages: Ints, kind: RungKind, now: float
+) -> Rung | None:
+    """Publish an image that has folded exactly `position` tokens of the leased path; None, and the pages go, if one is there."""
+    node = directory.node_at(lease.item.node, position)
+    rung = node.rung
+    if rung is not None and rung.image.has(Tier.DEVICE):
+        directory.give(Tier.DEVICE, pages)
+        rung.kind = min(rung.kind, kind)
+        return None
+    if rung is None:
+        rung = directory.add_rung(node, kind, now)
+    rung.used = now
+    rung.kind = min(rung.kind, kind)
+    directory.place(rung.image, Tier.DEVICE, pages)
+    old = supersede(node)
+    if old is not None and old.kind != RungKind.BRANCH:
+        old.superseded = True
+        directory.offer(old.image)
+    return rung
+
+
+def retract(directory: Directory, rung: Rung) -> None:
+    """Drop a rolling rung that a later one of the same request replaces, unless someone holds it or it is a fork by now."""
+    node = rung.image.node
+    stays = node.rung is not rung or rung.kind != RungKind.ROLLING or len(node.children) > 1
+    if not stays and not any(rung.image.locks) and rung.image.pending is None:
+        directory.remove_rung(rung)
+
+
+def touch(found: Survey, rung: Rung | None, boundary: int, now: float) -> None:
+    """A request resumed at `boundary`: its KV was used, and of the rungs only the one it resumed from."""
+    for node in found.path:
+        if node.start < boundary:
+            node.used = now
+    if rung is not None:
+        rung.used = now
+        rung.superseded = False

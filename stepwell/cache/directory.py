@@ -1,0 +1,385 @@
+"""The one owner of everything cached: tree, pools, leases, and what each slot is for.
+
+Every slot of a tier is free, cached (owned by the tree) or private (owned by a request or by a copy in flight). A lease locks
+what it names, and on the way up to the root all KV above it; locked bytes are never dropped. Totals are kept as things change,
+so planning reads them in O(1); `check` recomputes them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.moves import Tier
+from stepwell.cache.outcome import Reason
+from stepwell.cache.plan import Plan, Room, Wait, plan
+from stepwell.cache.pool import Pool
+from stepwell.cache.ranking import Ranking, exposed
+from stepwell.cache.survey import Survey, gather, survey
+from stepwell.cache.table import BlockTable
+from stepwell.cache.tree import Item, Node, Root, Rung, RungKind, Tree
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A hold on one tier's bytes: of an image, or of all KV from the root to the end of `item.node`. Closing twice is harmless."""
+
+    item: Item
+    tier: Tier
+    open: bool = True
+
+
+@dataclass(slots=True)
+class Flight:
+    """A copy downwards under way: what it reads (both halves, where a node was split meanwhile), and the hold on that."""
+
+    lease: Lease
+    items: list[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """Slots of one tier by state."""
+
+    total: int
+    free: int
+    cached: int
+    leased: int
+    clean: int
+
+
+class Directory:
+    """See the module. Mutating methods never fail half way: what they need is asserted before the first change."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self.tree = Tree(config.geometry.block)
+        self.pools = {Tier.DEVICE: Pool(config.device_pages)}
+        if config.host_slots:
+            self.pools[Tier.HOST] = Pool(config.host_slots)
+        self.epoch = 0
+        self.reserved = 0
+        self.leases: set[Lease] = set()
+        self.cached = dict.fromkeys(self.pools, 0)
+        self.leased = dict.fromkeys(self.pools, 0)
+        self.clean = 0
+        self.items = 0
+        self.ghost_blocks = 0
+        self.ghosts: deque[Node] = deque()
+        self.in_flight: dict[int, Flight] = {}
+        self.tickets = 0
+        self.drops = {tier: Ranking(tier, self._droppable(tier)) for tier in self.pools}
+        self.dirty = Ranking(Tier.DEVICE, self._demotable)
+
+    # ---- reading ------------------------------------------------------------------------------------------
+
+    def room(self) -> Room:
+        free = self.pools[Tier.DEVICE].free
+        idle = self.cached[Tier.DEVICE] - self.leased[Tier.DEVICE]
+        return Room(self.config.device_pages, free, idle, self.reserved, free + self.clean)
+
+    def use(self, tier: Tier) -> TierUse:
+        """How the slots of `tier` are used; all zero where the tier is not there."""
+        if tier not in self.pools:
+            return TierUse(0, 0, 0, 0, 0)
+        pool = self.pools[tier]
+        clean = self.clean if tier == Tier.DEVICE else self.cached[tier] - self.leased[tier]
+        return TierUse(pool.total, pool.free, self.cached[tier], self.leased[tier], clean)
+
+    def survey(self, salt: str, prompt: Ints) -> Survey:
+        return survey(self.tree, salt, prompt)
+
+    def plan(self, salt: str, prompt: Ints, costs: Costs, read: bool = True) -> Plan | Wait:
+        """How a request for `prompt` would start now. Changes nothing, counters included."""
+        found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), (), None)
+        answer = plan(found, salt, self.epoch, self.room(), self.config, costs)
+        if not read and isinstance(answer, Plan):
+            return Plan(answer.epoch, salt, found, answer.options, answer.need, 0, Reason.NOT_READ, 0)
+        return answer
+
+    def safe(self, item: Item) -> bool:
+        """Whether dropping the device copy loses nothing that is meant to be kept."""
+        return len(self.pools) == 1 or item.refused or item.has(Tier.HOST) or item.has(Tier.DISK)
+
+    def ticket(self) -> int:
+        """A number for one copy, never used again."""
+        self.tickets += 1
+        return self.tickets
+
+    # ---- leases -------------------------------------------------------------------------------------------
+
+    def lease(self, item: Item, tier: Tier) -> Lease:
+        """Hold an image, or the KV of the whole path down to a node."""
+        lease = Lease(item, tier)
+        self.leases.add(lease)
+        self.epoch += 1
+        for held in self._path(item):
+            self._lock(held, tier)
+        return lease
+
+    def extend(self, lease: Lease, node: Node) -> None:
+        """Move a KV lease down to `node`, a descendant of where it ends now."""
+        top = lease.item.node
+        for below in node.up():
+            if below is top:
+                break
+            self._lock(below.kv, lease.tier)
+        lease.item = node.kv
+        self.epoch += 1
+
+    def release(self, lease: Lease) -> None:
+        """Let go. The only way in which a hold ends."""
+        if not lease.open:
+            return
+        lease.open = False
+        self.leases.remove(lease)
+        self.epoch += 1
+        path = self._path(lease.item)
+        for held in path:
+            self._unlock(held, lease.tier)
+        for held in path:
+            if held.bad[lease.tier] and not held.locks[lease.tier]:
+                self.drop(held, lease.tier)
+        self.tidy(lease.item.node)
+
+    @staticmethod
+    def _path(item: Item) -> list[Item]:
+        return [item] if item.what == "image" else [n.kv for n in item.node.up()]
+
+    def _lock(self, item: Item, tier: Tier) -> None:
+        item.locks[tier] += 1
+        slots = item.at[tier]
+        if item.locks[tier] == 1 and slots is not None:
+            self.leased[tier] += len(slots)
+            if tier == Tier.DEVICE and self.safe(item):
+                self.clean -= len(slots)
+
+    def _unlock(self, item: Item, tier: Tier) -> None:
+        assert item.locks[tier] > 0, f"{item!r} is not locked"
+        item.locks[tier] -= 1
+        slots = item.at[tier]
+        if item.locks[tier] or slots is None:
+            return
+        self.leased[tier] -= len(slots)
+        if tier == Tier.DEVICE and self.safe(item):
+            self.clean += len(slots)
+        self.offer(item)
+
+    # ---- pages --------------------------------------------------------------------------------------------
+
+    def grow(self, table: BlockTable, count: int) -> None:
+        """Append `count` free pages; promised ones first. The caller has secured them."""
+        table.append(self.pools[Tier.DEVICE].take(count))
+        used = min(count, table.promised)
+        table.promised -= used
+        self.reserved -= used
+        self.epoch += 1
+
+    def promise(self, table: BlockTable, count: int) -> None:
+        """Set the reservation of `table` to `count` pages."""
+        self.reserved += count - table.promised
+        table.promised = count
+        self.epoch += 1
+
+    def give(self, tier: Tier, slots: Ints) -> None:
+        self.pools[tier].give(slots)
+        self.epoch += 1
+
+    def close(self, table: BlockTable) -> None:
+        """Give back what the table alone owns, and its reservation."""
+        self.give(Tier.DEVICE, table.private)
+        self.promise(table, 0)
+
+    # ---- content ------------------------------------------------------------------------------------------
+
+    def place(self, item: Item, tier: Tier, slots: Ints | None) -> None:
+        """Set where the copy of `item` in `tier` is (None: nowhere), with every total that depends on it."""
+        blocks = len(item.node.tokens) // self.tree.block
+        self._count(item, -1)
+        if item.what == "kv" and all(a is None for a in item.at):
+            self.ghost_blocks -= blocks
+        item.at[tier] = slots
+        item.bad[tier] = False
+        if item.what == "kv" and all(a is None for a in item.at):
+            self.ghost_blocks += blocks
+        self._count(item, +1)
+        self.epoch += 1
+        self.offer(item)
+
+    def drop(self, item: Item, tier: Tier) -> None:
+        """Forget the unlocked copy of `item` in `tier`."""
+        slots = item.at[tier]
+        assert slots is not None and not item.locks[tier], f"{item!r} cannot be dropped from {tier.name.lower()}"
+        self.place(item, tier, None)
+        self.give(tier, slots)
+        node = item.node
+        if item.what == "kv":
+            if node.rung is not None:
+                self.offer(node.rung.image)
+            if node.parent is not None:
+                self.offer(node.parent.kv)
+        self.tidy(node)
+
+    def condemn(self, item: Item, tier: Tier) -> None:
+        """A load from this copy failed: nobody is to find it again, and it goes when the last reader lets go."""
+        if item.at[tier] is None:
+            return
+        self._count(item, -1)
+        item.bad[tier] = True
+        self._count(item, +1)
+        self.epoch += 1
+        if item.locks[tier]:
+            self.offer(item)
+        else:
+            self.drop(item, tier)
+
+    def refuse(self, item: Item) -> None:
+        """No copy of `item` will be made below: it may be dropped as it is."""
+        self._count(item, -1)
+        item.refused = True
+        self._count(item, +1)
+        self.offer(item)
+        if item.node.parent is not None:
+            self.offer(item.node.parent.kv)
+
+    def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
+        """A new child of `parent`, with no copy of its KV yet."""
+        self.items += 1
+        self.ghost_blocks += len(tokens) // self.tree.block
+        return self.tree.attach(parent, tokens, now)
+
+    def add_rung(self, node: Node, kind: RungKind, now: float) -> Rung:
+        """A rung at the end of `node`, with no image yet."""
+        assert node.rung is None
+        self.items += 1
+        node.lost = tuple(p for p in node.lost if p != node.end)
+        node.rung = Rung(node, kind, now)
+        return node.rung
+
+    def remove_rung(self, rung: Rung) -> None:
+        """Take out an unlocked rung with all its copies, by choice: it does not count as lost."""
+        node = rung.image.node
+        for tier in self.pools:
+            slots = rung.image.at[tier]
+            if slots is not None:
+                self.place(rung.image, tier, None)
+                self.give(tier, slots)
+        node.rung = None
+        self.items -= 1
+        self.tidy(node)
+
+    # ---- shape --------------------------------------------------------------------------------------------
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut `node` at `at`; returns the upper half, which shares leases and copies in flight."""
+        upper = self.tree.split(node, at)
+        self.items += 1
+        if upper.kv.pending is not None:
+            self.in_flight[upper.kv.pending.ticket].items.append(upper.kv)
+        self.offer(upper.kv)
+        self.offer(node.kv)
+        return upper
+
+    def node_at(self, node: Node, position: int) -> Node:
+        """The node on the way up from `node` that ends at `position`, cut there if need be."""
+        for above in node.up():
+            if above.end == position:
+                return above
+            if above.start < position < above.end:
+                return self.split(above, position)
+        raise AssertionError(f"{position} is not on the path to {node!r}")
+
+    def pages_of(self, node: Node, end: int) -> Ints:
+        """Device pages of [0, end) on the path to `node`."""
+        return gather(tuple(reversed(list(node.up()))), Tier.DEVICE, 0, end, self.tree.block)
+
+    def tidy(self, node: Node) -> None:
+        """Remove what stands for nothing at `node`: a rung without an image, an empty leaf, a needless boundary.
+
+        The tokens of evicted leaves stay, so that a loss can be named, up to the configured number of blocks.
+        """
+        self._reshape(node)
+        while self.ghost_blocks > self.config.ghost_blocks and self.ghosts:
+            ghost = self.ghosts.popleft()
+            parent = ghost.parent
+            if parent is None or not _vacant(ghost):
+                continue
+            self.tree.detach(ghost)
+            self.items -= 1
+            self.ghost_blocks -= len(ghost.tokens) // self.tree.block
+            self._reshape(parent)
+
+    def _reshape(self, node: Node) -> None:
+        if node.rung is not None and node.rung.image.idle:
+            node.rung = None
+            self.items -= 1
+            node.lost = (*node.lost, node.end)
+        if isinstance(node, Root):
+            if not node.children and not any(node.kv.locks):
+                self.tree.roots.pop(node.salt, None)
+        elif node.parent is not None and _vacant(node):
+            self.ghosts.append(node)
+        elif node.parent is not None:
+            if len(node.children) == 1:
+                (child,) = node.children.values()
+                node = child if self._join(child) else node
+            self._join(node)
+            self.offer(node.kv)
+
+    def _join(self, node: Node) -> bool:
+        joinable = self.tree.joinable(node)
+        if joinable:
+            self.tree.join(node)
+            self.items -= 1
+        return joinable
+
+    # ---- totals and candidates ----------------------------------------------------------------------------------------
+
+    def _count(self, item: Item, sign: int) -> None:
+        for tier in self.pools:
+            slots = item.at[tier]
+            if slots is None:
+                continue
+            size = sign * len(slots)
+            self.cached[tier] += size
+            if item.locks[tier]:
+                self.leased[tier] += size
+            elif tier == Tier.DEVICE and self.safe(item):
+                self.clean += size
+
+    def offer(self, item: Item) -> None:
+        for ranking in self.drops.values():
+            ranking.offer(item)
+        self.dirty.offer(item)
+
+    def _droppable(self, tier: Tier) -> Callable[[Item], bool]:
+        def live(item: Item) -> bool:
+            if item.at[tier] is None or item.locks[tier] or not _attached(item) or not exposed(item, tier):
+                return False
+            return tier != Tier.DEVICE or self.safe(item)
+
+        return live
+
+    def _demotable(self, item: Item) -> bool:
+        if item.at[Tier.DEVICE] is None or item.locks[Tier.DEVICE] or item.pending is not None or not _attached(item):
+            return False
+        if self.safe(item):
+            return False
+        children = item.node.children.values() if item.what == "kv" else ()
+        return all(c.kv.at[Tier.DEVICE] is None or self.safe(c.kv) for c in children)
+
+
+def _attached(item: Item) -> bool:
+    """Whether `item` is still part of the tree."""
+    node = item.node
+    if item.what == "image":
+        return node.rung is not None and node.rung.image is item
+    return node.parent is not None
+
+
+def _vacant(node: Node) -> bool:
+    """A leaf that holds nothing, for nobody."""
+    return not node.children and node.rung is None and node.kv.idle

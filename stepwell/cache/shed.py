@@ -1,0 +1,102 @@
+"""Making room: drop what is safe to drop, copy down what is not, ahead of need.
+
+The least valuable share of the device is kept clean (free, or copied below already), so that taking a page does not wait for a
+copy. What is dropped while a copy of it could still have been made is lost, so that happens only where waiting is no choice.
+"""
+
+from __future__ import annotations
+
+from stepwell.cache.directory import Directory, Flight
+from stepwell.cache.moves import Extent, Move, Report, Tier
+from stepwell.cache.ranking import value
+from stepwell.cache.tree import Item, Pending
+
+
+def secure(directory: Directory, pages: int, force: bool = False) -> bool:
+    """Free device pages until `pages` are, dropping clean candidates; with `force`, dirty ones too.
+
+    Succeeds with `force` whenever `free + idle ≥ pages`.
+    """
+    pool = directory.pools[Tier.DEVICE]
+    while pool.free < pages:
+        item = directory.drops[Tier.DEVICE].pop()
+        if item is None and force:
+            item = directory.dirty.pop()
+        if item is None:
+            return False
+        directory.drop(item, Tier.DEVICE)
+    return True
+
+
+def demote_ahead(directory: Directory) -> list[Move]:
+    """Copies that bring the clean share of the device back to where the configuration wants it."""
+    if Tier.HOST not in directory.pools:
+        return []
+    use = directory.use(Tier.DEVICE)
+    wanted = int(use.total * directory.config.clean_share)
+    return demote(directory, wanted - use.free - use.clean - in_flight(directory))
+
+
+def in_flight(directory: Directory) -> int:
+    """Device pages that a copy downwards is reading; clean once it is done."""
+    items = (item for flight in directory.in_flight.values() for item in flight.items)
+    return sum(len(item.pending.slots) for item in items if item.pending is not None)
+
+
+def demote(directory: Directory, pages: int) -> list[Move]:
+    """Begin copying the least valuable dirty candidates to host until `pages` device pages are under way."""
+    moves: list[Move] = []
+    while pages > 0:
+        item = directory.dirty.pop()
+        if item is None:
+            break
+        slots = item.at[Tier.DEVICE]
+        assert slots is not None
+        worthless = value(item, Tier.DEVICE)[0] == 0
+        if worthless or not _room_in_host(directory, len(slots)):
+            directory.refuse(item)
+        else:
+            moves.append(_begin(directory, item))
+        pages -= len(slots)
+    return moves
+
+
+def _room_in_host(directory: Directory, count: int) -> bool:
+    pool = directory.pools[Tier.HOST]
+    if pool.total < count:
+        return False
+    while pool.free < count:
+        item = directory.drops[Tier.HOST].pop()
+        if item is None:
+            return False
+        directory.drop(item, Tier.HOST)
+    return True
+
+
+def _begin(directory: Directory, item: Item) -> Move:
+    """Lock the source, take the target, and name the copy."""
+    source = item.at[Tier.DEVICE]
+    assert source is not None
+    target = directory.pools[Tier.HOST].take(len(source))
+    ticket = directory.ticket()
+    item.pending = Pending(ticket, Tier.HOST, target)
+    directory.in_flight[ticket] = Flight(directory.lease(item, Tier.DEVICE), [item])
+    return Move(ticket, item.what, Extent(Tier.DEVICE, source), Extent(Tier.HOST, target), item.node.end)
+
+
+def landed(directory: Directory, report: Report) -> bool:
+    """End a copy downwards: its bytes become findable, or their slots free. False for a ticket that is not one of ours."""
+    flight = directory.in_flight.pop(report.ticket, None)
+    if flight is None:
+        return False
+    for item in flight.items:
+        pending = item.pending
+        assert pending is not None and pending.ticket == report.ticket
+        item.pending = None
+        if report.ok:
+            directory.place(item, pending.tier, pending.slots)
+        else:
+            directory.give(pending.tier, pending.slots)
+            directory.refuse(item)
+    directory.release(flight.lease)
+    return True
