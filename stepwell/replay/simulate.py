@@ -1,0 +1,141 @@
+"""A trace played through the real scheduler and cache on a virtual clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from stepwell.base.clock import VirtualClock
+from stepwell.base.errors import CapacityError, RequestError, StepwellError
+from stepwell.replay.lanes import Source, TraceRequest
+from stepwell.replay.report import Tally
+from stepwell.replay.text import Text
+from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams, Tokens
+
+MOST_TURNS_AT_ONCE = 10_000
+"""Turns of the simulation in a row that may let no time pass; more means that something is stuck."""
+
+
+class Loop(Protocol):
+    """The part of the engine loop that a simulation drives."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is unfinished, or any copy under way."""
+
+    def submit(self, request: Request) -> None: ...
+
+    def step(self) -> Sequence[Event]:
+        """One turn; its runner and mover let the virtual time pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """s of virtual time: a warm-up that no figure counts, then the measured phase."""
+
+    warmup: float = 900.0
+    duration: float = 3600.0
+
+    @property
+    def end(self) -> float:
+        return self.warmup + self.duration
+
+
+@dataclass(slots=True)
+class Simulation:
+    """One replay in the making. `run` ends with the phases, or once the source has nothing left."""
+
+    source: Source
+    loop: Loop
+    clock: VirtualClock
+    text: Text
+    phases: Phases
+    tally: Tally = field(init=False)
+    _open: dict[str, TraceRequest] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(self.phases.warmup)
+
+    def run(self, progress: ProgressBar | None = None) -> None:
+        turns, last = 0, -1.0
+        while (now := self.clock.now()) < self.phases.end:
+            turns, last = (0, now) if now > last else (turns + 1, now)
+            if turns > MOST_TURNS_AT_ONCE:
+                raise StepwellError(f"no progress at {now:.1f} s with {len(self._open)} requests open")
+            for request in self.source.due(now):
+                self._send(request, now)
+            if not self.loop.busy:
+                upcoming = self.source.next_time()
+                if upcoming is None:
+                    return
+                self.clock.advance_to(min(upcoming, self.phases.end))
+                continue
+            for event in self.loop.step():
+                self._hear(event)
+            if progress is not None:
+                progress.show(self.clock.now(), self.tally.played)
+
+    def _send(self, request: TraceRequest, now: float) -> None:
+        prompt = self.text.prompt(request.conversation, request.stream, request.index, request.edition)
+        params = SamplingParams(max_tokens=request.output, ignore_eos=True)
+        self._open[request.id] = request
+        self.tally.send(request, now)
+        try:
+            self.loop.submit(Request(request.id, prompt, params, session=request.session))
+        except (RequestError, CapacityError):
+            self._end(request.id, failed=True)
+
+    def _hear(self, event: Event) -> None:
+        now = self.clock.now()
+        match event:
+            case Admitted(outcome=outcome):
+                self.tally.admit(outcome, now)
+            case Tokens(request_id=name, tokens=tokens):
+                self.tally.answer(name, len(tokens), now)
+            case Finished(request_id=name, reason=reason):
+                self._end(name, failed=reason not in ("length", "stop"))
+
+    def _end(self, name: str, failed: bool) -> None:
+        self.tally.finish(name, failed)
+        self.source.finished(self._open.pop(name), self.clock.now())
+
+
+@dataclass(slots=True)
+class ProgressBar:
+    """A bar over virtual time, redrawn at most once per virtual second."""
+
+    progress: Progress
+    task: TaskID
+    _shown: float = 0.0
+
+    def show(self, now: float, played: int) -> None:
+        if now >= self._shown + 1.0:
+            self._shown = now
+            self.progress.update(self.task, completed=now, played=played)
+
+
+@contextmanager
+def progress_bar(phases: Phases, console: Console) -> Iterator[ProgressBar]:
+    """A bar with the time left, while the simulation runs; gone afterwards."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[played]:,} requests"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield ProgressBar(progress, progress.add_task("replaying", total=phases.end, played=0))
+
+
+def timed_run(simulation: Simulation, console: Console) -> float:
+    """Run it behind a progress bar; real seconds taken."""
+    began = time.perf_counter()
+    with progress_bar(simulation.phases, console) as progress:
+        simulation.run(progress)
+    return time.perf_counter() - began
