@@ -1,8 +1,8 @@
 """Writes a small hybrid checkpoint in Hugging Face format, for demos, tests and benchmarks.
 
 The weights are random, yet not just anything: with the usual initialisation (std 0.02) the recurrent states are about
-1e-4 and a wrong state changes no answer. Here every projection keeps unit variance and the states reach far back, so that
-a missing, stale or shifted state shows in the very next logits.
+1e-4 and a wrong state changes no answer. Here every projection keeps unit variance and the states reach far back, so
+that a missing, stale or shifted state shows in the very next logits.
 
     python -m stepwell.testing.checkpoint /tmp/tiny --arch qwen3_5
 """

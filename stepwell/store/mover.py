@@ -1,0 +1,189 @@
+"""The copy worker: a thread that carries out moves in order while the engine computes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import TracebackType
+
+from stepwell.base.clock import Clock, WallClock
+from stepwell.base.errors import StoreError
+from stepwell.cache.moves import LiveState, Move, Report, Tier
+from stepwell.store.copier import Copier, Fence, Flight
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTotal:
+    """What went from one tier to another: moves that ended well, moves that failed, bytes and seconds of the former."""
+
+    moves: int = 0
+    failed: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    move: Move
+    fence: Fence
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    move: Move
+    flight: Flight
+    begun: float
+
+
+class CopyMover:
+    """A `Mover` (see `stepwell.sched.step`) with one worker thread: first come, first served.
+
+        start ──▶ jobs ──▶ worker: begin … land ──▶ reports ──▶ poll
+                             └─ at most `in_flight` begun and not landed ─┘
+
+    Every ticket is reported exactly once, whatever happens: an exception becomes a report with its text, and closing
+    the mover fails what had not begun. `start`, `poll`, `wait`, `drain` and `close` belong to one thread, the
+    engine's.
+
+    A copier that completes each copy as it begins it (memory to memory) has one in flight; on a CUDA stream several
+    overlap.
+    """
+
+    def __init__(self, copier: Copier, *, in_flight: int = 4, clock: Clock | None = None) -> None:
+        assert in_flight >= 1
+        self._copier = copier
+        self._limit = in_flight
+        self._clock = clock or WallClock()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._lock = threading.Condition()
+        self._reports: list[Report] = []
+        self._open: set[int] = set()
+        self._closing = False
+        self._totals: dict[tuple[Tier, Tier | None], CopyTotal] = {}
+        self._thread = threading.Thread(target=self._work, name="stepwell-copies", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> CopyMover:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self, moves: Sequence[Move]) -> None:
+        """Queue these copies. A ticket must not be open already. StoreError once the mover is closed."""
+        if self._closing:
+            raise StoreError("the copy worker is closed: it takes no more moves")
+        if not moves:
+            return
+        fence = self._copier.fence()
+        with self._lock:
+            for move in moves:
+                assert move.ticket not in self._open, f"ticket {move.ticket} is already in flight"
+                self._open.add(move.ticket)
+        for move in moves:
+            self._jobs.put(_Job(move, fence))
+
+    def poll(self) -> list[Report]:
+        """Reports since the last call, in the order in which the copies ended; never waits."""
+        with self._lock:
+            reports, self._reports = self._reports, []
+        return reports
+
+    def wait(self, seconds: float) -> None:
+        """Wait until `poll` would return something, at most `seconds`."""
+        with self._lock:
+            self._lock.wait_for(lambda: bool(self._reports), timeout=seconds)
+
+    def drain(self, seconds: float | None = None) -> bool:
+        """Wait until every move started so far has ended; `poll` still returns the reports. False if time ran out."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._open, timeout=seconds)
+
+    def close(self) -> None:
+        """Finish what has begun, fail what has not, end the thread. Reports can still be polled. Twice does no harm."""
+        self._closing = True
+        self._jobs.put(None)
+        self._thread.join()
+
+    @property
+    def closing(self) -> bool:
+        """True once `close` has been called: nothing more will begin."""
+        return self._closing
+
+    def totals(self) -> dict[tuple[Tier, Tier | None], CopyTotal]:
+        """Copies so far by (from, to); None is a live state. Bytes over seconds is the measured speed of that way."""
+        with self._lock:
+            return dict(self._totals)
+
+    def _work(self) -> None:
+        flying: deque[_InFlight] = deque()
+        while True:
+            stop, job = self._next(wait=not flying)
+            if job is not None:
+                self._begin(job, flying)
+            must_wait = job is None or len(flying) >= self._limit
+            while flying and (must_wait or _arrived(flying[0].flight)):
+                self._land(flying.popleft())
+                must_wait = False
+            if stop and not flying:
+                return
+
+    def _next(self, wait: bool) -> tuple[bool, _Job | None]:
+        """The next job, if there is one; True once the mover is closing and nothing is queued."""
+        try:
+            job = self._jobs.get(block=wait)
+        except Empty:
+            return self._closing, None
+        return job is None, job
+
+    def _begin(self, job: _Job, flying: deque[_InFlight]) -> None:
+        if self._closing:
+            self._end(job.move, "the copy worker was closed before this copy began")
+            return
+        begun = self._clock.now()
+        try:
+            flight = self._copier.begin(job.move, job.fence)
+        except Exception as error:
+            self._end(job.move, _describe(error))
+            return
+        flying.append(_InFlight(job.move, flight, begun))
+
+    def _land(self, copy: _InFlight) -> None:
+        try:
+            copy.flight.land()
+        except Exception as error:
+            self._end(copy.move, _describe(error))
+            return
+        self._end(copy.move, "", self._clock.now() - copy.begun)
+
+    def _end(self, move: Move, error: str, seconds: float = 0.0) -> None:
+        way = (move.source.tier, None if isinstance(move.target, LiveState) else move.target.tier)
+        size = len(move.source.slots) * self._copier.page_bytes
+        with self._lock:
+            old = self._totals.get(way, CopyTotal())
+            if error:
+                new = CopyTotal(old.moves, old.failed + 1, old.bytes, old.seconds)
+            else:
+                new = CopyTotal(old.moves + 1, old.failed, old.bytes + size, old.seconds + seconds)
+            self._totals[way] = new
+            self._open.discard(move.ticket)
+            self._reports.append(Report(move.ticket, not error, error))
+            self._lock.notify_all()
+
+
+def _arrived(flight: Flight) -> bool:
+    """Whether `land` is due: at once for a flight that has broken, so that landing it reports why."""
+    try:
+        return flight.arrived()
+    except Exception:
+        return True
+
+
+def _describe(error: Exception) -> str:
+    """The text of an error of ours; the type as well where it is not."""
+    return str(error) if isinstance(error, StoreError) and str(error) else f"{type(error).__name__}: {error}"
