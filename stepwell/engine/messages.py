@@ -1,7 +1,7 @@
 """What a front end and its engine process say to each other: msgpack, typed, bounded by what the receiver declares.
 
-    front end ──Submit · Abort · Stop──▶ engine
-    front end ◀──Ready · Batch · Dead─── engine      Batch = [Accepted | Rejected | Admitted | Tokens | Finished …] + Stats
+front end ──Submit · Abort · Stop──▶ engine
+front end ◀──Ready · Batch · Dead─── engine      Batch = [Accepted | Rejected | Admitted | Tokens | Finished …] + Stats
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Stats(msgspec.Struct):
     rungs: dict[str, int] = {}
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class Ready(msgspec.Struct, tag="ready", array_like=True):
     """The engine is built and serves."""
 
     facts: EngineFacts
@@ -106,7 +106,7 @@ class Batch(msgspec.Struct, tag="batch", array_like=True):
     stats: Stats | None = None
 
 
-class Dead(msgspec.Struct, tag="dead"):
+class Dead(msgspec.Struct, tag="dead", array_like=True):
     """The loop has ended; nothing will follow."""
 
     reason: str

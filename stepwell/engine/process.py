@@ -124,22 +124,12 @@ class EngineService:
         self._answers.send(messages.encode(message))
 
 
-def load_factory(path: str) -> Factory:
-    """The function that "module:function" names. Raises ConfigError where there is none."""
-    module, _, name = path.partition(":")
-    try:
-        factory: Factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load the engine factory {path!r}: {error}") from error
-    return factory
-
-
 def serve(
-    factory: str, config: EngineConfig, commands: zmq.Socket[bytes], answers: zmq.Socket[bytes], clock: Clock
+    factory: Factory, config: EngineConfig, commands: zmq.Socket[bytes], answers: zmq.Socket[bytes], clock: Clock
 ) -> None:
     """Build an engine and serve it until told to stop. The front end hears of any error before it is raised."""
     try:
-        loop, facts = build(load_factory(factory), config)
+        loop, facts = build(factory, config)
         EngineService(loop, commands, answers, clock).run(facts)
     except Exception as error:
         reason = str(error) if isinstance(error, StepwellError) else f"{type(error).__name__}: {error}"
@@ -153,6 +143,17 @@ def build(factory: Factory, config: EngineConfig) -> tuple[ServedLoop, EngineFac
     loop = factory(config, reported.append)
     assert len(reported) == 1, "a factory reports its facts exactly once"
     return loop, reported[0]
+
+
+def _named(path: str) -> Factory:
+    """The factory that "module:function" names; imported only when it is called."""
+
+    def factory(config: EngineConfig, report: Report) -> ServedLoop:
+        module, _, name = path.partition(":")
+        loop: ServedLoop = getattr(importlib.import_module(module), name)(config, report)
+        return loop
+
+    return factory
 
 
 def main() -> int:
@@ -169,7 +170,7 @@ def main() -> int:
     commands.bind(commands_address(start.directory))
     answers.connect(answers_address(start.directory))
     try:
-        serve(start.factory, start.config, commands, answers, WallClock())
+        serve(_named(start.factory), start.config, commands, answers, WallClock())
     except ConfigError:
         return 2  # the front end tells it, without a traceback
     except Exception:

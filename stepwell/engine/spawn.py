@@ -24,7 +24,9 @@ class EngineLink:
 
     def __init__(self, directory: str) -> None:
         if len(directory) > _LONGEST_SOCKET_PATH - len("/commands"):
-            raise ConfigError(f"the temporary directory {directory!r} is too long for a socket: set TMPDIR to a shorter one")
+            raise ConfigError(
+                f"the temporary directory {directory!r} is too long for a socket: set TMPDIR to a shorter one"
+            )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.answers = self._context.socket(zmq.PULL)
         self.commands = self._context.socket(zmq.PUSH)

@@ -59,7 +59,9 @@ class Answers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     async def accepted(self) -> None:
@@ -171,6 +173,7 @@ class EngineClient:
         while (answer := self._link.receive()) is not None:  # its last words know better than its exit status
             self._handle(answer)
         if self.dead is None:
+            self._lament(reason)
             self._mark_dead(reason)
 
     def close(self, reason: str = "the server is shutting down") -> None:
@@ -180,8 +183,11 @@ class EngineClient:
         self._closed = True
         self._loop.remove_reader(self._descriptor)
 
+    def _lament(self, reason: str) -> None:
+        if self._facts.done():  # before that, whoever waits for the engine tells it
+            log.error("the engine has stopped: %s", reason)
+
     def _mark_dead(self, reason: str) -> None:
-        log.info("engine: %s", reason)
         self.dead = reason
         for answers in set(self._answers.values()):
             answers.fail(EngineDead(reason))
@@ -212,6 +218,7 @@ class EngineClient:
                     self._facts.set_result(facts)
             case messages.Dead(reason):
                 if self.dead is None:
+                    self._lament(reason)
                     self._mark_dead(reason)
 
     def _dispatch(self, event: messages.WireEvent) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from stepwell.base.errors import RequestError
 from stepwell.base.geometry import Ints
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.schema import ChatCall
+from stepwell.server.schema import ChatCall, TokenizeCall
 
 MAX_PROMPTS = 1024
+_Result = TypeVar("_Result")
 _SHORT = 2000  # characters that are tokenized at once instead of in a thread
 
 
@@ -34,21 +35,32 @@ class PromptReader:
 
     async def chat(self, call: ChatCall) -> Ints:
         """The prompt of a conversation. Raises RequestError."""
-        messages = [_message(i, message) for i, message in enumerate(call.messages)]
+        open_answer = call.add_generation_prompt and not call.continue_final_message
+        ids = await self._encode_chat(
+            call.messages, open_answer, call.continue_final_message, call.chat_template_kwargs or {}
+        )
+        return self._check_length(ids, "messages")
+
+    async def tokenize(self, call: TokenizeCall) -> Ints:
+        """What a prompt or a conversation would become, of any length. Raises RequestError."""
+        if call.messages is not None:
+            return await self._encode_chat(call.messages, call.add_generation_prompt, False, {})
+        text = call.prompt or ""
+        return await _beside(len(text), lambda: self.tokenizer.encode(text, special=call.add_special_tokens))
+
+    async def _encode_chat(
+        self, given: Sequence[Mapping[str, Any]], open_answer: bool, continue_last: bool, variables: Mapping[str, Any]
+    ) -> Ints:
+        messages = [_message(i, message) for i, message in enumerate(given)]
         if not messages:
             raise RequestError("messages is empty: give at least one message", "messages")
-        open_answer = call.add_generation_prompt and not call.continue_final_message
         size = sum(len(message["content"]) for message in messages)
-
-        def encode() -> Ints:
-            return self.tokenizer.encode_chat(
-                messages,
-                open_answer=open_answer,
-                continue_last=call.continue_final_message,
-                variables=call.chat_template_kwargs,
-            )
-
-        return self._check_length(await _beside(size, encode), "messages")
+        return await _beside(
+            size,
+            lambda: self.tokenizer.encode_chat(
+                messages, open_answer=open_answer, continue_last=continue_last, variables=variables
+            ),
+        )
 
     def ids(self, value: Sequence[object], field: str) -> Ints:
         """Token ids of this vocabulary as int32. Raises RequestError."""
@@ -82,7 +94,9 @@ def _split(value: object) -> list[str | list[object]]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise RequestError(f"prompt must be a string, token ids or a list of either, not {type(value).__name__}", "prompt")
+        raise RequestError(
+            f"prompt must be a string, token ids or a list of either, not {type(value).__name__}", "prompt"
+        )
     if not value:
         raise RequestError("prompt is empty: give at least one token", "prompt")
     if not any(isinstance(item, str | list) for item in value):
@@ -131,6 +145,6 @@ def _part(part: object, field: str) -> str:
     return text
 
 
-async def _beside(size: int, work: Callable[[], Any]) -> Any:
+async def _beside(size: int, work: Callable[[], _Result]) -> _Result:
     """Run `work`, in a thread where it may take long, so that streams keep flowing."""
     return work() if size <= _SHORT else await asyncio.to_thread(work)

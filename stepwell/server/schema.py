@@ -45,6 +45,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), allow_inf_nan=False)
 
 
+class _Named(_Strict):
+    """A call that may name the model it means."""
+
+    model: str | None = None
+
+
 class StreamOptions(_Strict):
     include_usage: bool = False
 
@@ -52,10 +58,9 @@ class StreamOptions(_Strict):
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
-class _Generate(_Strict):
+class _Generate(_Named):
     """What both generation routes share. Defaults are OpenAI's, but for `max_tokens`: all the room there is."""
 
-    model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, le=_INT31)] | None = None
@@ -90,27 +95,25 @@ class ChatCall(_Generate):
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
 
 
-class TokenizeCall(_Strict):
+class TokenizeCall(_Named):
     """POST /tokenize: a prompt, or messages in the chat template."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 
 
-class DetokenizeCall(_Strict):
+class DetokenizeCall(_Named):
     """POST /detokenize."""
 
-    model: str | None = None
     tokens: list[int]
 
 
-_Call = TypeVar("_Call", bound=_Strict)
+Call = TypeVar("Call", bound=_Named)
 
 
-def parse(kind: type[_Call], body: Mapping[str, Any]) -> tuple[_Call, list[str]]:
+def parse(kind: type[Call], body: Mapping[str, Any]) -> tuple[Call, list[str]]:
     """The call, and the names of fields that nobody knows. Raises RequestError naming the first field at fault."""
     _refuse_unsupported(body)
     try:
@@ -137,7 +140,9 @@ def read_stops(value: object) -> tuple[str, ...]:
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name, neutral in _NOT_SUPPORTED.items():
         value = body.get(name)
-        if value is not None and not any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral):
+        if value is not None and not any(
+            value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral
+        ):
             raise RequestError(f"{name} is not supported yet: leave it out", name)
 
 

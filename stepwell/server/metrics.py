@@ -1,0 +1,141 @@
+"""What /metrics shows. Every label combination exists from the start, at zero.
+
+Counters follow the engine's own events and the ends of API calls; gauges are the engine's latest statistics. No metric
+carries text, names or salts of callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from stepwell.cache.moves import Tier
+from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.engine.messages import Stats
+from stepwell.engine.stats import PAGE_STATES, PHASES
+from stepwell.sched.request import FinishReason
+
+SOURCES = ("device", "host", "disk", "recomputed")
+STATUSES = ("400", "404", "405", "413", "429", "499", "500", "503")
+_STATE_TIERS = ("none", *(tier.name.lower() for tier in Tier))
+_FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_NEXT_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+class Metrics:
+    """The counters of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens by where they came from", "source", SOURCES)
+        self._lost = self._counter(
+            "recomputed_tokens", "Recomputed prompt tokens by what they were lost to", "lost_to", Loss
+        )
+        self._admissions = self._counter("admissions", "Admissions by why they resumed no further", "reason", Reason)
+        self._resumes = self._counter(
+            "resumes", "Admissions by the tier of the state they resumed from", "tier", _STATE_TIERS
+        )
+        self._readmissions = Counter("stepwell_readmissions", "Admissions after a preemption", registry=self.registry)
+        self._generated = Counter("stepwell_generation_tokens", "Tokens generated", registry=self.registry)
+        reasons = get_args(FinishReason)
+        self._finished = self._counter("requests", "Sequences by how they ended", "finish_reason", reasons)
+        self._empty = Counter(
+            "stepwell_empty_completions", "Sequences that ended without visible text", registry=self.registry
+        )
+        self._refused = self._counter("http_errors", "Calls answered with an error, by status", "status", STATUSES)
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "From a call's arrival to its first token", _FIRST_TOKEN_BUCKETS
+        )
+        self._next = self._histogram(
+            "inter_token_seconds", "Between tokens; one observation a delivery", _NEXT_TOKEN_BUCKETS
+        )
+
+    def watch(self, stats: Callable[[], Stats], up: Callable[[], bool]) -> None:
+        """Show an engine's gauges too."""
+        self.registry.register(_EngineGauges(stats, up))
+
+    def render(self) -> bytes:
+        """All metrics in the text format."""
+        return generate_latest(self.registry)
+
+    def admitted(self, outcome: AdmissionOutcome) -> None:
+        if outcome.readmission:  # its tokens were counted when it was first admitted
+            self._readmissions.inc()
+            return
+        for source in SOURCES:
+            self._prompt_tokens.labels(source).inc(_tokens_from(outcome, source))
+        for loss, tokens in outcome.lost:
+            self._lost.labels(loss).inc(tokens)
+        self._admissions.labels(outcome.reason).inc()
+        self._resumes.labels("none" if outcome.state_tier is None else outcome.state_tier.name.lower()).inc()
+
+    def generated(self, tokens: int) -> None:
+        self._generated.inc(tokens)
+
+    def finished(self, reason: FinishReason, empty: bool) -> None:
+        self._finished.labels(reason).inc()
+        if empty and reason in ("stop", "length"):
+            self._empty.inc()
+
+    def first_token(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        self._next.observe(seconds)
+
+    def refused(self, status: int) -> None:
+        if str(status) in STATUSES:
+            self._refused.labels(str(status)).inc()
+
+    def _counter(self, name: str, text: str, label: str, values: Iterable[str]) -> Counter:
+        counter = Counter(f"stepwell_{name}", text, (label,), registry=self.registry)
+        for value in values:
+            counter.labels(value)
+        return counter
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"stepwell_{name}", text, buckets=buckets, registry=self.registry)
+
+
+def _tokens_from(outcome: AdmissionOutcome, source: str) -> int:
+    match source:
+        case "device":
+            return outcome.device
+        case "host":
+            return outcome.host
+        case "disk":
+            return outcome.disk
+        case _:
+            return outcome.recomputed
+
+
+class _EngineGauges(Collector):
+    """Reads the latest statistics whenever someone looks."""
+
+    def __init__(self, stats: Callable[[], Stats], up: Callable[[], bool]) -> None:
+        self._stats = stats
+        self._up = up
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        yield GaugeMetricFamily("stepwell_engine_up", "1 while the engine serves", value=float(self._up()))
+        queue = GaugeMetricFamily("stepwell_queue_requests", "Sequences in the engine by phase", labels=["phase"])
+        for phase in PHASES:
+            queue.add_metric([phase], stats.queues.get(phase, 0))
+        yield queue
+        yield from self._by_tier(stats)
+
+    def _by_tier(self, stats: Stats) -> Iterator[Metric]:
+        pages = GaugeMetricFamily("stepwell_pages", "Pages by tier and state", labels=["tier", "state"])
+        rungs = GaugeMetricFamily("stepwell_rungs", "Rungs by the tier of their image", labels=["tier"])
+        for tier in (t.name.lower() for t in Tier):
+            here: Mapping[str, int] = stats.pages.get(tier, {})
+            for state in PAGE_STATES:
+                pages.add_metric([tier, state], here.get(state, 0))
+            rungs.add_metric([tier], stats.rungs.get(tier, 0))
+        yield pages
+        yield rungs

@@ -1,0 +1,137 @@
+"""An engine loop that follows a script: the shape of the real one, without a cache or a model.
+
+The answer to a prompt is the prompt again, over and over. Prompts of some fixed tokens trigger faults.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+
+from stepwell.base.errors import CapacityError, RequestError
+from stepwell.cache.moves import Tier
+from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.engine.config import EngineConfig, EngineFacts, Report
+from stepwell.engine.messages import Stats
+from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
+
+EOS = 2
+VOCAB = 320
+CONTEXT = 4096
+RAISES = 301
+FAILS = 302
+REFUSED = 303
+TOO_LARGE = 304
+SLOW = 305
+
+
+class ScriptedLoop:
+    """Admits everything at once unless `gate` is closed; one token a sequence and step."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waiting: list[Request] = []
+        self.running: dict[str, tuple[Request, int]] = {}
+        self.aborted: list[str] = []
+        self.seen: list[Request] = []
+        self._prompts: list[np.ndarray] = []
+        self._events: list[Event] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running or self._events)
+
+    def submit(self, request: Request) -> None:
+        if REFUSED in request.prompt:
+            raise RequestError("the loop does not like this prompt", "prompt")
+        if TOO_LARGE in request.prompt:
+            raise CapacityError("this prompt can never fit: raise --device-memory", 900, 100)
+        self.seen.append(request)
+        self.waiting.append(request)
+
+    def abort(self, request_id: str) -> None:
+        known = request_id in self.running or any(r.id == request_id for r in self.waiting)
+        self.waiting = [r for r in self.waiting if r.id != request_id]
+        self.running.pop(request_id, None)
+        if known:
+            self.aborted.append(request_id)
+            self._events.append(Finished(request_id, "abort"))
+
+    def step(self) -> list[Event]:
+        if not self.gate.is_set():
+            self.gate.wait(0.005)
+        events, self._events = self._events, []
+        if self.gate.is_set():
+            for request in self.waiting:
+                self.running[request.id] = (request, 0)
+                events.append(Admitted(request.id, self._outcome(request)))
+            self.waiting = []
+        for request_id in list(self.running):
+            events += self._decode(request_id)
+        return events
+
+    def stats(self) -> Stats:
+        queues = {"waiting": len(self.waiting), "decode": len(self.running)}
+        return Stats(queues=queues, pages={"device": {"free": 7}}, rungs={"host": 3})
+
+    def _decode(self, request_id: str) -> list[Event]:
+        request, done = self.running[request_id]
+        params = request.params
+        token = int(request.prompt[done % len(request.prompt)])
+        if token == RAISES:
+            raise RuntimeError("the script says so")
+        if token == FAILS:
+            del self.running[request_id]
+            return [Finished(request_id, "error", "the numbers of this request went wrong")]
+        if token == SLOW:
+            threading.Event().wait(0.02)
+        self.running[request_id] = (request, done + 1)
+        ends = token in params.stop_token_ids or (token == EOS and not params.ignore_eos)
+        reason = "stop" if ends and done + 1 > params.min_tokens else "length" if done + 1 == params.max_tokens else None
+        events: list[Event] = [Tokens(request_id, (token,))]
+        if reason is not None:
+            del self.running[request_id]
+            events.append(Finished(request_id, reason))  # type: ignore[arg-type]
+        return events
+
+    def _outcome(self, request: Request) -> AdmissionOutcome:
+        prompt = request.prompt
+        cached = max((_common(prompt, p) for p in self._prompts), default=0) if request.read_cache else 0
+        cached = min(cached, len(prompt) - 1) // 16 * 16
+        if request.write_cache:
+            self._prompts.append(prompt)
+        cold = len(prompt) - cached
+        outcome = AdmissionOutcome(
+            request.id, len(prompt), 0, 0, 0, cold, cached, cached, None, Reason.COMPLETE, ((Loss.NEW, cold),)
+        )
+        return replace(outcome, device=cached, state_tier=Tier.DEVICE) if cached else outcome
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if len(differs) else n
+
+
+def facts(config: EngineConfig) -> EngineFacts:
+    return EngineFacts(config.name, config.max_model_len or CONTEXT, VOCAB, (("pages", "7", "of 4 KiB"),))
+
+
+def build(config: EngineConfig, report: Report) -> ScriptedLoop:
+    """An engine factory."""
+    report(facts(config))
+    return ScriptedLoop()
+
+
+def build_slowly(config: EngineConfig, report: Report) -> ScriptedLoop:
+    """A factory that takes longer than any test waits."""
+    threading.Event().wait(60)
+    return build(config, report)
+
+
+def build_never(config: EngineConfig, report: Report) -> ScriptedLoop:
+    """A factory that fails."""
+    raise RuntimeError("no such machine")

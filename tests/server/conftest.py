@@ -1,0 +1,17 @@
+from collections.abc import Iterator
+
+import pytest
+from tests.server.harness import Running, running, tokenizer_directory
+
+from stepwell.engine.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(str(tokenizer_directory(tmp_path_factory.mktemp("tokenizer"))))
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: Tokenizer) -> Iterator[Running]:
+    with running(tokenizer) as server:
+        yield server

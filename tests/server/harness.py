@@ -1,0 +1,128 @@
+"""A whole server in this process: real HTTP, real sockets to the engine, a scripted loop behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+import zmq
+from tests.engine.scripted import ScriptedLoop, facts
+
+from stepwell.base.clock import WallClock
+from stepwell.engine import messages
+from stepwell.engine.config import EngineConfig, Report
+from stepwell.engine.process import ServedLoop, answers_address, commands_address, serve
+from stepwell.engine.spawn import EngineLink
+from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.app import Limits, Parts, create_app
+from stepwell.server.client import EngineClient
+from stepwell.server.metrics import Metrics
+from stepwell.testing.tokenizer import train_tokenizer, write_tokenizer
+
+MODEL = "tiny"
+
+
+def tokenizer_directory(path: Path) -> Path:
+    """A directory with a tokenizer of 300 tokens in it."""
+    write_tokenizer(path, train_tokenizer(300), 4096)
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that answers."""
+
+    url: str
+    loop: ScriptedLoop
+    client: EngineClient
+
+
+@contextlib.contextmanager
+def running(tokenizer: Tokenizer, limits: Limits | None = None) -> Iterator[Running]:
+    """A server until the block ends."""
+    directory = tempfile.mkdtemp(prefix="sw-")
+    loop = ScriptedLoop()
+    engine = threading.Thread(target=_engine, args=(loop, directory))
+    front = _Front(directory, tokenizer, limits or Limits())
+    engine.start()
+    front.start()
+    try:
+        front.up.wait(20)
+        assert front.client is not None, "the server did not start"
+        yield Running(front.url, loop, front.client)
+    finally:
+        loop.gate.set()
+        front.stop()
+        engine.join(20)
+        shutil.rmtree(directory)
+        assert not engine.is_alive()
+
+
+def _engine(loop: ServedLoop, directory: str) -> None:
+    context = zmq.Context()
+    commands, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    commands.bind(commands_address(directory))
+    answers.connect(answers_address(directory))
+
+    def factory(config: EngineConfig, report: Report) -> ServedLoop:
+        report(facts(config))
+        return loop
+
+    with contextlib.suppress(RuntimeError):  # what the loop raises is told over the socket
+        serve(factory, EngineConfig(MODEL), commands, answers, WallClock())
+    context.destroy(linger=1000)
+
+
+class _Front(threading.Thread):
+    """uvicorn and the engine client, in the event loop of a thread."""
+
+    def __init__(self, directory: str, tokenizer: Tokenizer, limits: Limits) -> None:
+        super().__init__()
+        self._directory = directory
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.up = threading.Event()
+        self.client: EngineClient | None = None
+        self._server: uvicorn.Server | None = None
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+        self.join(20)
+        assert not self.is_alive()
+
+    async def _run(self) -> None:
+        metrics = Metrics()
+        link = EngineLink(self._directory)
+        client = EngineClient(link, metrics)
+        try:
+            known = await client.ready()
+            metrics.watch(lambda: client.stats, lambda: client.dead is None)
+            app = create_app(Parts(client, self._tokenizer, known, metrics, self._limits))
+            config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=3)
+            self._server = uvicorn.Server(config)
+            serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+            while not self._server.started:
+                await asyncio.sleep(0.005)
+            self.client = client
+            self.up.set()
+            await serving
+        finally:
+            self.up.set()
+            client.close()
+            link.send(messages.Stop())
+            await asyncio.sleep(0.05)
+            link.close()
