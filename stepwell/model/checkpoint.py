@@ -1,0 +1,116 @@
+"""Tensors of a checkpoint directory by their published names, read from safetensors files one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from stepwell.base.errors import ConfigError
+from stepwell.model.config import read_json
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_LONGEST_INDEX = 64 << 20
+_WRAPPED = "model.language_model."
+# parts of a checkpoint that the text decoder has no use for: drafting heads and the vision tower
+_IGNORED = ("mtp.", "model.visual.", "visual.")
+_NAMED = 5
+"""Names that an error lists before it counts the rest."""
+
+Shape = tuple[int, ...]
+
+
+class Checkpoint:
+    """An open checkpoint; use it in `with`. Names are those of the text model, also where a vision wrapper was saved."""
+
+    __slots__ = ("_files", "_where", "directory")
+
+    def __init__(self, directory: Path) -> None:
+        """Reads headers only. Raises ConfigError where a file is missing, damaged or outside of `directory`."""
+        self.directory = directory
+        self._files: dict[str, Any] = {}
+        self._where: dict[str, tuple[str, str]] = {}
+        for file in _shards(directory):
+            try:
+                self._files[file] = safe_open(str(directory / file), framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                self.close()
+                raise ConfigError(f"cannot read {directory / file}: {error}; download the checkpoint again") from error
+            for name in self._files[file].keys():  # noqa: SIM118 – not a mapping
+                self._add(name, file)
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the files; tensors already read stay."""
+        self._files.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def shape(self, name: str) -> Shape:
+        file, stored = self._where[name]
+        return tuple(self._files[file].get_slice(stored).get_shape())
+
+    def tensor(self, name: str) -> Tensor:
+        """Read one tensor, as stored."""
+        file, stored = self._where[name]
+        tensor: Tensor = self._files[file].get_tensor(stored)
+        return tensor
+
+    def check(self, expected: Mapping[str, Shape]) -> None:
+        """Raises ConfigError naming what is missing, too much or of the wrong shape."""
+        missing = [name for name in expected if name not in self._where]
+        extra = [name for name in self._where if name not in expected]
+        wrong = [
+            f"{name} {list(self.shape(name))} instead of {list(shape)}"
+            for name, shape in expected.items()
+            if name in self._where and self.shape(name) != shape
+        ]
+        faults = [
+            f"{what}: {_listed(names)}"
+            for what, names in (("missing", missing), ("unexpected", extra), ("of the wrong shape", wrong))
+            if names
+        ]
+        if faults:
+            raise ConfigError(f"{self.directory} does not fit its config.json; tensors {'; '.join(faults)}")
+
+    def _add(self, stored: str, file: str) -> None:
+        if stored.startswith(_IGNORED):
+            return
+        name = "model." + stored.removeprefix(_WRAPPED) if stored.startswith(_WRAPPED) else stored
+        if name in self._where:
+            other = self._where[name]
+            raise ConfigError(f"{self.directory} holds {name} twice: {other[1]} in {other[0]}, {stored} in {file}")
+        self._where[name] = (file, stored)
+
+
+def _shards(directory: Path) -> list[str]:
+    if not (directory / _INDEX).exists():
+        if not (directory / _SINGLE).exists():
+            raise ConfigError(
+                f"{directory} has neither {_SINGLE} nor {_INDEX}: only safetensors checkpoints are supported"
+            )
+        return [_SINGLE]
+    weights = read_json(directory / _INDEX, _LONGEST_INDEX).get("weight_map")
+    if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
+        raise ConfigError(f"{directory / _INDEX} needs a weight_map from names to files")
+    files = sorted(set(weights.values()))
+    for file in files:
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise ConfigError(f"{directory / _INDEX} names {file!r}: files must be .safetensors in the same directory")
+    return files
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

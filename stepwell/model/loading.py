@@ -1,0 +1,163 @@
+"""From checkpoint files to a decoder: reads each tensor once, fuses what reads the same input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from stepwell.base.shapes import ModelShape
+from stepwell.model import names
+from stepwell.model.checkpoint import Checkpoint
+from stepwell.model.config import HybridConfig
+from stepwell.model.decoder import HybridDecoder, Layer
+from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Mixer, Mlp
+from stepwell.ops.kernels import Kernels, TorchKernels
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def load_decoder(
+    directory: Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    kernels: Kernels | None = None,
+) -> HybridDecoder:
+    """The decoder saved in `directory` (config.json and safetensors). `dtype` None: as the checkpoint says.
+
+    Raises ConfigError naming the field or the tensors that do not fit.
+    """
+    config = HybridConfig.from_file(directory)
+    where = torch.device(device)
+    with Checkpoint(directory) as checkpoint:
+        layers = range(config.shape.layers)
+        fused = frozenset(i for i in layers if names.fused_experts(i) in checkpoint)
+        expected = names.expected(config.shape, fused)
+        if config.shape.tied and names.HEAD in checkpoint:
+            expected[names.HEAD] = expected[names.EMBEDDING]
+        checkpoint.check(expected)
+        loader = _Loader(config, checkpoint, dtype or DTYPES[config.dtype], where)
+        embedding = loader.matrix(names.EMBEDDING)
+        head = embedding if config.shape.tied else loader.matrix(names.HEAD)
+        return HybridDecoder(
+            config,
+            embedding,
+            tuple(loader.layer(i, i in fused) for i in layers),
+            loader.centred(names.NORM),
+            head,
+            kernels or TorchKernels(where),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    config: HybridConfig
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    device: torch.device
+
+    def matrix(self, *parts: str) -> Tensor:
+        """The named matrices stacked by rows, in the model's type."""
+        return self._placed(torch.cat([self.checkpoint.tensor(name) for name in parts]))
+
+    def float32(self, name: str) -> Tensor:
+        return self.checkpoint.tensor(name).to(self.device, torch.float32)
+
+    def centred(self, name: str) -> Tensor:
+        """A zero-centred norm's weight, its 1 + added."""
+        return self.float32(name) + 1.0
+
+    def layer(self, index: int, fused: bool) -> Layer:
+        prefix, shape = names.layer_prefix(index), self.config.shape
+        full = shape.layer_types[index] == "full_attention"
+        order = shape.layer_types[:index].count(shape.layer_types[index])
+        mixer: Mixer = self._attention(prefix, order) if full else self._delta_net(prefix, order)
+        mlp: Mlp = self._experts(prefix, fused) if shape.expert_layers[index] else self._mlp(f"{prefix}mlp.")
+        return Layer(
+            self.centred(f"{prefix}input_layernorm.weight"),
+            mixer,
+            self.centred(f"{prefix}post_attention_layernorm.weight"),
+            mlp,
+        )
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, self.dtype).contiguous()
+
+    def _attention(self, prefix: str, order: int) -> Attention:
+        s, own = self.config.shape, f"{prefix}self_attn."
+        # stored per head: query, then gate
+        query, gate = self.checkpoint.tensor(f"{own}q_proj.weight").view(s.heads, 2, s.head_dim, s.hidden).unbind(1)
+        k, v = (self.checkpoint.tensor(f"{own}{name}_proj.weight") for name in "kv")
+        q_norm, k_norm = (self.centred(f"{own}{name}_norm.weight") for name in "qk")
+        return Attention(
+            index=order,
+            heads=s.heads,
+            kv_heads=s.kv_heads,
+            head_dim=s.head_dim,
+            eps=self.config.eps,
+            into=self._placed(torch.cat((query.flatten(0, 1), k, v, gate.flatten(0, 1)))),
+            norm=torch.cat((q_norm.expand(s.heads, -1), k_norm.expand(s.kv_heads, -1))),
+            out=self.matrix(f"{own}o_proj.weight"),
+        )
+
+    def _delta_net(self, prefix: str, order: int) -> DeltaNet:
+        s, own = self.config.shape, f"{prefix}linear_attn."
+        if s.model_type == "qwen3_next":
+            qkvz, ba = (self.checkpoint.tensor(f"{own}in_proj_{name}.weight") for name in ("qkvz", "ba"))
+            into = self._placed(torch.cat((*by_kind(qkvz, s), *by_kind_ba(ba, s))))
+        else:
+            into = self.matrix(*(f"{own}in_proj_{name}.weight" for name in ("qkv", "z", "b", "a")))
+        return DeltaNet(
+            index=order,
+            key_heads=s.key_heads,
+            key_dim=s.key_dim,
+            value_heads=s.value_heads,
+            value_dim=s.value_dim,
+            eps=self.config.eps,
+            into=into,
+            conv=self.float32(f"{own}conv1d.weight").squeeze(1).t().contiguous(),
+            rate=self.float32(f"{own}A_log").exp().neg(),
+            dt_bias=self.float32(f"{own}dt_bias"),
+            norm=self.float32(f"{own}norm.weight"),
+            out=self.matrix(f"{own}out_proj.weight"),
+        )
+
+    def _mlp(self, prefix: str) -> DenseMlp:
+        gate_up = self.matrix(f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight")
+        return DenseMlp(gate_up, self.matrix(f"{prefix}down_proj.weight"))
+
+    def _experts(self, prefix: str, fused: bool) -> Experts:
+        s, own = self.config.shape, f"{prefix}mlp."
+        if fused:
+            gate_up, down = (self.matrix(f"{own}experts.{name}") for name in ("gate_up_proj", "down_proj"))
+        else:
+            gate_up = torch.empty(s.experts, 2 * s.expert_width, s.hidden, dtype=self.dtype, device=self.device)
+            down = torch.empty(s.experts, s.hidden, s.expert_width, dtype=self.dtype, device=self.device)
+            for expert in range(s.experts):
+                # one expert at a time: all of them twice would not fit beside the rest
+                one = self._mlp(f"{own}experts.{expert}.")
+                gate_up[expert], down[expert] = one.gate_up, one.down
+        return Experts(
+            top=s.experts_per_token,
+            normed=self.config.norm_topk,
+            router=self.matrix(f"{own}gate.weight"),
+            gate_up=gate_up,
+            down=down,
+            shared=self._mlp(f"{own}shared_expert."),
+            shared_gate=self.matrix(f"{own}shared_expert_gate.weight"),
+        )
+
+
+def by_kind(qkvz: Tensor, s: ModelShape) -> list[Tensor]:
+    """Qwen3-Next stores, for each key head, its query, key, values and gates; returns all of each, in that order."""
+    values = s.value_heads // s.key_heads * s.value_dim
+    per_head = qkvz.view(s.key_heads, -1, qkvz.shape[-1])
+    return [part.flatten(0, 1) for part in per_head.split_with_sizes((s.key_dim, s.key_dim, values, values), 1)]
+
+
+def by_kind_ba(ba: Tensor, s: ModelShape) -> list[Tensor]:
+    """The same for b and a."""
+    per_head = ba.view(s.key_heads, -1, ba.shape[-1])
+    return [part.flatten(0, 1) for part in per_head.chunk(2, 1)]

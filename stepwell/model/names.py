@@ -1,0 +1,80 @@
+"""The published names of every tensor of a text decoder, with shapes: [out, in] for matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepwell.base.shapes import ModelShape
+from stepwell.model.checkpoint import Shape
+
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+
+def layer_prefix(layer: int) -> str:
+    return f"model.layers.{layer}."
+
+
+def fused_experts(layer: int) -> str:
+    """Name that tells a layer with all experts in one tensor from one with a tensor for each."""
+    return f"{layer_prefix(layer)}mlp.experts.gate_up_proj"
+
+
+def expected(shape: ModelShape, fused: frozenset[int]) -> dict[str, Shape]:
+    """Every tensor that must be there. `fused` are the layers whose experts are stored in one tensor."""
+    names: dict[str, Shape] = {EMBEDDING: (shape.vocab, shape.hidden), NORM: (shape.hidden,)}
+    if not shape.tied:
+        names[HEAD] = (shape.vocab, shape.hidden)
+    for layer, (kind, expert) in enumerate(zip(shape.layer_types, shape.expert_layers, strict=True)):
+        prefix = layer_prefix(layer)
+        names[f"{prefix}input_layernorm.weight"] = names[f"{prefix}post_attention_layernorm.weight"] = (shape.hidden,)
+        mixer = _attention(shape) if kind == "full_attention" else _linear(shape)
+        mlp = _experts(shape, layer in fused) if expert else _mlp("mlp.", shape.hidden, shape.mlp_width)
+        names.update((prefix + name, size) for part in (mixer, mlp) for name, size in part)
+    return names
+
+
+def _attention(s: ModelShape) -> Iterator[tuple[str, Shape]]:
+    inner, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    yield "self_attn.q_proj.weight", (2 * inner, s.hidden)
+    yield "self_attn.k_proj.weight", (kv, s.hidden)
+    yield "self_attn.v_proj.weight", (kv, s.hidden)
+    yield "self_attn.o_proj.weight", (s.hidden, inner)
+    yield "self_attn.q_norm.weight", (s.head_dim,)
+    yield "self_attn.k_norm.weight", (s.head_dim,)
+
+
+def _linear(s: ModelShape) -> Iterator[tuple[str, Shape]]:
+    inner = s.value_heads * s.value_dim
+    if s.model_type == "qwen3_next":
+        yield "linear_attn.in_proj_qkvz.weight", (s.conv_channels + inner, s.hidden)
+        yield "linear_attn.in_proj_ba.weight", (2 * s.value_heads, s.hidden)
+    else:
+        yield "linear_attn.in_proj_qkv.weight", (s.conv_channels, s.hidden)
+        yield "linear_attn.in_proj_z.weight", (inner, s.hidden)
+        yield "linear_attn.in_proj_b.weight", (s.value_heads, s.hidden)
+        yield "linear_attn.in_proj_a.weight", (s.value_heads, s.hidden)
+    yield "linear_attn.conv1d.weight", (s.conv_channels, 1, s.conv_kernel)
+    yield "linear_attn.A_log", (s.value_heads,)
+    yield "linear_attn.dt_bias", (s.value_heads,)
+    yield "linear_attn.norm.weight", (s.value_dim,)
+    yield "linear_attn.out_proj.weight", (s.hidden, inner)
+
+
+def _mlp(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, Shape]]:
+    yield f"{prefix}gate_proj.weight", (width, hidden)
+    yield f"{prefix}up_proj.weight", (width, hidden)
+    yield f"{prefix}down_proj.weight", (hidden, width)
+
+
+def _experts(s: ModelShape, fused: bool) -> Iterator[tuple[str, Shape]]:
+    yield "mlp.gate.weight", (s.experts, s.hidden)
+    yield "mlp.shared_expert_gate.weight", (1, s.hidden)
+    yield from _mlp("mlp.shared_expert.", s.hidden, s.shared_width)
+    if fused:
+        yield "mlp.experts.gate_up_proj", (s.experts, 2 * s.expert_width, s.hidden)
+        yield "mlp.experts.down_proj", (s.experts, s.hidden, s.expert_width)
+        return
+    for expert in range(s.experts):
+        yield from _mlp(f"mlp.experts.{expert}.", s.hidden, s.expert_width)

@@ -1,0 +1,26 @@
+"""Root-mean-square norms over the last dimension, computed in float32."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """`1 / sqrt(mean(x²) + eps)` over the last dimension, kept; `x` is float32."""
+    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return size.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / rms(x) * weight`, in the type of `x`. `weight` is float32 and already holds the 1 + of a zero-centred norm."""
+    y = x.float()
+    return torch.mul(y, inverse_rms(y, eps)).mul_(weight).to(x.dtype)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / rms(x) * weight * silu(gate)`, in the type of `gate`. `weight` is float32 and plain, not zero-centred."""
+    y = x.float()
+    y = torch.mul(y, inverse_rms(y, eps)).mul_(weight)
+    return y.mul_(F.silu(gate.float())).to(gate.dtype)

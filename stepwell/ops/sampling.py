@@ -1,0 +1,81 @@
+"""From logits to tokens. Each row is on its own: its draw depends on its logits, its seed and its index alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How to choose one row's token. `index` counts the request's earlier draws; `banned` tokens are never chosen."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    index: int = 0
+    banned: tuple[int, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= 0 or self.top_k == 1
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
+    """One token for each row of float32 [n, vocab]; None where the row has no finite largest logit (NaN, ∞, all banned).
+
+    `logits` may be written to.
+    """
+    for row, draw in enumerate(draws):
+        if draw.banned:
+            logits[row, list(draw.banned)] = float("-inf")
+    largest, best = logits.max(-1)
+    tokens: list[int] = best.tolist()
+    sound: list[bool] = largest.isfinite().tolist()
+    random = [i for i, draw in enumerate(draws) if sound[i] and not draw.greedy]
+    for i in random:
+        tokens[i] = _draw(logits[i], float(largest[i]), draws[i])
+    return [token if ok else None for token, ok in zip(tokens, sound, strict=True)]
+
+
+def uniform(seed: int, index: int) -> float:
+    """Draw `index` of stream `seed`, in [0, 1): the splitmix64 finaliser over both numbers (Steele et al., 2014)."""
+    state = _mix(_mix(seed & _MASK) ^ (index * 0x9E3779B97F4A7C15 & _MASK))
+    return (state >> 11) / (1 << 53)
+
+
+def _mix(z: int) -> int:
+    z = (z + 0x9E3779B97F4A7C15) & _MASK
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    return z ^ (z >> 31)
+
+
+def _draw(logits: Tensor, largest: float, draw: Draw) -> int:
+    """Invert the distribution function, largest probability first and equal ones by token number."""
+    scaled = (logits.double() - largest) / draw.temperature
+    if 0 < draw.top_k < logits.shape[0]:
+        # the k-th value and all that equal it, so that ties are settled by token number below
+        floor = scaled.topk(draw.top_k).values[-1]
+        candidates = (scaled >= floor).nonzero().flatten()
+        scaled = scaled[candidates]
+    else:
+        candidates = None
+    ordered, order = scaled.sort(descending=True, stable=True)
+    if draw.top_k > 0:
+        ordered, order = ordered[: draw.top_k], order[: draw.top_k]
+    chances = ordered.exp_()
+    reached = chances.cumsum(0)
+    if draw.top_p < 1.0:
+        # the fewest tokens whose chances reach top_p; the first one always
+        kept = int((reached - chances < draw.top_p * reached[-1]).sum())
+        reached = reached[: max(1, kept)]
+    at = int(torch.searchsorted(reached, uniform(draw.seed, draw.index) * reached[-1], right=True))
+    token = order[min(at, reached.shape[0] - 1)]
+    return int(token if candidates is None else candidates[token])
