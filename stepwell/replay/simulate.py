@@ -31,8 +31,21 @@ class Loop(Protocol):
 
     def submit(self, request: Request) -> None: ...
 
-    def step(self) -> Sequence[Event]:
-        """One turn; its runner and mover let the virtual time pass."""
+    def step(self, max_repeat: int) -> Sequence[Event]:
+        """One turn; its runner and mover let the virtual time pass. Takes up to `max_repeat` decode passes at once."""
+
+
+class Served(Protocol):
+    """A loop and the clock that its steps advance."""
+
+    @property
+    def loop(self) -> Loop: ...
+
+    @property
+    def clock(self) -> VirtualClock: ...
+
+    def passes_until(self, when: float | None) -> int:
+        """Decode passes that fit before `when`; at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +65,7 @@ class Simulation:
     """One replay in the making. `run` ends with the phases, or once the source has nothing left."""
 
     source: Source
-    loop: Loop
-    clock: VirtualClock
+    machine: Served
     text: Text
     phases: Phases
     tally: Tally = field(init=False)
@@ -63,23 +75,24 @@ class Simulation:
         self.tally = Tally(self.phases.warmup)
 
     def run(self, progress: ProgressBar | None = None) -> None:
+        loop, clock = self.machine.loop, self.machine.clock
         turns, last = 0, -1.0
-        while (now := self.clock.now()) < self.phases.end:
+        while (now := clock.now()) < self.phases.end:
             turns, last = (0, now) if now > last else (turns + 1, now)
             if turns > MOST_TURNS_AT_ONCE:
                 raise StepwellError(f"no progress at {now:.1f} s with {len(self._open)} requests open")
             for request in self.source.due(now):
                 self._send(request, now)
-            if not self.loop.busy:
+            if not loop.busy:
                 upcoming = self.source.next_time()
                 if upcoming is None:
                     return
-                self.clock.advance_to(min(upcoming, self.phases.end))
+                clock.advance_to(min(upcoming, self.phases.end))
                 continue
-            for event in self.loop.step():
+            for event in loop.step(self.machine.passes_until(self.source.next_time())):
                 self._hear(event)
             if progress is not None:
-                progress.show(self.clock.now(), self.tally.played)
+                progress.show(clock.now(), self.tally.played)
 
     def _send(self, request: TraceRequest, now: float) -> None:
         prompt = self.text.prompt(request.conversation, request.stream, request.index, request.edition)
@@ -87,12 +100,12 @@ class Simulation:
         self._open[request.id] = request
         self.tally.send(request, now)
         try:
-            self.loop.submit(Request(request.id, prompt, params, session=request.session))
+            self.machine.loop.submit(Request(request.id, prompt, params, session=request.session))
         except (RequestError, CapacityError):
             self._end(request.id, failed=True)
 
     def _hear(self, event: Event) -> None:
-        now = self.clock.now()
+        now = self.machine.clock.now()
         match event:
             case Admitted(outcome=outcome):
                 self.tally.admit(outcome, now)
@@ -103,7 +116,7 @@ class Simulation:
 
     def _end(self, name: str, failed: bool) -> None:
         self.tally.finish(name, failed)
-        self.source.finished(self._open.pop(name), self.clock.now())
+        self.source.finished(self._open.pop(name), self.machine.clock.now())
 
 
 @dataclass(slots=True)

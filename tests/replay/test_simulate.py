@@ -31,6 +31,13 @@ class EndlessMemory:
         self.kept: set[int] = set()
 
     @property
+    def loop(self) -> EndlessMemory:
+        return self
+
+    def passes_until(self, when: float | None) -> int:
+        return 1
+
+    @property
     def busy(self) -> bool:
         return bool(self.running)
 
@@ -39,7 +46,7 @@ class EndlessMemory:
             raise CapacityError("too long: raise the limit", len(request.prompt), self.longest)
         self.running.append(request)
 
-    def step(self) -> list[Event]:
+    def step(self, max_repeat: int) -> list[Event]:
         self.clock.advance(self.seconds)
         events: list[Event] = []
         for request in self.running:
@@ -64,7 +71,7 @@ def replay(trace: Trace, lanes: int = 4, phases: Phases | None = None, longest: 
     clock = VirtualClock()
     source = Timeline(trace) if trace.open_loop else Lanes(trace.conversations, LaneRules(lanes=lanes, seed=2))
     loop = EndlessMemory(clock, longest=longest)
-    simulation = Simulation(source, loop, clock, Text(1), phases or Phases(200.0, 2000.0))
+    simulation = Simulation(source, loop, Text(1), phases or Phases(200.0, 2000.0))
     wall = timed_run(simulation, Console(file=StringIO()))
     return simulation.tally.summary(clock.now(), wall, 0, {})
 
@@ -107,9 +114,9 @@ def test_a_loop_that_stands_still_is_reported(trace: Trace) -> None:
     clock = VirtualClock()
 
     class Stuck(EndlessMemory):
-        def step(self) -> list[Event]:
+        def step(self, max_repeat: int) -> list[Event]:
             return []
 
     source = Lanes(trace.conversations, LaneRules(lanes=1))
     with pytest.raises(StepwellError, match="no progress"):
-        Simulation(source, Stuck(clock), clock, Text(), Phases()).run()
+        Simulation(source, Stuck(clock), Text(), Phases()).run()

@@ -1,0 +1,81 @@
+"""The serving loop on a machine that is only imagined: real scheduler, real cache, costs for compute and copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell.base.clock import VirtualClock
+from stepwell.base.errors import ConfigError
+from stepwell.base.geometry import Geometry
+from stepwell.base.units import ceil_to
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.replay.cost import CostModel
+from stepwell.replay.runner import CostRunner, VirtualMover
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.loop import EngineLoop
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSizes:
+    """Memory in tokens of KV: what a tier would hold if it held nothing else, and what one rung takes. Lengths in tokens."""
+
+    device_tokens: int = 8_000_000
+    host_tokens: int = 33_000_000
+    rung_tokens: int = 6_100
+    block: int = 64
+    rung_grid: int = 64
+    interval: int = 8192
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 8192
+
+    def geometry(self, kv_bytes_per_token: int) -> Geometry:
+        """Pages of one block; an image takes as many as its tokens would."""
+        if self.block < 1:
+            raise ConfigError(f"--block-size must be at least 1, not {self.block}")
+        return Geometry(
+            block=self.block,
+            rung_grid=self.rung_grid,
+            page_bytes=self.block * kv_bytes_per_token,
+            image_bytes=self.rung_tokens * kv_bytes_per_token,
+        )
+
+
+class Machine:
+    """One engine that lets virtual time pass. `clock` is its own and starts at 0."""
+
+    __slots__ = ("clock", "loop", "mover", "runner")
+
+    def __init__(self, sizes: MachineSizes, costs: CostModel) -> None:
+        geometry = sizes.geometry(costs.kv_bytes_per_token)
+        cache = CacheConfig(
+            geometry,
+            device_pages=sizes.device_tokens // sizes.block,
+            host_slots=sizes.host_tokens // sizes.block,
+            chunk=ceil_to(256, sizes.block),
+            interval=sizes.interval,
+        )
+        rules = SchedConfig(
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            decode_rung_tokens=ceil_to(16, sizes.block),
+        )
+        self.clock = VirtualClock()
+        self.runner = CostRunner(self.clock, costs)
+        self.mover = VirtualMover(self.clock, costs, geometry.page_bytes)
+        weighed = Costs(
+            costs.prefill_tokens_per_s, (float("inf"), costs.to_device, costs.from_disk), costs.copy_latency_s
+        )
+        self.loop = EngineLoop(cache, rules, self.runner, self.mover, self.clock, weighed)
+
+    def passes_until(self, when: float | None) -> int:
+        """Decode passes that end by `when`, as long as the last one; 1 where the running requests have just changed."""
+        pass_seconds = self.runner.decode_seconds
+        if pass_seconds is None:
+            return 1
+        if when is None:
+            return MOST_PASSES
+        return max(1, min(MOST_PASSES, int((when - self.clock.now()) / pass_seconds)))
+
+
+MOST_PASSES = 4096
+"""Decode passes taken at once, at most."""
