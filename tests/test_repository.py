@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.split(".")[0]
 
 
@@ -63,6 +64,15 @@ def forbidden_calls(tree: ast.AST) -> Iterator[str]:
             yield f"{name} at line {node.lineno}"
         if any(word.arg == "allow_pickle" for word in node.keywords):
             yield f"allow_pickle at line {node.lineno}"
+
+
+def declared() -> set[str]:
+    """Import names of the packages in pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(name for extra in extras for name in extra)]
+    names = {re.split(r"[^\w-]", requirement)[0].replace("-", "_") for requirement in wanted}
+    return names | {"zmq" if name == "pyzmq" else name for name in names}
 
 
 def reads_environment(tree: ast.AST) -> bool:
@@ -105,6 +115,14 @@ def test_source_stays_small(path: Path) -> None:
     if text.count("\n") > LONGEST_FILE:
         long.append(name_of(path))
     assert not set(long) - LONG_ON_PURPOSE
+
+
+@pytest.mark.parametrize("folder", ["stepwell", "tests", "bench", "tools"])
+def test_every_imported_package_is_declared(folder: str) -> None:
+    known = declared() | set(sys.stdlib_module_names) | {"stepwell", "tests"}
+    known.add("starlette")  # a part of FastAPI
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        assert not set(imported(ast.parse(path.read_text("utf-8")))) - known, name_of(path)
 
 
 def test_cache_has_no_clock_no_threads_and_no_log_of_its_own() -> None:
