@@ -1,8 +1,8 @@
-"""What every arena offers to the copies: rows of one page, read and written by slot number."""
+"""What every arena offers to the copies: its rows, and a word before they are read and after they are written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
@@ -20,14 +20,34 @@ class Arena(Protocol):
     """Slots of one page each in memory that this process can address."""
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one slot."""
+    def rows(self) -> Rows:
+        """The memory itself, [slots, page_bytes]: row i is slot i."""
 
-    def read(self, slots: Ints) -> Rows:
-        """Bytes of these slots, in order; may be a view where they are consecutive. StoreError if they are bad."""
+    def check(self, slots: Ints) -> None:
+        """StoreError unless these slots may be read."""
 
-    def write(self, slots: Ints, rows: Rows) -> None:
-        """Copy row i of `rows` [n, page_bytes] into slot `slots[i]`."""
+    def seal(self, slots: Ints, source: Iterable[Rows]) -> None:
+        """These slots have been written; `source` yields, slot by slot, the bytes that they should now hold."""
+
+
+class PlainArena:
+    """An arena without checksums over memory that someone else owns: `PlainArena(device_arena.rows.numpy())` on the CPU."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        assert rows.ndim == 2 and rows.dtype == np.uint8
+        self._rows = rows
+
+    @property
+    def rows(self) -> Rows:
+        return self._rows
+
+    def check(self, slots: Ints) -> None:
+        return
+
+    def seal(self, slots: Ints, source: Iterable[Rows]) -> None:
+        return
 
 
 class LiveImages(Protocol):
@@ -60,8 +80,17 @@ def joint_runs(source: Ints, target: Ints) -> Iterator[slice]:
 
     Each range can be copied as one slice to one slice; O(n) in numpy, not in Python.
     """
+    if len(source) == 1:
+        yield slice(0, 1)
+        return
     breaks = np.flatnonzero((np.diff(source) != 1) | (np.diff(target) != 1)) + 1
     edges = [0, *breaks.tolist(), len(source)]
     for start, end in pairwise(edges):
         if end > start:
             yield slice(start, end)
+
+
+def region(slots: Ints, run: slice) -> slice:
+    """The slots at the indices of a run, which `joint_runs` found consecutive."""
+    first = int(slots[run.start])
+    return slice(first, first + run.stop - run.start)

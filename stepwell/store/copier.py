@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 from stepwell.base.errors import StoreError
 from stepwell.cache.moves import Extent, LiveState, Move, Tier
-from stepwell.store.arena import Arena, LiveImages, joint_runs
+from stepwell.store.arena import Arena, LiveImages, Rows, as_slice, check_slots, joint_runs, region
 
 Fence: TypeAlias = object | None
 """Whatever a copier needs to know about the moment at which a move was asked for."""
@@ -56,17 +56,18 @@ class HostCopier:
     writes the one or reads the other until the move is reported. A step's own writes are complete when it returns.
     """
 
-    __slots__ = ("_arenas", "_live")
+    __slots__ = ("_arenas", "_live", "_page_bytes")
 
     def __init__(self, arenas: Mapping[Tier, Arena], live: LiveImages | None = None) -> None:
-        sizes = {arena.page_bytes for arena in arenas.values()}
-        assert len(sizes) == 1, f"arenas must agree on the size of a page, not {sizes}"
+        widths = {arena.rows.shape[1] for arena in arenas.values()}
+        assert len(widths) == 1, f"arenas must agree on the size of a page, not {widths}"
         self._arenas = dict(arenas)
         self._live = live
+        self._page_bytes = int(widths.pop())
 
     @property
     def page_bytes(self) -> int:
-        return next(iter(self._arenas.values())).page_bytes
+        return self._page_bytes
 
     def fence(self) -> Fence:
         return None
@@ -78,22 +79,40 @@ class HostCopier:
 
     def copy(self, move: Move) -> None:
         """`begin`, for callers with nothing to wait for (tests)."""
+        source = self._arena(move.source)
+        source.check(move.source.slots)
         if isinstance(move.target, LiveState):
-            self._to_live(move, move.target)
+            self._to_live(move, source.rows)
         else:
-            self._between(move, move.target)
+            self._between(move, source.rows, move.target)
 
-    def _between(self, move: Move, target: Extent) -> None:
+    def _between(self, move: Move, rows: Rows, target: Extent) -> None:
         check_lengths(move)
-        reader, writer = find_arena(self._arenas, move.source.tier), find_arena(self._arenas, target.tier)
-        for run in joint_runs(move.source.slots, target.slots):
-            writer.write(target.slots[run], reader.read(move.source.slots[run]))
+        arena = self._arena(target)
+        slots = move.source.slots
+        # Run by run rather than `a[i] = b[j]` over all: a gather into a temporary costs more than the calls it saves.
+        for run in joint_runs(slots, target.slots):
+            arena.rows[region(target.slots, run)] = rows[region(slots, run)]
+        arena.seal(target.slots, (rows[slot] for slot in slots.tolist()))
 
-    def _to_live(self, move: Move, target: LiveState) -> None:
+    def _to_live(self, move: Move, rows: Rows) -> None:
+        assert isinstance(move.target, LiveState)
         if self._live is None:
-            raise StoreError(f"move {move.ticket} goes to live state {target.slot}, but this mover has no live states")
-        rows = find_arena(self._arenas, move.source.tier).read(move.source.slots)
-        self._live.load_image(target.slot, rows.reshape(-1))
+            raise StoreError(
+                f"move {move.ticket} goes to live state {move.target.slot}, but this mover has no live states"
+            )
+        whole = as_slice(move.source.slots)
+        image = rows[move.source.slots if whole is None else whole]
+        self._live.load_image(move.target.slot, image.reshape(-1))
+
+    def _arena(self, extent: Extent) -> Arena:
+        """The arena of an extent, whose slots it has; StoreError if not."""
+        name = f"the {extent.tier.name.lower()} arena"
+        if extent.tier not in self._arenas:
+            raise StoreError(f"a move names slots of {name}, which this engine does not have")
+        arena = self._arenas[extent.tier]
+        check_slots(extent.slots, len(arena.rows), name)
+        return arena
 
 
 def check_lengths(move: Move) -> None:
@@ -102,10 +121,3 @@ def check_lengths(move: Move) -> None:
     have, want = len(move.source.slots), len(move.target.slots)
     if have != want:
         raise StoreError(f"move {move.ticket} copies {have} slots to {want}: both sides must be as long")
-
-
-def find_arena(arenas: Mapping[Tier, Arena], tier: Tier) -> Arena:
-    """The arena of a tier; StoreError if this engine has none."""
-    if tier not in arenas:
-        raise StoreError(f"a move names the {tier.name.lower()} tier, which this engine does not have")
-    return arenas[tier]

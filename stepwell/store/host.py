@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -72,57 +72,46 @@ class HostArena:
         return int(self.rows.shape[1])
 
     def read(self, slots: Ints) -> Rows:
-        """Bytes of these slots [n, page_bytes]; a view where they are consecutive. StoreError on a bad checksum."""
-        check_slots(slots, self.slots, "the host arena")
+        """Bytes of these slots [n, page_bytes]; a view where they are consecutive. StoreError as in `check`."""
+        self.check(slots)
         run = as_slice(slots)
-        rows = self.rows[slots] if run is None else self.rows[run]
-        if self.verify:
-            self._check(slots, rows)
-        return rows
+        return self.rows[slots if run is None else run]
 
     def write(self, slots: Ints, rows: Rows) -> None:
-        """Copy `rows` [n, page_bytes] into these slots. StoreError on a bad slot."""
+        """Copy `rows` [n, page_bytes] into these slots, and seal them. StoreError on bad slots or another shape."""
         check_slots(slots, self.slots, "the host arena")
         if rows.shape != (len(slots), self.page_bytes):
             raise StoreError(
                 f"{len(slots)} host slots of {self.page_bytes} bytes cannot take bytes of shape {rows.shape}"
             )
-        run = as_slice(slots)
-        self.rows[slots if run is None else run] = rows
-        self._seal(slots, rows)
+        self.rows[slots] = rows
+        self.seal(slots, rows)
 
     def check(self, slots: Ints) -> None:
-        """StoreError unless these slots still hold what was written; nothing where `verify` is off."""
-        if self.verify:
-            self._check(slots, self._each(slots))
+        """StoreError unless these slots exist, have been written and still hold what was written (see `verify`)."""
+        check_slots(slots, self.slots, "the host arena")
+        if not self.verify:
+            return
+        sealed = self._sealed[slots]
+        if not sealed.all():
+            raise StoreError(f"host slot {slots[~sealed][0]} was read before anything was written to it")
+        wrong = self._sums[slots] != _sums(self.rows[slot] for slot in slots.tolist())
+        if wrong.any():
+            raise StoreError(
+                f"host slot {slots[wrong][0]} fails its checksum ({int(wrong.sum())} of {len(slots)} read)"
+            )
 
-    def seal(self, slots: Ints) -> None:
-        """Take the checksums of bytes that arrived by other means than `write` (a copy by the device's own engine)."""
-        self._seal(slots, self._each(slots))
+    def seal(self, slots: Ints, source: Iterable[Rows] | None = None) -> None:
+        """Take the checksums of what these slots should hold: `source`, or what they do hold where that is out of reach."""
+        if self.verify:
+            self._sums[slots] = _sums((self.rows[slot] for slot in slots.tolist()) if source is None else source)
+        self._sealed[slots] = True
 
     def poison(self, slots: Ints) -> None:
         """Overwrite freed slots, so that a reader who still trusts them is found out. For tests."""
         check_slots(slots, self.slots, "the host arena")
         self.rows[slots] = POISON
         self._sealed[slots] = False
-
-    def _each(self, slots: Ints) -> Iterator[Rows]:
-        return (self.rows[slot] for slot in slots.tolist())
-
-    def _seal(self, slots: Ints, rows: Iterable[Rows]) -> None:
-        if self.verify:
-            self._sums[slots] = _sums(rows)
-        self._sealed[slots] = True
-
-    def _check(self, slots: Ints, rows: Iterable[Rows]) -> None:
-        if not self._sealed[slots].all():
-            empty = slots[~self._sealed[slots]]
-            raise StoreError(f"host slot {empty[0]} was read before anything was written to it")
-        wrong = self._sums[slots] != _sums(rows)
-        if wrong.any():
-            raise StoreError(
-                f"host slot {slots[wrong][0]} fails its checksum ({int(wrong.sum())} of {len(slots)} read)"
-            )
 
 
 def _sums(rows: Iterable[Rows]) -> npt.NDArray[np.uint64]:

@@ -18,7 +18,7 @@ import torch
 from stepwell.base.errors import StoreError
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import LiveState, Move, Tier
-from stepwell.store.arena import as_slice, check_slots, joint_runs
+from stepwell.store.arena import as_slice, check_slots, joint_runs, region
 from stepwell.store.copier import Fence, Flight, check_lengths
 from stepwell.store.host import HostArena
 
@@ -26,8 +26,8 @@ from stepwell.store.host import HostArena
 class DeviceImages(Protocol):
     """The live states on the device, as the target of a state leg."""
 
-    def load_image(self, slot: int, image: torch.Tensor) -> None:
-        """Set live slot `slot` from uint8 [pages · page_bytes] on the device, on the current stream."""
+    def unpack(self, rows: torch.Tensor, slot: int) -> None:
+        """Set live slot `slot` from an image, uint8 [pages, page_bytes] on the device, on the current stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class StreamCopier:
         check_slots(slots, self._host.slots, "the host arena")
         rows = self._gather(move.source.slots)
         for run in joint_runs(slots, slots):
-            self._host_rows[_region(slots, run)].copy_(rows[run], non_blocking=True)
+            self._host_rows[region(slots, run)].copy_(rows[run], non_blocking=True)
         return slots
 
     def _load(self, move: Move) -> None:
@@ -128,10 +128,9 @@ class StreamCopier:
 
     def _upload(self, slots: Ints, rows: torch.Tensor) -> None:
         """Queue copies of these host slots into `rows`, in order, once their checksums hold."""
-        check_slots(slots, self._host.slots, "the host arena")
         self._host.check(slots)
         for run in joint_runs(slots, slots):
-            rows[run].copy_(self._host_rows[_region(slots, run)], non_blocking=True)
+            rows[run].copy_(self._host_rows[region(slots, run)], non_blocking=True)
 
     def _gather(self, slots: Ints) -> torch.Tensor:
         """Device pages in order: a view where they are consecutive, else a copy that the copy stream owns."""
@@ -146,10 +145,4 @@ class StreamCopier:
         assert isinstance(move.target, LiveState)
         if self._live is None:
             raise StoreError(f"move {move.ticket} goes to live state {move.target.slot}, but this mover has none")
-        self._live.load_image(move.target.slot, rows.reshape(-1))
-
-
-def _region(slots: Ints, run: slice) -> slice:
-    """The consecutive slots at the indices of a run."""
-    first = int(slots[run.start])
-    return slice(first, first + run.stop - run.start)
+        self._live.unpack(rows, move.target.slot)

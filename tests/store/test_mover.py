@@ -156,7 +156,7 @@ def test_moves_are_carried_out_and_reported_in_order(arenas: Arenas, mover: Copy
     [
         (save(1, ints(0, 32), ints(0, 1)), "which has 32 slots"),
         (save(1, ints(0, 1), ints(5)), "2 slots to 1"),
-        (Move(1, "kv", Extent(Tier.DISK, ints(0)), Extent(Tier.HOST, ints(0)), 0), "disk tier"),
+        (Move(1, "kv", Extent(Tier.DISK, ints(0)), Extent(Tier.HOST, ints(0)), 0), "slots of the disk arena, which"),
     ],
 )
 def test_a_move_that_cannot_be_carried_out_is_a_report_and_the_worker_lives(
