@@ -70,7 +70,7 @@ def _run(console: Console, folder: Path) -> int:
         with console.status("Starting the server"):
             server.wait_until_healthy(_START_SECONDS)
         rows = _converse(console, server)
-        joint = joint_line(server)
+    joint = joint_line(server)
     console.print(table(rows))
     if joint:
         console.print(f"The server's own account: {joint}", markup=False, highlight=False, soft_wrap=True)
@@ -116,7 +116,7 @@ def converse(client: OpenAI, model: str, scripts: list[Script], order: list[Turn
 
 
 def joint_line(server: Server) -> str:
-    """The last line in the server's log that accounts for its admissions; empty where it wrote none."""
+    """The line with which the engine accounts for its admissions when it stops; empty where it wrote none."""
     lines = [line for line in server.log_lines() if "joint:" in line]
     return lines[-1][lines[-1].index("joint:") :] if lines else ""
 
