@@ -94,7 +94,7 @@ def _replay(trace: Trace, rules: LaneRules, phases: Phases, sizes: MachineSizes,
     machine = Machine(sizes, CostModel())
     simulation = Simulation(source, machine, Text(rules.seed), phases)
     wall = timed_run(simulation, console)
-    return simulation.tally.summary(machine.clock.now(), wall, machine.runner.steps, machine.mover.bytes_moved)
+    return simulation.ledger.summary(machine.clock.now(), wall, machine.runner.steps, machine.mover.bytes_moved)
 
 
 def _whole(value: float, flag: str) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from rich.console import Console
@@ -13,35 +13,29 @@ from rich.table import Table
 from stepwell.base.units import format_size
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.tally import Tally
 from stepwell.replay.bound import Bound, excess_prefill
 from stepwell.replay.lanes import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A finished replay. Token counts are of the measured phase; warm-up is left out everywhere but in `played`.
+    """A finished replay. Figures are of the measured phase; warm-up is left out everywhere but in `played`.
 
-    requests    admitted in the measured phase; failed: of them, ended in an error or refused
+    admitted    counters of the measured admissions
+    failed      requests of the phase that were refused or ended in an error
     bound       tokens that an infinite cache would have reused
     ttft        s from sending to the first token, one a request, sorted
-    reasons     admissions by why they went no further; lost: recomputed tokens by what they were lost to
+    moved       bytes copied, by direction, warm-up included
     played      all requests, warm-up included; wall_s: real seconds they took to simulate; virtual_s: simulated seconds
     """
 
-    requests: int
+    admitted: Tally
     failed: int
-    prompt: int
     bound: int
-    device: int
-    host: int
-    disk: int
-    recomputed: int
     answered: int
     measured_s: float
     ttft: tuple[float, ...]
-    reasons: tuple[tuple[str, int], ...]
-    lost: tuple[tuple[str, int], ...]
-    boundaries: tuple[int, int]
     moved: tuple[tuple[str, int], ...]
     steps: int
     played: int
@@ -49,106 +43,90 @@ class Summary:
     virtual_s: float
 
     @property
+    def requests(self) -> int:
+        return self.admitted.admissions
+
+    @property
     def excess(self) -> float:
         """Prefill beyond what the bound needs, as a share of it."""
-        return excess_prefill(self.recomputed, self.prompt, self.bound)
+        return excess_prefill(self.admitted.recomputed, self.admitted.prompt, self.bound)
 
     def share(self, tokens: int) -> float:
-        return tokens / self.prompt if self.prompt else 0.0
-
-    def joint_line(self) -> str:
-        """Boundaries reached, and why admissions went no further, in one line."""
-        device, below = self.boundaries
-        reasons = " ".join(f"{name}={count}" for name, count in self.reasons)
-        return f"joint: boundaries={device + below} (state_device={device} state_tier={below}) | {reasons}"
+        """Of all prompt tokens."""
+        return tokens / self.admitted.prompt if self.admitted.prompt else 0.0
 
     def json_line(self) -> str:
         """The figures for machines. `requests_per_s`: simulated requests a real second, warm-up included."""
         figures = {
             "requests": self.requests,
             "bound": round(self.share(self.bound), 5),
-            "hit_device": round(self.share(self.device), 5),
-            "hit_host": round(self.share(self.host), 5),
-            "hit_disk": round(self.share(self.disk), 5),
+            "hit_device": round(self.share(self.admitted.device), 5),
+            "hit_host": round(self.share(self.admitted.host), 5),
+            "hit_disk": round(self.share(self.admitted.disk), 5),
             "excess_prefill": round(self.excess, 5),
             "requests_per_s": round(self.played / self.wall_s, 1) if self.wall_s > 0 else 0.0,
         }
         return json.dumps(figures)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A request under way. `awaited`: measured, and its first token has not come."""
+
+    at: float
+    bound: int
+    measured: bool = False
+    awaited: bool = False
+
+
 @dataclass(slots=True)
-class Tally:
-    """Counts a replay as it goes. A request belongs to the measured phase if it was admitted from `start` (s) on."""
+class Ledger:
+    """Counts a replay as it goes. A request belongs to the measured phase if it was first admitted from `start` (s) on."""
 
     start: float
-    bound: Bound = field(default_factory=Bound)
-    sent: dict[str, tuple[float, int]] = field(default_factory=dict)
-    awaiting: dict[str, float] = field(default_factory=dict)
-    measured: set[str] = field(default_factory=set)
-    tokens: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
-    lost: Counter[str] = field(default_factory=Counter)
+    admitted: Tally = field(default_factory=Tally)
     ttft: list[float] = field(default_factory=list)
     played: int = 0
+    _bound: Bound = field(default_factory=Bound)
+    _sent: dict[str, _Sent] = field(default_factory=dict)
+    _tokens: int = 0
+    _answered: int = 0
+    _failed: int = 0
 
     def send(self, request: TraceRequest, now: float) -> None:
-        self.sent[request.id] = (now, self.bound.add(request.conversation, request.turn, request.edition))
+        self._sent[request.id] = _Sent(now, self._bound.add(request.conversation, request.turn, request.edition))
         self.played += 1
 
     def admit(self, outcome: AdmissionOutcome, now: float) -> None:
-        """One admission. Readmissions of a preempted request stay out of every figure."""
-        name = outcome.request_id
-        if now < self.start or outcome.readmission or name in self.measured:
+        if now < self.start or outcome.readmission:
             return
-        sent, bound = self.sent[name]
-        self.measured.add(name)
-        self.awaiting[name] = sent
-        self.tokens += Counter(
-            requests=1,
-            prompt=outcome.prompt,
-            bound=bound,
-            device=outcome.device,
-            host=outcome.host,
-            disk=outcome.disk,
-            recomputed=outcome.recomputed,
-        )
-        self.reasons[str(outcome.reason)] += 1
-        self.lost.update({str(loss): tokens for loss, tokens in outcome.lost})
-        if outcome.state_tier is not None:
-            self.tokens["state_device" if outcome.state_tier == Tier.DEVICE else "state_tier"] += 1
+        sent = self._sent[outcome.request_id]
+        self._sent[outcome.request_id] = replace(sent, measured=True, awaited=True)
+        self.admitted.add(outcome)
+        self._tokens += sent.bound
 
     def answer(self, name: str, tokens: int, now: float) -> None:
         """Tokens of an answer arrived."""
-        if (sent := self.awaiting.pop(name, None)) is not None:
-            self.ttft.append(now - sent)
+        sent = self._sent[name]
+        if sent.awaited:
+            self.ttft.append(now - sent.at)
+            self._sent[name] = replace(sent, awaited=False)
         if now >= self.start:
-            self.tokens["answered"] += tokens
+            self._answered += tokens
 
     def finish(self, name: str, failed: bool) -> None:
-        del self.sent[name]
-        self.awaiting.pop(name, None)
-        self.tokens["failed"] += failed and name in self.measured
-        self.measured.discard(name)
+        sent = self._sent.pop(name)
+        self._failed += failed and (sent.measured or sent.at >= self.start)
 
-    def summary(self, now: float, wall_s: float, steps: int, moved: dict[tuple[Tier, Tier], int]) -> Summary:
-        count = self.tokens
-        ways = [(f"{a.name.lower()} to {b.name.lower()}", n) for (a, b), n in sorted(moved.items())]
+    def summary(self, now: float, wall_s: float, steps: int, moved: Mapping[tuple[Tier, Tier], int]) -> Summary:
         return Summary(
-            requests=count["requests"],
-            failed=count["failed"],
-            prompt=count["prompt"],
-            bound=count["bound"],
-            device=count["device"],
-            host=count["host"],
-            disk=count["disk"],
-            recomputed=count["recomputed"],
-            answered=count["answered"],
+            admitted=self.admitted,
+            failed=self._failed,
+            bound=self._tokens,
+            answered=self._answered,
             measured_s=max(0.0, now - self.start),
             ttft=tuple(sorted(self.ttft)),
-            reasons=tuple(sorted(self.reasons.items())),
-            lost=tuple(self.lost.most_common()),
-            boundaries=(count["state_device"], count["state_tier"]),
-            moved=tuple(ways),
+            moved=tuple((f"{a.name.lower()} to {b.name.lower()}", size) for (a, b), size in sorted(moved.items())),
             steps=steps,
             played=self.played,
             wall_s=wall_s,
@@ -160,7 +138,7 @@ def show(summary: Summary, console: Console) -> None:
     """The terminal report."""
     console.print(_shares(summary))
     console.print(_lost(summary))
-    console.print(summary.joint_line(), soft_wrap=True, highlight=False)
+    console.print(summary.admitted.joint_line(), soft_wrap=True, highlight=False)
     if summary.ttft:
         marks = np.quantile(summary.ttft, (0.5, 0.9, 0.99))
         console.print(
@@ -183,10 +161,10 @@ def show(summary: Summary, console: Console) -> None:
 def _shares(summary: Summary) -> Table:
     table = Table("prompt tokens", "count", "share", title="Where prompts came from", title_justify="left")
     for name, tokens in (
-        ("device", summary.device),
-        ("host", summary.host),
-        ("disk", summary.disk),
-        ("recomputed", summary.recomputed),
+        ("device", summary.admitted.device),
+        ("host", summary.admitted.host),
+        ("disk", summary.admitted.disk),
+        ("recomputed", summary.admitted.recomputed),
         ("bound: an infinite cache", summary.bound),
     ):
         table.add_row(name, f"{tokens:,}", f"{summary.share(tokens):.2%}")
@@ -200,8 +178,9 @@ def _lost(summary: Summary) -> Table:
     table = Table(
         "recomputed because", "tokens", "share of prompts", title="Why tokens were recomputed", title_justify="left"
     )
-    for reason, tokens in summary.lost:
-        table.add_row(reason, f"{tokens:,}", f"{summary.share(tokens):.2%}")
+    lost = sorted(summary.admitted.lost.items(), key=lambda pair: -pair[1])
+    for reason, tokens in (pair for pair in lost if pair[1]):
+        table.add_row(reason.value, f"{tokens:,}", f"{summary.share(tokens):.2%}")
     for column in table.columns[1:]:
         column.justify = "right"
     return table

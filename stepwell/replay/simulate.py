@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from stepwell.base.clock import VirtualClock
 from stepwell.base.errors import CapacityError, RequestError, StepwellError
 from stepwell.replay.lanes import Source, TraceRequest
-from stepwell.replay.report import Tally
+from stepwell.replay.report import Ledger
 from stepwell.replay.text import Text
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams, Tokens
 
@@ -68,11 +68,11 @@ class Simulation:
     machine: Served
     text: Text
     phases: Phases
-    tally: Tally = field(init=False)
+    ledger: Ledger = field(init=False)
     _open: dict[str, TraceRequest] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tally = Tally(self.phases.warmup)
+        self.ledger = Ledger(self.phases.warmup)
 
     def run(self, progress: ProgressBar | None = None) -> None:
         loop, clock = self.machine.loop, self.machine.clock
@@ -92,13 +92,13 @@ class Simulation:
             for event in loop.step(self.machine.passes_until(self.source.next_time())):
                 self._hear(event)
             if progress is not None:
-                progress.show(clock.now(), self.tally.played)
+                progress.show(clock.now(), self.ledger.played)
 
     def _send(self, request: TraceRequest, now: float) -> None:
         prompt = self.text.prompt(request.conversation, request.stream, request.index, request.edition)
         params = SamplingParams(max_tokens=request.output, ignore_eos=True)
         self._open[request.id] = request
-        self.tally.send(request, now)
+        self.ledger.send(request, now)
         try:
             self.machine.loop.submit(Request(request.id, prompt, params, session=request.session))
         except (RequestError, CapacityError):
@@ -108,14 +108,14 @@ class Simulation:
         now = self.machine.clock.now()
         match event:
             case Admitted(outcome=outcome):
-                self.tally.admit(outcome, now)
+                self.ledger.admit(outcome, now)
             case Tokens(request_id=name, tokens=tokens):
-                self.tally.answer(name, len(tokens), now)
+                self.ledger.answer(name, len(tokens), now)
             case Finished(request_id=name, reason=reason):
                 self._end(name, failed=reason not in ("length", "stop"))
 
     def _end(self, name: str, failed: bool) -> None:
-        self.tally.finish(name, failed)
+        self.ledger.finish(name, failed)
         self.source.finished(self._open.pop(name), self.machine.clock.now())
 
 

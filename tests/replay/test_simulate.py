@@ -73,7 +73,7 @@ def replay(trace: Trace, lanes: int = 4, phases: Phases | None = None, longest: 
     loop = EndlessMemory(clock, longest=longest)
     simulation = Simulation(source, loop, Text(1), phases or Phases(200.0, 2000.0))
     wall = timed_run(simulation, Console(file=StringIO()))
-    return simulation.tally.summary(clock.now(), wall, 0, {})
+    return simulation.ledger.summary(clock.now(), wall, 0, {})
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def trace() -> Trace:
 def test_a_cache_that_forgets_nothing_reaches_the_bound_exactly(trace: Trace) -> None:
     found = replay(trace)
     assert found.requests > 200
-    assert found.device == found.bound
+    assert found.admitted.device == found.bound
     assert found.excess == 0.0
     assert found.failed == 0
     assert found.requests < found.played
@@ -94,13 +94,14 @@ def test_a_cache_that_forgets_nothing_reaches_the_bound_exactly(trace: Trace) ->
 
 def test_a_replay_is_the_same_again(trace: Trace) -> None:
     one, two = replay(trace), replay(trace)
-    assert (one.prompt, one.bound, one.requests, one.ttft) == (two.prompt, two.bound, two.requests, two.ttft)
+    assert (one.admitted, one.bound, one.requests, one.ttft) == (two.admitted, two.bound, two.requests, two.ttft)
 
 
 def test_refused_requests_fail_and_their_lane_goes_on(trace: Trace) -> None:
     found = replay(trace, longest=1500)
     assert 0 < found.requests < found.played
-    assert found.prompt / found.requests <= 1500
+    assert found.failed > 0
+    assert found.admitted.prompt / found.requests <= 1500
 
 
 def test_an_open_loop_ends_with_its_last_answer() -> None:
