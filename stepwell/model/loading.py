@@ -39,7 +39,7 @@ def load_decoder(
             expected[names.HEAD] = expected[names.EMBEDDING]
         checkpoint.check(expected)
         loader = _Loader(config, checkpoint, dtype or DTYPES[config.dtype], where)
-        embedding = loader.matrix(names.EMBEDDING)
+        embedding = loader.table(names.EMBEDDING)
         head = embedding if config.shape.tied else loader.matrix(names.HEAD)
         return HybridDecoder(
             config,
@@ -62,6 +62,10 @@ class _Loader:
         """The named matrices stacked by rows, in the model's type."""
         return self._placed(torch.cat([self.checkpoint.tensor(name) for name in parts]))
 
+    def table(self, name: str) -> Tensor:
+        """The named matrix, for looking up rows."""
+        return self.checkpoint.tensor(name).to(self.device, self.dtype)
+
     def float32(self, name: str) -> Tensor:
         return self.checkpoint.tensor(name).to(self.device, torch.float32)
 
@@ -82,8 +86,11 @@ class _Loader:
             mlp,
         )
 
-    def _placed(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, self.dtype).contiguous()
+    def _placed(self, matrix: Tensor) -> Tensor:
+        """[…, out, in] where it is to be. On a CPU the memory order is […, in, out], which makes products with a few rows
+        up to twice as fast."""
+        placed = matrix.to(self.device, self.dtype)
+        return placed.mT.contiguous().mT if self.device.type == "cpu" else placed.contiguous()
 
     def _attention(self, prefix: str, order: int) -> Attention:
         s, own = self.config.shape, f"{prefix}self_attn."

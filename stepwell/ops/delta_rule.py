@@ -95,8 +95,13 @@ def chunk_ends(start: int, count: int, cuts: Sequence[int]) -> list[int]:
     return sorted({*grid, *cuts, count})
 
 
+def _inverse_length(x: Tensor) -> Tensor:
+    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return size.mul_(size).add_(_EPS).rsqrt_()
+
+
 def _unit(x: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True).add_(_EPS))
+    return x * _inverse_length(x)
 
 
 def _whole(ends: Sequence[int], count: int) -> bool:
@@ -134,34 +139,48 @@ def _out_of_chunks(flat: Tensor, ends: Sequence[int], count: int) -> Tensor:
 
 
 def _fold(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Fold chunks [c, 64, heads, dim] in order; returns outputs [c, heads, 64, value_dim] and states [c + 1, …]."""
-    chunks, value_dim, per_key = q.shape[0], v.shape[-1], v.shape[2] // k.shape[2]
-    q, k, v = (y.transpose(1, 2).float() for y in (q, k, v))
-    q, k = _unit(q).mul_(q.shape[-1] ** -0.5), _unit(k)
-    inside, system = q @ k.transpose(-1, -2), k @ k.transpose(-1, -2)
-    if per_key > 1:
-        q, k, inside, system = (y.repeat_interleave(per_key, 1) for y in (q, k, inside, system))
-    decay = g.transpose(1, 2).float().cumsum(-1)
-    beta = beta.transpose(1, 2).float().unsqueeze(-1)
+    """Fold chunks [c, 64, heads, dim] in order; returns outputs [c, heads, 64, value_dim] and states [c + 1, …].
+
+    Inside, heads are [key_heads, value heads of each], so that what belongs to a key head is computed once.
+    """
+    chunks, key_heads, value_dim = q.shape[0], k.shape[2], v.shape[-1]
+    q, k = _unit_rows(q).mul_(q.shape[-1] ** -0.5), _unit_rows(k)
+    v, g, beta = (_by_key_head(y, key_heads) for y in (v, g.unsqueeze(-1), beta.unsqueeze(-1)))
+    decay = g.squeeze(-1).cumsum(-1)
     # −∞ above the diagonal before the exponential: no overflow there, and an exact zero after it
     between = (decay.unsqueeze(-1) + _future(q.device)).sub_(decay.unsqueeze(-2)).exp_()
-    inside.mul_(between)
-    # Forward substitution, not a product of powers of the system: powers of nearly equal keys overflow float32
-    system.mul_(between).mul_(beta)
+    inside = between * (q @ k.mT)
+    system = between.mul_(k @ k.mT).mul_(beta)
     grown = decay.exp().unsqueeze(-1)
-    sides = torch.cat((v, k * grown), -1).mul_(beta)
-    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
-    values, reads = solved[..., :value_dim], solved[..., value_dim:]
-    writes = (k * (decay[..., -1:] - decay).exp_().unsqueeze(-1)).transpose(-1, -2)
-    kept = grown[..., -1:, :]
+    sides = v.new_empty(*v.shape[:-2], value_dim + k.shape[-1], CHUNK).mT
+    torch.mul(v, beta, out=sides[..., :value_dim])
+    torch.mul(k, grown * beta, out=sides[..., value_dim:])
+    # Forward substitution, not a product of powers of the system: powers of nearly equal keys overflow float32
+    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True).flatten(1, 2)
+    writes = (k * (decay[..., -1:] - decay).exp_().unsqueeze(-1)).mT.flatten(1, 2).unbind()
+    kept = grown[..., -1:, :].flatten(1, 2).unbind()
+    values, reads = solved[..., :value_dim].unbind(), solved[..., value_dim:].unbind()
 
     states = state.new_empty(chunks + 1, *state.shape)
     states[0] = state
-    fresh = torch.empty_like(v)
+    fresh = state.new_empty(chunks, state.shape[0], CHUNK, value_dim)
+    now, new = states.unbind(), fresh.unbind()
     for i in range(chunks):
-        torch.baddbmm(values[i], reads[i], states[i], alpha=-1, out=fresh[i])
-        torch.baddbmm(states[i] * kept[i], writes[i], fresh[i], out=states[i + 1])
-    return ((q * grown) @ states[:-1]).add_(inside @ fresh), states
+        torch.baddbmm(values[i], reads[i], now[i], alpha=-1, out=new[i])
+        torch.baddbmm(now[i] * kept[i], writes[i], new[i], out=now[i + 1])
+    out = (q * grown).flatten(1, 2) @ states[:-1]
+    return out.add_(inside.flatten(1, 2) @ fresh), states
+
+
+def _unit_rows(x: Tensor) -> Tensor:
+    """[c, 64, key_heads, dim] → unit rows, float32 [c, key_heads, 1, 64, dim]."""
+    rows = x.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    return rows.mul_(_inverse_length(rows)).unsqueeze(2)
+
+
+def _by_key_head(x: Tensor, key_heads: int) -> Tensor:
+    """[c, 64, value_heads, …] → float32 [c, key_heads, value heads of each, 64, …]."""
+    return x.float().unflatten(2, (key_heads, -1)).permute(0, 2, 3, 1, 4)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _future(device: torch.device) -> Tensor:

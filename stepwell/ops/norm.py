@@ -10,7 +10,7 @@ from torch import Tensor
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """`1 / sqrt(mean(x²) + eps)` over the last dimension, kept; `x` is float32."""
     size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return size.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return size.mul_(size).mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
