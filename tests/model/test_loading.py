@@ -1,0 +1,156 @@
+"""Checkpoints in every published layout give the same model; one that does not fit is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from stepwell.base.errors import ConfigError  # noqa: E402
+from stepwell.model.loading import load_decoder  # noqa: E402
+from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
+from tests.engine.rig import Rig, work  # noqa: E402
+
+Tensors = dict[str, Any]
+TOKENS = np.random.default_rng(2).integers(3, 512, 40).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return write_checkpoint(tmp_path_factory.mktemp("dense"), hidden=64, layers=4, vocab=512)
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    arch: Any = "qwen3_5_moe"
+    return write_checkpoint(tmp_path_factory.mktemp("moe"), arch=arch, hidden=64, layers=4, vocab=512, experts=4)
+
+
+def logits(directory: Path) -> Any:
+    rig = Rig(load_decoder(directory), pages=3, slots=1)
+    return rig.last(work(TOKENS, rig.table(40), 0, 40))
+
+
+def changed(
+    source: Path,
+    target: Path,
+    tensors: Callable[[Tensors], Tensors] | None = None,
+    config: dict[str, Any] | None = None,
+) -> Path:
+    """A copy of a checkpoint with other tensors, or with these fields in its config."""
+    shutil.copytree(source, target)
+    if tensors is not None:
+        file = target / "model.safetensors"
+        save_file({n: t.contiguous() for n, t in tensors(load_file(file)).items()}, file)
+    if config is not None:
+        file = target / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    return target
+
+
+def fused(tensors: Tensors) -> Tensors:
+    """All experts of a layer in one tensor, as the released files have them."""
+    rest = {name: t for name, t in tensors.items() if ".mlp.experts." not in name}
+    for layer in range(4):
+        own = f"model.layers.{layer}.mlp.experts."
+        get = lambda expert, part, own=own: tensors[f"{own}{expert}.{part}_proj.weight"]  # noqa: E731
+        rest[f"{own}gate_up_proj"] = torch.stack([torch.cat((get(e, "gate"), get(e, "up"))) for e in range(4)])
+        rest[f"{own}down_proj"] = torch.stack([get(e, "down") for e in range(4)])
+    return rest
+
+
+def wrapped(tensors: Tensors) -> Tensors:
+    """The names of a vision wrapper, with a vision tower and a drafting head that nobody asked for."""
+    named = {n.replace("model.", "model.language_model.", 1): t for n, t in tensors.items()}
+    return {**named, "model.visual.patch.weight": torch.zeros(2), "mtp.fc.weight": torch.zeros(2, 2)}
+
+
+def test_fused_experts_equal_separate_ones(moe: Path, tmp_path: Path) -> None:
+    assert torch.equal(logits(changed(moe, tmp_path / "fused", fused)), logits(moe))
+
+
+def test_a_vision_wrapper_equals_its_text_model(dense: Path, tmp_path: Path) -> None:
+    text = json.loads((dense / "config.json").read_text())
+    wrapper = changed(dense, tmp_path / "wrapper", wrapped)
+    (wrapper / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": text}))
+    assert torch.equal(logits(wrapper), logits(dense))
+
+
+def test_shards_equal_a_single_file(dense: Path, tmp_path: Path) -> None:
+    shards = changed(dense, tmp_path / "shards")
+    tensors = load_file(shards / "model.safetensors")
+    (shards / "model.safetensors").unlink()
+    where = {name: f"part-{i % 3}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(where.values()):
+        save_file({name: tensors[name] for name in tensors if where[name] == file}, shards / file)
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert torch.equal(logits(shards), logits(dense))
+
+
+def test_tied_embeddings_need_no_head(dense: Path, tmp_path: Path) -> None:
+    def tie(tensors: Tensors) -> Tensors:
+        return {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+
+    def drop(tensors: Tensors) -> Tensors:
+        return {name: t for name, t in tensors.items() if name != "lm_head.weight"}
+
+    same = changed(dense, tmp_path / "same", tie)
+    tied = changed(dense, tmp_path / "tied", drop, {"tie_word_embeddings": True})
+    assert torch.allclose(logits(tied), logits(same), atol=1e-5)
+    assert torch.equal(logits(changed(same, tmp_path / "both", None, {"tie_word_embeddings": True})), logits(tied))
+
+
+def test_the_element_type_can_be_chosen(dense: Path) -> None:
+    assert load_decoder(dense).dtype == torch.float32
+    assert load_decoder(dense, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def without(name: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {n: t for n, t in tensors.items() if n != name}
+
+
+def plus(name: str, tensor: Any) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {**tensors, name: tensor}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("model.layers.2.linear_attn.A_log"), r"missing: model\.layers\.2\.linear_attn\.A_log"),
+        (plus("model.layers.9.surprise", torch.zeros(1)), r"unexpected: model\.layers\.9\.surprise"),
+        (plus("model.norm.weight", torch.zeros(3)), r"wrong shape: model\.norm\.weight \[3\] instead of \[64\]"),
+        (plus("model.language_model.norm.weight", torch.zeros(64)), "holds model.norm.weight twice"),
+        (lambda tensors: {"lm_head.weight": tensors["lm_head.weight"]}, "and 50 more"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(dense: Path, tmp_path: Path, change: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_decoder(changed(dense, tmp_path / "bad", change))
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/model.safetensors", "weights.bin"])
+def test_an_index_cannot_name_files_elsewhere(dense: Path, tmp_path: Path, name: str) -> None:
+    bad = changed(dense, tmp_path / "bad")
+    (bad / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(ConfigError, match="same directory"):
+        load_decoder(bad)
+
+
+def test_missing_and_damaged_files_are_named(dense: Path, tmp_path: Path) -> None:
+    bad = changed(dense, tmp_path / "bad")
+    (bad / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(ConfigError, match="download the checkpoint again"):
+        load_decoder(bad)
+    (bad / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="only safetensors"):
+        load_decoder(bad)

@@ -1,0 +1,100 @@
+"""Pages and live states: where each byte is, and images that survive the way there and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stepwell.base.errors import StoreError  # noqa: E402
+from stepwell.base.geometry import Geometry  # noqa: E402
+from stepwell.base.shapes import ModelShape  # noqa: E402
+from stepwell.store.device import DeviceArena, LiveStates, Precision  # noqa: E402
+
+SHAPE = ModelShape.from_config(
+    {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 4,
+    }
+)
+PRECISION = Precision(torch.bfloat16, torch.bfloat16)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def geometry() -> Geometry:
+    return SHAPE.geometry(block=4, widths=PRECISION.widths)
+
+
+@pytest.fixture
+def arena(geometry: Geometry) -> DeviceArena:
+    return DeviceArena(10, SHAPE, geometry, PRECISION, CPU)
+
+
+@pytest.fixture
+def live(geometry: Geometry) -> LiveStates:
+    states = LiveStates(3, SHAPE, geometry, PRECISION, CPU)
+    states.recurrent.copy_(torch.randn(states.recurrent.shape))
+    states.conv.copy_(torch.randn(states.conv.shape))
+    return states
+
+
+def test_a_page_holds_all_layers_of_one_block(arena: DeviceArena) -> None:
+    # two attention layers, keys and values, 4 tokens, 2 heads of 8
+    assert arena.page_bytes == 2 * 2 * 4 * 2 * 8 * 2
+    assert len(arena.keys) == 2
+    arena.keys[1][7, 3, 1] = 1
+    page = arena.rows[7].view(torch.bfloat16).view(2, 2, 4, 2, 8)
+    assert page[1, 0, 3, 1].eq(1).all()
+    assert int(page.count_nonzero()) == 8
+    assert not arena.rows[:7].any()
+    assert not arena.rows[8:].any()
+
+
+def test_the_host_reads_and_writes_pages_as_rows(arena: DeviceArena) -> None:
+    rows = np.arange(2 * arena.page_bytes, dtype=np.uint32).astype(np.uint8).reshape(2, -1)
+    arena.write(np.array([9, 4], np.int32), rows)
+    assert (arena.read(np.array([4, 9], np.int32)) == rows[::-1]).all()
+    with pytest.raises(StoreError):
+        arena.read(np.array([10], np.int32))
+    with pytest.raises(StoreError):
+        arena.write(np.array([-1], np.int32), rows[:1])
+
+
+def test_an_image_goes_through_scattered_pages(arena: DeviceArena, live: LiveStates, geometry: Geometry) -> None:
+    assert geometry.image_pages > 1
+    pages = np.random.default_rng(0).permutation(10)[: geometry.image_pages].astype(np.int32)
+    arena.put(pages, live.pack(1).rows)
+    before = live.recurrent.clone(), live.conv.clone()
+    live.unpack(arena.get(pages), 2)
+    assert torch.equal(live.recurrent[:, 2], before[0][:, 1])
+    assert torch.equal(live.conv[:, 2], before[1][:, 1])
+    assert torch.equal(live.recurrent[:, :2], before[0][:, :2])
+
+
+def test_an_image_lands_from_host_bytes(live: LiveStates) -> None:
+    image = live.pack(0).rows.numpy().reshape(-1).copy()
+    live.load_image(2, image)
+    assert torch.equal(live.recurrent[:, 2], live.recurrent[:, 0])
+    assert torch.equal(live.conv[:, 2], live.conv[:, 0])
+
+
+def test_an_image_is_a_copy(live: LiveStates) -> None:
+    image = live.pack(0)
+    kept = image.rows.clone()
+    live.zero(0)
+    assert torch.equal(image.rows, kept)
+    assert not live.recurrent[:, 0].any()
+    assert not live.conv[:, 0].any()
+    assert live.recurrent[:, 1].all()
