@@ -1,0 +1,73 @@
+"""Paged attention against the plain formula, over pages that hold NaN wherever nothing was written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stepwell.ops.attention import DecodeAttention, PrefillAttention, write_kv  # noqa: E402
+
+BLOCK, HEADS, KV_HEADS, DIM = 4, 6, 2, 8
+CPU = torch.device("cpu")
+
+
+class Paged:
+    """One sequence in random pages of a strided arena of two layers."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        self.k, self.v = (torch.randn(length, KV_HEADS, DIM, generator=rng) for _ in "kv")
+        self.q = torch.randn(length, HEADS, DIM, generator=rng)
+        self.table = np.empty(0, np.int32)
+
+    def place(self, table: np.ndarray, k_pages: torch.Tensor, v_pages: torch.Tensor) -> Paged:
+        self.table = table.astype(np.int32)
+        at = np.arange(len(self.k))
+        page, offset = (torch.from_numpy(x.astype(np.int64)) for x in (table[at // BLOCK], at % BLOCK))
+        write_kv(self.k, self.v, k_pages, v_pages, page, offset)
+        return self
+
+    def expected(self, first: int) -> torch.Tensor:
+        """Rows from `first` on, by the formula."""
+        k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (self.k, self.v))
+        scores = torch.einsum("qhd,khd->hqk", self.q, k) / DIM**0.5
+        seen = torch.ones(len(k), len(k), dtype=torch.bool).tril()
+        chances = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", chances, v)[first:]
+
+
+def arena(pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+    kv = torch.full((pages, 2, 2, BLOCK, KV_HEADS, DIM), float("nan"))
+    return kv[:, 1, 0], kv[:, 1, 1]
+
+
+@pytest.mark.parametrize(("length", "start"), [(1, 0), (7, 0), (16, 0), (30, 13), (600, 0), (600, 70), (600, 257)])
+def test_prefill_sees_what_came_before(length: int, start: int) -> None:
+    k_pages, v_pages = arena(160)
+    pages = np.random.default_rng(0).permutation(160)[: -(-length // BLOCK)]
+    one = Paged(length, 1).place(pages, k_pages, v_pages)
+    attend = PrefillAttention.plan(one.table, start, length - start, CPU)
+    assert torch.allclose(attend(one.q[start:], k_pages, v_pages), one.expected(start), atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [(1,), (9,), (8, 8, 8), (3, 17, 1), (5, 200, 9, 190, 6)])
+def test_decodes_of_any_lengths_equal_each_alone(lengths: tuple[int, ...]) -> None:
+    k_pages, v_pages = arena(150)
+    free = list(np.random.default_rng(0).permutation(150))
+    many = []
+    for i, length in enumerate(lengths):
+        need = -(-length // BLOCK)
+        table, free = np.array(free[:need]), free[need:]
+        many.append(Paged(length, i).place(table, k_pages, v_pages))
+    attend = DecodeAttention.plan([one.table for one in many], lengths, BLOCK, CPU)
+    found = attend(torch.stack([one.q[-1] for one in many]), k_pages, v_pages)
+    expected = torch.cat([one.expected(len(one.q) - 1) for one in many])
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_very_unequal_decodes_are_not_padded_to_one_length() -> None:
+    tables = [np.arange(-(-n // BLOCK), dtype=np.int32) for n in (5, 2000, 9, 1900)]
+    plan = DecodeAttention.plan(tables, (5, 2000, 9, 1900), BLOCK, CPU)
+    assert [group.length for group in plan.groups] == [9, 2000]
