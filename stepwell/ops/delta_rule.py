@@ -104,9 +104,9 @@ def _unit(x: Tensor) -> Tensor:
     return x * _inverse_length(x)
 
 
-def _whole(ends: Sequence[int], count: int) -> bool:
+def _whole(ends: Sequence[int]) -> bool:
     """Whether every chunk but the last is full: then rows need no rearranging."""
-    return len(ends) == -(-count // CHUNK)
+    return all(end == CHUNK * i for i, end in enumerate(ends[:-1], 1))
 
 
 def _rows(ends: Sequence[int], device: torch.device) -> Tensor:
@@ -123,7 +123,7 @@ def _in_chunks(x: DeltaInputs, ends: Sequence[int]) -> tuple[Tensor, ...]:
     fields = (x.q, x.k, x.v, x.g, x.beta)
     if count == chunks * CHUNK:
         padded = fields
-    elif _whole(ends, count):
+    elif _whole(ends):
         extra = chunks * CHUNK - count
         padded = tuple(F.pad(y, (0, 0) * (y.ndim - 1) + (0, extra)) for y in fields)  # type: ignore[assignment]
     else:
@@ -133,7 +133,7 @@ def _in_chunks(x: DeltaInputs, ends: Sequence[int]) -> tuple[Tensor, ...]:
 
 
 def _out_of_chunks(flat: Tensor, ends: Sequence[int], count: int) -> Tensor:
-    if _whole(ends, count):
+    if _whole(ends):
         return flat[:count]
     return flat.index_select(0, _rows(ends, flat.device))
 

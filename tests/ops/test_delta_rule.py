@@ -61,6 +61,16 @@ def test_chunks_equal_tokens_at_the_end_and_at_every_cut(start: int, count: int,
         assert torch.allclose(found, states[cut - 1], atol=1e-5)
 
 
+def test_every_cut_of_every_start_is_the_state_there() -> None:
+    x, state = inputs(100), start_state()
+    _, states = token_by_token(x, state)
+    for start in (0, 1, 16, 17, 36, 48, 63):
+        for cut in range(1, 101):
+            _, last, (found,) = delta_rule(x, state, start, (cut,))
+            assert torch.allclose(found, states[cut - 1], atol=1e-5)
+            assert torch.allclose(last, states[-1], atol=1e-5)
+
+
 def test_cuts_on_the_grid_change_not_a_bit() -> None:
     x, state = inputs(200), start_state()
     plain, cut = delta_rule(x, state, 64, ()), delta_rule(x, state, 64, (64, 192))
