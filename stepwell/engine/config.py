@@ -94,12 +94,12 @@ class EngineConfig:
         interval = self.state_checkpoint_interval_tokens
         _multiple("state_checkpoint_interval_tokens", interval, "rung_grid", self.rung_grid)
         _multiple("decode_rung_tokens", self.decode_rung_tokens, "block_size", self.block_size)
-        for floor in ("rung_grid", "max_num_seqs"):
-            if self.max_num_batched_tokens < getattr(self, floor):
-                raise ConfigError(
-                    f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least "
-                    f"{flag(floor)} {getattr(self, floor)}"
-                )
+        least = self.max_num_seqs - 1 + self.rung_grid
+        if self.max_num_batched_tokens < least:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least {least}: a token for each of "
+                f"--max-num-seqs {self.max_num_seqs} and one --rung-grid of {self.rung_grid} prompt tokens"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ class Start(msgspec.Struct):
     config: EngineConfig
     factory: str
     directory: str
+    log_level: int
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
@@ -85,12 +86,21 @@ class Finished(msgspec.Struct, tag="finished", array_like=True):
 WireEvent: TypeAlias = Accepted | Rejected | Admitted | Tokens | Finished
 
 
-class Stats(msgspec.Struct):
-    """The engine at one moment: requests by phase, device and lower tiers' pages by (tier, state), rungs by tier."""
+class Stats(msgspec.Struct, frozen=True):
+    """The engine at one moment.
+
+    queues    requests by phase
+    pages     by tier, then state
+    gauges    other numbers that go up and down
+    counters  numbers that only grow
+    joint     how joint loads went, on one line
+    """
 
     queues: dict[str, int] = {}
     pages: dict[str, dict[str, int]] = {}
-    rungs: dict[str, int] = {}
+    gauges: dict[str, int] = {}
+    counters: dict[str, float] = {}
+    joint: str = ""
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):

@@ -27,6 +27,7 @@ from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.stats import stats_message
 from stepwell.sched.request import Event, Request
+from stepwell.sched.stats import EngineStats
 
 log = logging.getLogger("stepwell.engine")
 
@@ -46,7 +47,7 @@ class ServedLoop(Protocol):
 
     def step(self) -> list[Event]: ...
 
-    def stats(self) -> object: ...
+    def stats(self) -> EngineStats: ...
 
 
 Factory: TypeAlias = Callable[[EngineConfig, Report], ServedLoop]
@@ -79,6 +80,7 @@ class EngineService:
         self._send(messages.Batch([], stats_message(self._loop.stats())))
         while self._take_commands():
             self._turn()
+        log.info("%s", self._loop.stats().joint)
 
     def _turn(self) -> None:
         events = self._replies
@@ -160,8 +162,8 @@ def main() -> int:
     """Entry of the engine process. Returns its exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=messages.Start)
+    logging.basicConfig(level=start.log_level, format="%(levelname)s %(name)s: %(message)s")
     threading.Thread(target=_end_with_front_end, args=(start.directory,), daemon=True).start()
     context = zmq.Context()
     commands, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from stepwell.base.errors import ConfigError
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.process import answers_address, commands_address
+
+log = logging.getLogger("stepwell.engine")
 
 DEFAULT_FACTORY = "stepwell.engine.build:build_engine"
 _LONGEST_SOCKET_PATH = 100
@@ -57,7 +60,7 @@ class EngineProcess:
 
     def __init__(self, process: asyncio.subprocess.Process, link: EngineLink, directory: str) -> None:
         self._process = process
-        self._directory = directory
+        self.directory = directory
         self.link = link
 
     @classmethod
@@ -73,7 +76,7 @@ class EngineProcess:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         assert process.stdin is not None
-        start = messages.Start(config, factory, directory)
+        start = messages.Start(config, factory, directory, log.getEffectiveLevel())
         process.stdin.write(msgspec.json.encode(start) + b"\n")
         return cls(process, link, directory)
 
@@ -99,7 +102,7 @@ class EngineProcess:
                     await self._process.wait()
         self._process.stdin.close()
         self.link.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     async def _ends_within(self, seconds: float) -> bool:
         try:

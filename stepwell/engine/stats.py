@@ -1,13 +1,23 @@
-"""The loop's own statistics as a message."""
+"""The loop's own statistics as a message, by the names that metrics show."""
 
 from __future__ import annotations
 
+from stepwell.cache.moves import Tier
 from stepwell.engine.messages import Stats
+from stepwell.sched.stats import EngineStats
 
-PHASES = ("waiting", "loading", "prefill", "decode")
-PAGE_STATES = ("free", "cached", "leased")
+PHASES = ("waiting", "parked", "running", "draining")
+PAGE_STATES = ("free", "cached", "leased", "clean")
+GAUGES = ("leases", "nodes", "moves_in_flight")
+COUNTERS = ("steps", "computed_tokens", "sampled_tokens", "preemptions", "rungs_left", "rungs_skipped", "sched_seconds")
 
 
-def stats_message(stats: object) -> Stats:
-    assert isinstance(stats, Stats)
-    return stats
+def stats_message(stats: EngineStats) -> Stats:
+    """What a front end hears of `stats`."""
+    return Stats(
+        queues={phase: getattr(stats, phase) for phase in PHASES},
+        pages={tier.name.lower(): {state: getattr(stats.tiers[tier], state) for state in PAGE_STATES} for tier in Tier},
+        gauges={name: getattr(stats, name) for name in GAUGES},
+        counters={name: getattr(stats, name) for name in COUNTERS},
+        joint=stats.joint,
+    )

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine.messages import Stats
-from stepwell.engine.stats import PAGE_STATES, PHASES
+from stepwell.engine.stats import COUNTERS, GAUGES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason
 
 SOURCES = ("device", "host", "disk", "recomputed")
@@ -24,6 +24,19 @@ STATUSES = ("400", "404", "405", "413", "429", "499", "500", "503")
 _STATE_TIERS = ("none", *(tier.name.lower() for tier in Tier))
 _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _NEXT_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+_TEXTS = {
+    "leases": "Named holds on pages, images or slots",
+    "nodes": "Nodes of the prefix tree",
+    "moves_in_flight": "Copies that have not been reported",
+    "steps": "Forward passes",
+    "computed_tokens": "Tokens that went through the model",
+    "sampled_tokens": "Tokens chosen by the engine, whoever reads them",
+    "preemptions": "Sequences sent back to the queue for want of pages",
+    "rungs_left": "Rungs left in the cache",
+    "rungs_skipped": "Rungs not left for want of pages",
+    "sched_seconds": "Time spent on plans, steps and bookkeeping, outside the model",
+}
 
 
 class Metrics:
@@ -127,15 +140,16 @@ class _EngineGauges(Collector):
         for phase in PHASES:
             queue.add_metric([phase], stats.queues.get(phase, 0))
         yield queue
-        yield from self._by_tier(stats)
+        yield from self._numbers(stats)
 
-    def _by_tier(self, stats: Stats) -> Iterator[Metric]:
+    def _numbers(self, stats: Stats) -> Iterator[Metric]:
         pages = GaugeMetricFamily("stepwell_pages", "Pages by tier and state", labels=["tier", "state"])
-        rungs = GaugeMetricFamily("stepwell_rungs", "Rungs by the tier of their image", labels=["tier"])
         for tier in (t.name.lower() for t in Tier):
             here: Mapping[str, int] = stats.pages.get(tier, {})
             for state in PAGE_STATES:
                 pages.add_metric([tier, state], here.get(state, 0))
-            rungs.add_metric([tier], stats.rungs.get(tier, 0))
         yield pages
-        yield rungs
+        for name in GAUGES:
+            yield GaugeMetricFamily(f"stepwell_{name}", _TEXTS[name], value=stats.gauges.get(name, 0))
+        for name in COUNTERS:
+            yield CounterMetricFamily(f"stepwell_{name}", _TEXTS[name], value=stats.counters.get(name, 0))

@@ -100,8 +100,8 @@ async def _serve(options: ServeOptions, listener: socket.socket, console: Consol
     watch = asyncio.create_task(_watch(process, client))
     ready = False
     try:
-        with console.status("Starting the engine …"):
-            started = await _unless(stop, _start(options, client))
+        console.print(f"Starting the engine for {options.config.model} …", highlight=False, markup=False)
+        started = await _unless(stop, _start(options, client))
         if started is None:
             return 0
         facts, tokenizer = started
@@ -149,7 +149,8 @@ async def _run_http(parts: Parts, listener: socket.socket, stop: asyncio.Event, 
     parts.metrics.watch(lambda: parts.client.stats, lambda: parts.client.dead is None)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     host, port = listener.getsockname()[:2]
-    console.print(f"Serving [bold]{parts.facts.model}[/] on http://{host}:{port} (Ctrl-C to stop)", highlight=False)
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    console.print(f"Serving {parts.facts.model} on http://{where} (Ctrl-C to stop)", highlight=False, markup=False)
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
     console.print("Stopping …")

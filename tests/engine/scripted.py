@@ -11,11 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from stepwell.base.errors import CapacityError, RequestError
+from stepwell.cache.directory import TierUse
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.tally import Tally
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
-from stepwell.engine.messages import Stats
 from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
+from stepwell.sched.stats import EngineStats
 
 EOS = 2
 VOCAB = 320
@@ -39,6 +41,7 @@ class ScriptedLoop:
         self.seen: list[Request] = []
         self._prompts: list[np.ndarray] = []
         self._events: list[Event] = []
+        self._steps = 0
 
     @property
     def busy(self) -> bool:
@@ -61,6 +64,7 @@ class ScriptedLoop:
             self._events.append(Finished(request_id, "abort"))
 
     def step(self) -> list[Event]:
+        self._steps += 1
         if not self.gate.is_set():
             self.gate.wait(0.005)
         events, self._events = self._events, []
@@ -73,9 +77,27 @@ class ScriptedLoop:
             events += self._decode(request_id)
         return events
 
-    def stats(self) -> Stats:
-        queues = {"waiting": len(self.waiting), "decode": len(self.running)}
-        return Stats(queues=queues, pages={"device": {"free": 7}}, rungs={"host": 3})
+    def stats(self) -> EngineStats:
+        none = TierUse(total=0, free=0, cached=0, leased=0, clean=0)
+        return EngineStats(
+            waiting=len(self.waiting),
+            parked=0,
+            draining=0,
+            running=len(self.running),
+            tiers=(replace(none, total=9, free=7, cached=2), none, none),
+            leases=0,
+            nodes=len(self._prompts),
+            moves_in_flight=0,
+            steps=self._steps,
+            computed_tokens=0,
+            sampled_tokens=0,
+            preemptions=0,
+            rungs_left=0,
+            rungs_skipped=0,
+            sched_seconds=0.25,
+            tally=Tally(),
+            joint="joint: nothing yet",
+        )
 
     def _decode(self, request_id: str) -> list[Event]:
         request, done = self.running[request_id]
@@ -90,7 +112,9 @@ class ScriptedLoop:
             threading.Event().wait(0.02)
         self.running[request_id] = (request, done + 1)
         ends = token in params.stop_token_ids or (token == EOS and not params.ignore_eos)
-        reason = "stop" if ends and done + 1 > params.min_tokens else "length" if done + 1 == params.max_tokens else None
+        reason = (
+            "stop" if ends and done + 1 > params.min_tokens else "length" if done + 1 == params.max_tokens else None
+        )
         events: list[Event] = [Tokens(request_id, (token,))]
         if reason is not None:
             del self.running[request_id]

@@ -1,9 +1,9 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.server.harness import Running, running, tokenizer_directory
 
 from stepwell.engine.tokenizer import Tokenizer
+from tests.server.harness import Running, running, tokenizer_directory
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import uvicorn
 import zmq
-from tests.engine.scripted import ScriptedLoop, facts
 
 from stepwell.base.clock import WallClock
 from stepwell.engine import messages
@@ -26,6 +25,7 @@ from stepwell.server.app import Limits, Parts, create_app
 from stepwell.server.client import EngineClient
 from stepwell.server.metrics import Metrics
 from stepwell.testing.tokenizer import train_tokenizer, write_tokenizer
+from tests.engine.scripted import ScriptedLoop, facts
 
 MODEL = "tiny"
 

@@ -9,11 +9,11 @@ import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.engine.scripted import CONTEXT, EOS, FAILS, REFUSED, TOO_LARGE
-from tests.server.harness import MODEL, Running
 
 from stepwell.cache.outcome import Reason
 from stepwell.engine.tokenizer import Tokenizer
+from tests.engine.scripted import CONTEXT, EOS, FAILS, REFUSED, TOO_LARGE
+from tests.server.harness import MODEL, Running
 
 TEXT = "the water, and the land: naïve façade 東京 🙂. "
 
@@ -258,8 +258,9 @@ def test_metrics_exist_at_zero_and_follow_the_answers(server: Running) -> None:
     cold = metric(server, "stepwell_prompt_tokens_total", source="recomputed")
     post(server, "/v1/completions", prompt=[250, 251, 252], max_tokens=5)
     assert metric(server, "stepwell_generation_tokens_total") == before["stepwell_generation_tokens_total"] + 5
-    assert metric(server, "stepwell_time_to_first_token_seconds_count") == 1 + (
-        before["stepwell_time_to_first_token_seconds_count"]
+    assert (
+        metric(server, "stepwell_time_to_first_token_seconds_count")
+        == 1 + (before["stepwell_time_to_first_token_seconds_count"])
     )
     assert metric(server, "stepwell_prompt_tokens_total", source="recomputed") == cold + 3
 

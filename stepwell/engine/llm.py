@@ -1,0 +1,235 @@
+"""`stepwell.LLM`: the engine in this process, without a server.
+
+with LLM("path/to/checkpoint", device_memory="2GiB") as llm:
+    print(llm.generate("Once upon a time", SamplingParams(max_tokens=32))[0].text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stepwell.base.errors import EngineDead, RequestError, StepwellError
+from stepwell.base.geometry import Ints
+from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.engine.config import EngineFacts, engine_config
+from stepwell.engine.detokenizer import Transcript
+from stepwell.engine.process import ServedLoop, build
+from stepwell.engine.tokenizer import Tokenizer
+from stepwell.sched.request import Admitted, Event, Finished, FinishReason, Request, SamplingParams, Tokens
+
+Prompt: TypeAlias = str | Sequence[int] | Ints
+
+_DEFAULTS = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer. `outcome` says how its prompt was resumed; `token_ids` include the token that ended it."""
+
+    prompt_tokens: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    outcome: AdmissionOutcome
+
+
+class LocalEngine:
+    """An engine loop to call, with a tokenizer. Not for several threads at once. Close it, or use it in a `with` block."""
+
+    def __init__(self, loop: ServedLoop, tokenizer: Tokenizer, facts: EngineFacts) -> None:
+        self._loop: ServedLoop | None = loop
+        self._served = 0
+        self.tokenizer = tokenizer
+        self.facts = facts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the engine. May be called twice."""
+        self._loop = None
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = _DEFAULTS,
+        *,
+        stop: str | Sequence[str] = (),
+        salt: str = "",
+        read_cache: bool = True,
+        write_cache: bool = True,
+        progress: bool = False,
+    ) -> list[Completion]:
+        """Continue one prompt or many, text or token ids; one completion each, in order.
+
+        params       for all prompts, or one for each
+        stop         strings that end an answer; they are not part of it
+        progress     show a bar on the terminal
+        Raises RequestError or CapacityError, before anything runs, if a prompt cannot be served.
+        """
+        ids = [self._encode(prompt) for prompt in _as_list(prompts)]
+        each = [params] * len(ids) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(ids):
+            raise RequestError(f"{len(ids)} prompts but {len(each)} params: give one for all or one for each", "params")
+        template = Request("", np.empty(0, np.int32), salt=salt, read_cache=read_cache, write_cache=write_cache)
+        requests = []
+        for prompt, chosen in zip(ids, each, strict=True):
+            self._served += 1
+            requests.append(replace(template, id=f"llm-{self._served}", prompt=prompt, params=chosen))
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        return self._run(requests, stops, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams = _DEFAULTS,
+        **options: Any,
+    ) -> Completion:
+        """The next answer in a conversation, by the model's own chat template. `options` as for `generate`."""
+        return self.generate(self.tokenizer.encode_chat(messages), params, **options)[0]
+
+    def _run(self, requests: Sequence[Request], stops: tuple[str, ...], progress: bool) -> list[Completion]:
+        if self._loop is None:
+            raise EngineDead("this LLM is closed: make a new one")
+        loop = self._loop
+        answers = {r.id: _Answer(r, Transcript(self.tokenizer.decoder(r.prompt), stops)) for r in requests}
+        try:
+            for request in requests:
+                loop.submit(request)
+            with _bar(len(requests), progress) as bar:
+                task = bar.add_task("generate", total=len(requests))
+                while open_ones := [a for a in answers.values() if a.reason is None]:
+                    bar.update(task, completed=len(requests) - len(open_ones))
+                    self._turn(loop, answers)
+                bar.update(task, completed=len(requests))
+        except (StepwellError, KeyboardInterrupt):
+            self._sweep(loop, answers)
+            raise
+        except Exception:
+            self._loop = None  # a loop that has raised is in no known state
+            raise
+        self._sweep(loop, answers)
+        return [answer.completion() for answer in answers.values()]
+
+    def _turn(self, loop: ServedLoop, answers: Mapping[str, _Answer]) -> None:
+        """One step of the engine; each answer takes what is its own."""
+        mine: dict[str, list[Event]] = {}
+        for event in loop.step():
+            mine.setdefault(event.request_id, []).append(event)
+        for request_id, events in mine.items():
+            answer = answers.get(request_id)
+            if answer is not None and answer.reason is None and answer.take(events):
+                loop.abort(request_id)
+
+    def _sweep(self, loop: ServedLoop, answers: Mapping[str, _Answer]) -> None:
+        """Leave nothing running, whatever ended the run."""
+        for request_id, answer in answers.items():
+            if answer.reason is None:
+                loop.abort(request_id)
+        while loop.busy:
+            loop.step()
+
+    def _encode(self, prompt: Prompt) -> Ints:
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = np.asarray(prompt, dtype=np.int64)
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.facts.vocab_size:
+                raise RequestError(f"token ids must be 0 … {self.facts.vocab_size - 1}", "prompt")
+        if ids.size == 0:
+            raise RequestError("prompt is empty: give at least one token", "prompt")
+        if ids.size >= self.facts.max_model_len:
+            raise RequestError(
+                f"prompt has {ids.size:,} tokens; at most {self.facts.max_model_len - 1:,} leave room for an answer",
+                "prompt",
+            )
+        return ids.astype(np.int32)
+
+
+class LLM(LocalEngine):
+    """The engine for one checkpoint, in this process."""
+
+    def __init__(self, model: str, **flags: Any) -> None:
+        """Build an engine for the checkpoint in directory `model`. `flags` are the fields of EngineConfig; sizes may be text.
+
+        Raises ConfigError where a flag or the checkpoint cannot work.
+        """
+        from stepwell.engine.build import build_engine
+
+        config = engine_config({"model": model, **flags})
+        tokenizer = Tokenizer.load(config.model)
+        loop, facts = build(build_engine, config)
+        super().__init__(loop, tokenizer, facts)
+
+
+class _Answer:
+    """One completion as it grows."""
+
+    __slots__ = ("_outcome", "_parts", "_request", "_tokens", "_transcript")
+
+    def __init__(self, request: Request, transcript: Transcript) -> None:
+        self._request = request
+        self._transcript = transcript
+        self._parts: list[str] = []
+        self._tokens: list[int] = []
+        self._outcome: AdmissionOutcome | None = None
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self._transcript.reason
+
+    def take(self, events: Sequence[Event]) -> bool:
+        """Take one step's events; True where a stop string has ended the answer before the engine did."""
+        tokens: list[int] = []
+        end: FinishReason | None = None
+        for event in events:
+            match event:
+                case Admitted(_, outcome):
+                    self._outcome = self._outcome or outcome
+                case Tokens(_, new):
+                    tokens += new
+                case Finished(_, "error" | "abort", message):
+                    raise StepwellError(message or "the engine gave up this request")
+                case Finished(_, reason, _):
+                    end = reason
+        before = self._transcript.tokens
+        self._parts.append(self._transcript.take(tokens, end))
+        self._tokens += tokens[: self._transcript.tokens - before]
+        return self.reason is not None and end is None
+
+    def completion(self) -> Completion:
+        assert self.reason is not None and self._outcome is not None
+        text = "".join(self._parts)
+        return Completion(len(self._request.prompt), tuple(self._tokens), text, self.reason, self._outcome)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many, as many: token ids alone are one prompt."""
+    if isinstance(prompts, str | np.ndarray):
+        return [prompts]
+    many: list[Prompt] = []
+    ids: list[int] = []
+    for item in prompts:
+        if isinstance(item, int | np.integer):
+            ids.append(int(item))
+        else:
+            many.append(item)
+    if ids and many:
+        raise RequestError("prompts mix token ids and prompts: give lists of ids, or one list of ids", "prompts")
+    return [ids] if ids else many
+
+
+def _bar(total: int, shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, disable=not shown, transient=True)

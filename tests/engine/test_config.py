@@ -1,0 +1,49 @@
+"""Flags are checked once, and every refusal names the flag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepwell.base.errors import ConfigError
+from stepwell.engine.config import EngineConfig, engine_config
+
+
+def test_defaults_are_legal_and_sizes_may_be_text() -> None:
+    config = engine_config({"model": "m", "device_memory": "2GiB", "host_memory": "0"})
+    assert (config.device_memory, config.host_memory) == (2 * 2**30, 0)
+    assert config.name == "m"
+    assert EngineConfig("m", served_model_name="n").name == "n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", ""),
+        ("device", "tpu"),
+        ("dtype", "int3"),
+        ("tensor_parallel_size", 2),
+        ("block_size", 0),
+        ("rung_grid", 65),
+        ("max_model_len", 1),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 32),
+        ("max_num_seqs", 3000),
+        ("device_memory", 0),
+        ("device_memory", "lots"),
+        ("gpu_memory_utilization", 0.0),
+        ("gpu_memory_utilization", 1.5),
+        ("host_memory", -1),
+        ("state_checkpoint_interval_tokens", 100),
+        ("decode_rung_tokens", 17),
+        ("min_load_tokens", -1),
+        ("seed", -1),
+        ("no_such_flag", 1),
+    ],
+)
+def test_what_cannot_work_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        engine_config({"model": "m", name: value})
+    if name not in ("model", "device_memory"):
+        assert "--" + name.replace("_", "-") in str(refusal.value)

@@ -1,0 +1,174 @@
+"""An engine process: it serves, says why it ends, and never outlives its front end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepwell.base.errors import ConfigError
+from stepwell.engine import messages
+from stepwell.engine.config import EngineConfig
+from stepwell.engine.spawn import EngineLink, EngineProcess
+from stepwell.sched.request import Request, SamplingParams
+from tests.engine.scripted import RAISES, REFUSED
+
+CONFIG = EngineConfig("tiny")
+BUILD = "tests.engine.scripted:build"
+
+
+async def answer(process: EngineProcess) -> messages.Answer:
+    """The next answer of the engine."""
+    while (found := process.link.receive()) is None:
+        await asyncio.sleep(0.005)
+    return found
+
+
+async def events_of(process: EngineProcess, until: type) -> list[messages.WireEvent]:
+    """Events up to one of a kind."""
+    events: list[messages.WireEvent] = []
+    while not any(isinstance(event, until) for event in events):
+        batch = await answer(process)
+        assert isinstance(batch, messages.Batch), batch
+        events += batch.events
+    return events
+
+
+def with_engine(work: Callable[[EngineProcess], Awaitable[None]], factory: str = BUILD) -> None:
+    """Run `work` with an engine process, which must leave nothing behind."""
+
+    async def run() -> None:
+        process = await EngineProcess.start(CONFIG, factory)
+        directory = Path(process.directory)
+        try:
+            assert directory.stat().st_mode & 0o777 == 0o700
+            await asyncio.wait_for(work(process), 30)
+        finally:
+            await process.stop()
+        assert not directory.exists()
+        assert not alive(process.pid)
+
+    asyncio.run(run())
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def submit(process: EngineProcess, request_id: str, prompt: list[int], tokens: int = 3) -> None:
+    request = Request(request_id, np.array(prompt, np.int32), SamplingParams(max_tokens=tokens))
+    process.link.send(messages.submit_of(request))
+
+
+def test_process_serves_refuses_aborts_and_stops() -> None:
+    async def work(process: EngineProcess) -> None:
+        ready = await answer(process)
+        assert isinstance(ready, messages.Ready) and ready.facts.model == "tiny"
+        process.link.commands.send(b"noise")  # is logged and dropped
+        submit(process, "a", [5, 6])
+        events = await events_of(process, messages.Finished)
+        assert events[0] == messages.Accepted("a")
+        assert [e.tokens for e in events if isinstance(e, messages.Tokens)] == [[5], [6], [5]]
+        assert events[-1] == messages.Finished("a", "length", "")
+        submit(process, "b", [REFUSED])
+        assert (await events_of(process, messages.Rejected))[-1].id == "b"
+        submit(process, "c", [5], tokens=10**9)
+        process.link.send(messages.Abort(["c", "unknown"]))
+        assert (await events_of(process, messages.Finished))[-1] == messages.Finished("c", "abort", "")
+
+    with_engine(work)
+
+
+def test_engine_that_falls_idle_sends_its_last_statistics() -> None:
+    async def work(process: EngineProcess) -> None:
+        assert isinstance(await answer(process), messages.Ready)
+        submit(process, "a", [5], tokens=2)
+        ended = False
+        while not ended:
+            batch = await answer(process)
+            assert isinstance(batch, messages.Batch)
+            ended = any(isinstance(event, messages.Finished) for event in batch.events)
+        assert batch.stats is not None
+        assert batch.stats.queues["running"] == 0 and batch.stats.pages["device"]["free"] == 7
+
+    with_engine(work)
+
+
+def test_loop_that_raises_says_why_and_ends() -> None:
+    async def work(process: EngineProcess) -> None:
+        submit(process, "a", [RAISES])
+        while not isinstance(last := await answer(process), messages.Dead):
+            pass
+        assert "the script says so" in last.reason
+        assert "status 1" in await process.ended()
+
+    with_engine(work)
+
+
+def test_engine_that_cannot_be_built_says_why() -> None:
+    async def work(process: EngineProcess) -> None:
+        last = await answer(process)
+        assert isinstance(last, messages.Dead) and "no such machine" in last.reason
+
+    with_engine(work, "tests.engine.scripted:build_never")
+
+
+def test_killed_engine_is_noticed() -> None:
+    async def work(process: EngineProcess) -> None:
+        await answer(process)
+        os.kill(process.pid, signal.SIGKILL)
+        assert "signal 9" in await process.ended()
+
+    with_engine(work)
+
+
+def test_terminal_signals_are_the_front_ends_business() -> None:
+    async def work(process: EngineProcess) -> None:
+        await answer(process)
+        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, signal.SIGTERM)
+        submit(process, "a", [5])
+        await events_of(process, messages.Finished)
+
+    with_engine(work)
+
+
+@pytest.mark.parametrize("factory", [BUILD, "tests.engine.scripted:build_slowly"])
+def test_engine_ends_when_its_front_end_is_killed(factory: str) -> None:
+    program = f"""
+import asyncio
+from stepwell.engine.config import EngineConfig
+from stepwell.engine.spawn import EngineProcess
+async def run():
+    process = await EngineProcess.start(EngineConfig("tiny"), {factory!r})
+    print(process.pid, process.directory, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(run())
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as front:
+        assert front.stdout is not None
+        pid, directory = front.stdout.readline().split()
+        time.sleep(0.3)  # let the engine read its first line; the outcome is the same without
+        front.kill()
+    deadline = time.monotonic() + 20
+    while alive(int(pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not alive(int(pid))
+    assert not Path(directory).exists()
+
+
+def test_socket_path_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        EngineLink("/tmp/" + "x" * 100)
