@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 import zmq
@@ -41,15 +42,15 @@ class Running:
     """A server that answers."""
 
     url: str
-    loop: ScriptedLoop
+    loop: Any
     client: EngineClient
 
 
 @contextlib.contextmanager
-def running(tokenizer: Tokenizer, limits: Limits | None = None) -> Iterator[Running]:
-    """A server until the block ends."""
+def running(tokenizer: Tokenizer, limits: Limits | None = None, loop: Any = None) -> Iterator[Running]:
+    """A server until the block ends, on `loop` or a scripted one."""
     directory = tempfile.mkdtemp(prefix="sw-")
-    loop = ScriptedLoop()
+    loop = loop or ScriptedLoop()
     engine = threading.Thread(target=_engine, args=(loop, directory))
     front = _Front(directory, tokenizer, limits or Limits())
     engine.start()
@@ -59,7 +60,8 @@ def running(tokenizer: Tokenizer, limits: Limits | None = None) -> Iterator[Runn
         assert front.client is not None, "the server did not start"
         yield Running(front.url, loop, front.client)
     finally:
-        loop.gate.set()
+        if isinstance(loop, ScriptedLoop):
+            loop.gate.set()
         front.stop()
         engine.join(20)
         shutil.rmtree(directory)
