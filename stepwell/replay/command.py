@@ -24,14 +24,14 @@ SYNTHETIC = "synthetic"
 _TRACE = "Trace file or folder, plain or .gz; or `synthetic`, to make one up."
 _DEVICE = "Device memory, as tokens of KV that it would hold (KV and rungs share it). 8e6 works."
 _HOST = "Host memory for the cache, in the same unit. 0: no host tier."
-_RUNG = "Memory of one rung (checkpoint of the recurrent state), as tokens of KV. 0: a model without recurrent layers."
+_RUNG = "Memory of one rung (checkpoint of the recurrent state), as tokens of KV."
 
 
 def replay_command(
     trace: Annotated[str, typer.Argument(help=_TRACE, show_default=False)],
     device_tokens: Annotated[float, typer.Option(help=_DEVICE)] = 8e6,
     host_tokens: Annotated[float, typer.Option(help=_HOST)] = 33e6,
-    rung_tokens: Annotated[int, typer.Option(help=_RUNG, min=0)] = 6100,
+    rung_tokens: Annotated[int, typer.Option(help=_RUNG, min=1)] = 6100,
     lanes: Annotated[int, typer.Option(help="Conversations going on at any time.")] = 56,
     warmup: Annotated[float, typer.Option(help="Simulated seconds before figures count.", min=0)] = 900.0,
     duration: Annotated[float, typer.Option(help="Simulated seconds that count.", min=0)] = 3600.0,

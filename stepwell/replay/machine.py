@@ -67,14 +67,14 @@ class Machine:
         )
         self.loop = EngineLoop(cache, rules, self.runner, self.mover, self.clock, weighed)
 
-    def passes_until(self, when: float | None) -> int:
-        """Decode passes that end by `when`, as long as the last one; 1 where the running requests have just changed."""
+    def passes_until(self, when: float) -> int:
+        """Decode passes as long as the last one that end by `when` and by the end of the next copy; at least 1."""
         pass_seconds = self.runner.decode_seconds
         if pass_seconds is None:
             return 1
-        if when is None:
-            return MOST_PASSES
-        return max(1, min(MOST_PASSES, int((when - self.clock.now()) / pass_seconds)))
+        copied = self.mover.next_time()
+        seconds = (when if copied is None else min(when, copied)) - self.clock.now()
+        return max(1, min(MOST_PASSES, int(seconds / pass_seconds)))
 
 
 MOST_PASSES = 4096

@@ -34,7 +34,7 @@ class EndlessMemory:
     def loop(self) -> EndlessMemory:
         return self
 
-    def passes_until(self, when: float | None) -> int:
+    def passes_until(self, when: float) -> int:
         return 1
 
     @property
