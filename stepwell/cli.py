@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.replay.command import replay_command
 from stepwell.server import flags
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -59,6 +60,9 @@ def serve(
         Console(stderr=True, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
     raise typer.Exit(status)
+
+
+app.command("replay")(replay_command)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
