@@ -17,7 +17,7 @@ def publish(
     """Make the computed blocks [lease end, end) of `tokens` findable, and move `lease` down over them.
 
     Content that is there already keeps the first entry: the table then uses that entry's pages and gives its own back. With
-    `adopt` off the table keeps its private pages (a request that must not read the cache).
+    `adopt` off (a request that must not read the cache) it stops there: such a request only adds where nothing is yet.
     """
     block = directory.tree.block
     node = lease.item.node
@@ -32,14 +32,16 @@ def publish(
             common = size if same.all() else int(same.argmin())
             if common - common % block < len(child.tokens):
                 child = directory.split(child, at + common - common % block)
-        _fill(directory, child, table, adopt)
+        if not adopt and child.kv.at[Tier.DEVICE] is not None:
+            break
+        _fill(directory, child, table)
         child.used = now
         directory.extend(lease, child)
         node = child
     directory.tidy(node)
 
 
-def _fill(directory: Directory, node: Node, table: BlockTable, adopt: bool) -> None:
+def _fill(directory: Directory, node: Node, table: BlockTable) -> None:
     """Give `node` the table's pages for its tokens, or the table the node's."""
     first, last = node.start // directory.tree.block, node.end // directory.tree.block
     here = node.kv.at[Tier.DEVICE]
@@ -48,7 +50,7 @@ def _fill(directory: Directory, node: Node, table: BlockTable, adopt: bool) -> N
         pages = table.pages[first:last].copy()
         table.share(first, pages)
         directory.place(node.kv, Tier.DEVICE, pages)
-    elif adopt:
+    else:
         directory.give(Tier.DEVICE, table.share(first, here))
 
 

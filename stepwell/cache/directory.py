@@ -359,7 +359,8 @@ class Directory:
         def live(item: Item) -> bool:
             if item.at[tier] is None or item.locks[tier] or not _attached(item) or not exposed(item, tier):
                 return False
-            return tier != Tier.DEVICE or self.safe(item)
+            # below the device, the copy that lets a resident one be dropped at once stays: dropping it would win nothing
+            return self.safe(item) if tier == Tier.DEVICE else item.at[Tier.DEVICE] is None
 
         return live
 

@@ -21,6 +21,11 @@ class Pool:
     def free(self) -> int:
         return self._free
 
+    @property
+    def free_slots(self) -> Ints:
+        """The free slots; a view."""
+        return self._stack[: self._free]
+
     def take(self, count: int) -> Ints:
         """`count` slots, ascending where they were given back so. The caller has made sure that they are there."""
         assert 0 <= count <= self._free, f"{count} slots wanted, {self._free} of {self.total} free"

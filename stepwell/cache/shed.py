@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stepwell.cache.directory import Directory, Flight
 from stepwell.cache.moves import Extent, Move, Report, Tier
-from stepwell.cache.ranking import value
+from stepwell.cache.ranking import exposed, value
 from stepwell.cache.tree import Item, Pending
 
 
@@ -21,11 +21,23 @@ def secure(directory: Directory, pages: int, force: bool = False) -> bool:
     while pool.free < pages:
         item = directory.drops[Tier.DEVICE].pop()
         if item is None and force:
-            item = directory.dirty.pop()
+            item = _dirty_leaf(directory)
         if item is None:
             return False
         directory.drop(item, Tier.DEVICE)
     return True
+
+
+def _dirty_leaf(directory: Directory) -> Item | None:
+    """The least valuable dirty candidate that no deeper device KV hangs on; the others stay on offer."""
+    passed: list[Item] = []
+    item = directory.dirty.pop()
+    while item is not None and not exposed(item, Tier.DEVICE):
+        passed.append(item)
+        item = directory.dirty.pop()
+    for other in passed:
+        directory.offer(other)
+    return item
 
 
 def demote_ahead(directory: Directory) -> list[Move]:
@@ -50,26 +62,28 @@ def demote(directory: Directory, pages: int) -> list[Move]:
         item = directory.dirty.pop()
         if item is None:
             break
-        slots = item.at[Tier.DEVICE]
-        assert slots is not None
-        worthless = value(item, Tier.DEVICE)[0] == 0
-        if worthless or not _room_in_host(directory, len(slots)):
+        size, host = item.size(Tier.DEVICE), directory.pools[Tier.HOST].total
+        if value(item, Tier.DEVICE)[0] == 0 or size > host:
             directory.refuse(item)
-        else:
+            pages -= size
+        elif not _room_in_host(directory, item):
+            directory.offer(item)
+            break
+        elif directory.dirty.live(item):
+            pages -= item.size(Tier.DEVICE)
             moves.append(_begin(directory, item))
-        pages -= len(slots)
+        # else what was dropped in host let its node join another, which is on offer now
     return moves
 
 
-def _room_in_host(directory: Directory, count: int) -> bool:
+def _room_in_host(directory: Directory, item: Item) -> bool:
+    """Free host slots for a copy of `item`, which may grow meanwhile as nodes join."""
     pool = directory.pools[Tier.HOST]
-    if pool.total < count:
-        return False
-    while pool.free < count:
-        item = directory.drops[Tier.HOST].pop()
-        if item is None:
+    while pool.free < item.size(Tier.DEVICE):
+        victim = directory.drops[Tier.HOST].pop()
+        if victim is None:
             return False
-        directory.drop(item, Tier.HOST)
+        directory.drop(victim, Tier.HOST)
     return True
 
 

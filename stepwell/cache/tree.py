@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
+from zlib import crc32
 
 import numpy as np
 
@@ -65,6 +66,11 @@ class Item:
     def has(self, tier: Tier) -> bool:
         """Whether a copy in `tier` may be read."""
         return self.at[tier] is not None and not self.bad[tier]
+
+    def size(self, tier: Tier) -> int:
+        """Slots of the copy in `tier`."""
+        slots = self.at[tier]
+        return 0 if slots is None else len(slots)
 
     def best(self) -> Tier | None:
         """The fastest tier with a readable copy."""
@@ -139,6 +145,11 @@ class Root(Node):
     def __init__(self, salt: str, now: float) -> None:
         super().__init__(None, 0, np.empty(0, np.int32), now)
         self.salt = salt
+
+
+def root_number(salt: str) -> int:
+    """A number for the root of `salt` that test models mix into what they compute; nothing is looked up by it."""
+    return crc32(salt.encode())
 
 
 class Tree:

@@ -1,0 +1,191 @@
+"""The next step: every decode first, then prompts, oldest first, up to the token budget.
+
+Prefill is cut on the rung grid, so that a resume at a rung repeats exactly the segments of a cold run. Pages of prompts were
+promised at admission; an answer that grows may preempt the youngest request, never the oldest. Images for rungs are best
+effort: they take what is free or clean, never what is promised, and preempt nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from stepwell.base.geometry import Ints
+from stepwell.base.units import floor_to
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Tier
+from stepwell.cache.shed import secure
+from stepwell.cache.tree import RungKind, root_number
+from stepwell.sched.admit import Queues, enqueue
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.job import Running
+from stepwell.sched.step import Cut, Sample, Step, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One request's part of a step: it computes up to `end` and leaves `rungs` (position, kind, pages)."""
+
+    running: Running
+    end: int
+    rungs: tuple[tuple[int, RungKind, Ints], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A step, and whose work it is, aligned with `step.works`."""
+
+    step: Step
+    shares: tuple[Share, ...]
+
+
+class _Pages(Enum):
+    TAKEN = auto()
+    COMING = auto()  # a copy in flight will make room
+    NONE = auto()
+
+
+def build(queues: Queues, directory: Directory, config: SchedConfig, max_repeat: int = 1) -> Built | None:
+    """The next step, or None where nothing can be computed now. Takes the pages it writes."""
+    shares: list[Share] = []
+    decodes = [r for r in queues.running if r.remaining == 1]
+    prompts = [r for r in queues.running if r.remaining > 1]
+    repeat = _repeat(decodes, directory, max_repeat) if decodes and not prompts else 1
+    for running in decodes:
+        end = running.computed + repeat
+        if running in queues.running and _grow_or_preempt(queues, directory, running, end):
+            shares.append(_share(queues, directory, config, running, end))
+    budget = config.max_num_batched_tokens - len(shares)
+    for running in prompts:
+        end = _chunk_end(running, budget, directory.config.geometry.rung_grid)
+        if end <= running.computed or running not in queues.running:
+            break
+        if _claim(directory, running, end) is _Pages.TAKEN:
+            budget -= end - running.computed
+            shares.append(_share(queues, directory, config, running, end))
+    if not shares:
+        return None
+    return Built(Step(tuple(_work(s) for s in shares), repeat), tuple(shares))
+
+
+def _repeat(decodes: list[Running], directory: Directory, most: int) -> int:
+    """Decode passes to take at once: up to the first answer that must end, as many as fit without preempting."""
+    if most == 1:
+        return 1
+    steps = min(most, min(r.job.limit - len(r.job.tokens) for r in decodes))
+    room = directory.room()
+    spendable = room.instant - room.reserved
+    geometry = directory.config.geometry
+    while steps > 1:
+        needed = sum(max(0, geometry.pages_for(r.computed + steps) - len(r.table)) for r in decodes)
+        if needed + len(decodes) * geometry.image_pages <= spendable:
+            break
+        steps //= 2
+    return max(1, steps)
+
+
+def _chunk_end(running: Running, budget: int, grid: int) -> int:
+    """Where this step's part of a prompt ends: its end, or the last grid boundary that the budget reaches."""
+    if running.remaining <= budget:
+        return running.computed + running.remaining
+    return floor_to(running.computed + budget, grid)
+
+
+def _claim(directory: Directory, running: Running, end: int) -> _Pages:
+    """Take the pages for tokens up to `end`."""
+    table = running.table
+    count = max(0, directory.config.geometry.pages_for(end) - len(table))
+    if count == 0:
+        return _Pages.TAKEN
+    room = directory.room()
+    extra = max(0, count - table.promised)
+    fits = extra == 0 or room.free + room.idle - room.reserved >= extra
+    if fits and (secure(directory, count) or (not directory.in_flight and secure(directory, count, force=True))):
+        directory.grow(table, count)
+        return _Pages.TAKEN
+    return _Pages.COMING if directory.in_flight else _Pages.NONE
+
+
+def _grow_or_preempt(queues: Queues, directory: Directory, running: Running, end: int) -> bool:
+    """Pages for one more token, at the price of the youngest requests if need be; False: not in this step."""
+    while True:
+        pages = _claim(directory, running, end)
+        if pages is not _Pages.NONE:
+            return pages is _Pages.TAKEN
+        victim = queues.running[-1]
+        if victim is queues.running[0]:
+            assert queues.parked or queues.draining, "the oldest request alone fits: its length was clamped to the pool"
+            return False
+        preempt(queues, directory, victim)
+        if victim is running:
+            return False
+
+
+def preempt(queues: Queues, directory: Directory, victim: Running) -> None:
+    """Back to waiting. What was computed is published already, so it resumes from there."""
+    release(queues, directory, victim)
+    queues.preemptions += 1
+    enqueue(queues, victim.job)
+
+
+def release(queues: Queues, directory: Directory, running: Running) -> None:
+    """Let go of all that a running request holds."""
+    queues.running.remove(running)
+    if running.image is not None:
+        directory.release(running.image)
+    directory.release(running.path)
+    directory.close(running.table)
+    queues.slots.append(running.slot)
+
+
+def _share(queues: Queues, directory: Directory, config: SchedConfig, running: Running, end: int) -> Share:
+    """Decide the rungs of this part and take their pages."""
+    rungs: list[tuple[int, RungKind, Ints]] = []
+    for position, kind in _cuts(directory, config, running, end):
+        pages = _image_pages(directory)
+        if pages is None:
+            queues.rungs_skipped += 1
+        else:
+            queues.rungs_left += 1
+            rungs.append((position, kind, pages))
+    return Share(running, end, tuple(rungs))
+
+
+def _cuts(directory: Directory, config: SchedConfig, running: Running, end: int) -> list[tuple[int, RungKind]]:
+    """Prompt rungs within this part, and the rolling one at its last suitable boundary."""
+    if not config.cache or not running.job.request.write_cache:
+        return []
+    cuts = [(p, kind) for p, kind in running.rungs if running.computed < p <= end]
+    prompt = running.remaining > 1
+    rolling = floor_to(end, directory.config.geometry.rung_grid if prompt else config.decode_rung_tokens)
+    in_answer = not prompt or end < len(running.job.tokens)
+    if in_answer and rolling > running.computed and all(p != rolling for p, _ in cuts):
+        cuts.append((rolling, RungKind.ROLLING))
+    return sorted(cuts)
+
+
+def _image_pages(directory: Directory) -> Ints | None:
+    """Pages for one image, if that costs no one anything that was promised or could still be copied down."""
+    count = directory.config.geometry.image_pages
+    room = directory.room()
+    if room.free + room.idle - room.reserved < count or not secure(directory, count):
+        return None
+    directory.epoch += 1
+    return directory.pools[Tier.DEVICE].take(count)
+
+
+def _work(share: Share) -> Work:
+    running, job = share.running, share.running.job
+    samples = share.end >= len(job.tokens)
+    return Work(
+        request_id=job.request.id,
+        slot=running.slot,
+        root=root_number(job.request.salt),
+        start=running.computed,
+        tokens=job.tokens.view[running.computed : share.end].copy(),
+        pages=running.table.pages.copy(),
+        write_from=running.shared,
+        state=running.start,
+        cuts=tuple(Cut(position, pages) for position, _, pages in share.rungs),
+        sample=Sample(job.request.params, job.generated) if samples else None,
+    )

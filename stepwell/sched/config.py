@@ -1,0 +1,47 @@
+"""The scheduler's rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell.base.errors import ConfigError
+from stepwell.base.geometry import Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class SchedConfig:
+    """Rules that never change while the engine runs.
+
+    max_num_seqs             requests that hold a live state: running, or waiting for a load
+    max_num_batched_tokens   tokens a step may compute
+    max_model_len            prompt and answer together
+    decode_rung_tokens       a running answer leaves a rolling rung this often
+    eos                      tokens that end an answer
+    vocab                    token ids are below this; 0: not checked
+    cache                    whether prompts are read from the cache and left in it
+    """
+
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 1 << 20
+    decode_rung_tokens: int = 16
+    eos: tuple[int, ...] = ()
+    vocab: int = 0
+    cache: bool = True
+
+    def validate(self, geometry: Geometry) -> None:
+        """Raise ConfigError where a step could not make progress."""
+        if self.max_num_seqs < 1:
+            raise ConfigError(f"--max-num-seqs must be at least 1, not {self.max_num_seqs}")
+        least = self.max_num_seqs - 1 + geometry.rung_grid
+        if self.max_num_batched_tokens < least:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least {least}: a decode for each of "
+                f"--max-num-seqs {self.max_num_seqs} and one --rung-grid of {geometry.rung_grid} prompt tokens"
+            )
+        if self.decode_rung_tokens < geometry.block or self.decode_rung_tokens % geometry.block:
+            raise ConfigError(
+                f"--decode-rung-tokens {self.decode_rung_tokens} must be a multiple of --block-size {geometry.block}"
+            )
+        if self.max_model_len < 2:
+            raise ConfigError(f"--max-model-len must be at least 2, not {self.max_model_len}")

@@ -1,0 +1,87 @@
+"""From a step's result to events: publish what was computed, hand out tokens, end what is done."""
+
+from __future__ import annotations
+
+from stepwell.base.units import floor_to
+from stepwell.cache.content import leave_rung, publish, retract
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Tier
+from stepwell.cache.tree import RungKind
+from stepwell.sched.admit import Queues
+from stepwell.sched.build import Built, Share, release
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.job import Job
+from stepwell.sched.request import Finished, FinishReason, Tokens
+from stepwell.sched.step import Carry, StepResult
+
+
+def finish(
+    queues: Queues, directory: Directory, config: SchedConfig, built: Built, result: StepResult, now: float
+) -> None:
+    """Apply one result. Content becomes findable here, after the step that computed it has run, and never before."""
+    errors = dict(result.errors)
+    for index, (share, sampled) in enumerate(zip(built.shares, result.sampled, strict=True)):
+        if index in errors:
+            _discard(queues, directory, share, errors[index])
+        else:
+            _apply(queues, directory, config, share, sampled, now)
+
+
+def _discard(queues: Queues, directory: Directory, share: Share, message: str) -> None:
+    """This request's own numbers went wrong: nothing of the step is kept."""
+    for _, _, pages in share.rungs:
+        directory.give(Tier.DEVICE, pages)
+    release(queues, directory, share.running)
+    queues.events.append(Finished(share.running.job.request.id, "error", message))
+
+
+def _apply(
+    queues: Queues, directory: Directory, config: SchedConfig, share: Share, sampled: tuple[int, ...], now: float
+) -> None:
+    running, job = share.running, share.running.job
+    kept, reason = _take(job, sampled, config)
+    running.computed = share.end
+    running.start = Carry()
+    if running.image is not None:
+        directory.release(running.image)
+        running.image = None
+    if config.cache and job.request.write_cache:
+        _publish(directory, share, now)
+    if kept:
+        queues.events.append(Tokens(job.request.id, kept))
+    if reason is not None:
+        release(queues, directory, running)
+        queues.events.append(Finished(job.request.id, reason))
+
+
+def _publish(directory: Directory, share: Share, now: float) -> None:
+    """Make the whole blocks findable, then the rungs; each new rung replaces the last rolling one."""
+    running, job = share.running, share.running.job
+    known = min(share.end, len(job.tokens))
+    end = floor_to(known, directory.tree.block)
+    publish(directory, running.path, job.tokens.view, end, running.table, now, adopt=job.request.read_cache)
+    published = running.path.item.node.end
+    for position, kind, pages in share.rungs:
+        if position > min(end, published):
+            directory.give(Tier.DEVICE, pages)
+            continue
+        rung = leave_rung(directory, running.path, position, pages, kind, now)
+        if running.rolling is not None:
+            retract(directory, running.rolling)
+        running.rolling = rung if kind == RungKind.ROLLING else None
+    running.rungs = tuple(r for r in running.rungs if r[0] > share.end)
+
+
+def _take(job: Job, sampled: tuple[int, ...], config: SchedConfig) -> tuple[tuple[int, ...], FinishReason | None]:
+    """Append sampled tokens up to the one that ends the answer."""
+    params = job.request.params
+    kept: list[int] = []
+    for token in sampled:
+        job.tokens.append(token)
+        kept.append(token)
+        stops = token in params.stop_token_ids or (token in config.eos and not params.ignore_eos)
+        if stops and job.generated >= params.min_tokens:
+            return tuple(kept), "stop"
+        if len(job.tokens) >= job.limit:
+            return tuple(kept), "length"
+    return tuple(kept), None

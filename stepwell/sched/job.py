@@ -1,0 +1,111 @@
+"""A request in each state of its life.
+
+Waiting ──▶ Parked ──▶ Running ──▶ (finished)         Waiting ──▶ Running where nothing is to be loaded
+   ▲           │          │
+   │           ▼          │                           aborted while its load is in flight: Draining, then gone
+   └───────────┼──────────┘  preempted
+            Draining
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.admission import Loading
+from stepwell.cache.directory import Lease
+from stepwell.cache.table import BlockTable
+from stepwell.cache.tree import Rung, RungKind
+from stepwell.sched.request import Request
+from stepwell.sched.step import StateStart
+
+
+class Tokens:
+    """Prompt and answer so far: an int32 array that grows at the end."""
+
+    __slots__ = ("_buffer", "_count")
+
+    def __init__(self, prompt: Ints) -> None:
+        self._count = len(prompt)
+        self._buffer: Ints = np.empty(self._count + 64, np.int32)
+        self._buffer[: self._count] = prompt
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def view(self) -> Ints:
+        """All tokens; valid until the next append."""
+        return self._buffer[: self._count]
+
+    def append(self, token: int) -> None:
+        if self._count == len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.empty(self._count, np.int32)])
+        self._buffer[self._count] = token
+        self._count += 1
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """What outlives a request's states. `order` is by arrival; `limit` tokens are the most it may have; `starts` counts admissions."""
+
+    request: Request
+    order: int
+    tokens: Tokens
+    limit: int
+    starts: int = 0
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Holds nothing."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Holds a live slot and all that its plan leased; its load is in flight."""
+
+    job: Job
+    slot: int
+    loading: Loading
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The request is gone; a copy may still write its pages and its live slot."""
+
+    slot: int
+    loading: Loading
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """Computes. The state in `slot` has folded `computed` tokens once `start` has been applied.
+
+    shared    tokens whose pages are never written     rungs     prompt rungs still to be left, ascending
+    image     hold on what `start` reads               rolling   the last rung left on the way, to be replaced by the next
+    """
+
+    job: Job
+    slot: int
+    table: BlockTable
+    path: Lease
+    image: Lease | None
+    computed: int
+    shared: int
+    start: StateStart
+    rungs: tuple[tuple[int, RungKind], ...]
+    rolling: Rung | None = None
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens not yet computed; 1: the next step decodes."""
+        return len(self.job.tokens) - self.computed

@@ -1,0 +1,166 @@
+"""The engine loop: reports in, admissions, one step, events out.
+
+    submit, abort ─▶ │ land reports ▸ admit ▸ build ▸ run ▸ publish ▸ copy down ahead of need │ ─▶ events
+
+Single-threaded: everything that changes state happens inside `submit`, `abort` and `step`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stepwell.base.clock import Clock
+from stepwell.base.errors import CapacityError, RequestError
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Tier
+from stepwell.cache.shed import demote_ahead
+from stepwell.sched.admit import Queues, admit, enqueue, land
+from stepwell.sched.build import build, release
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.finish import finish
+from stepwell.sched.job import Draining, Job, Tokens
+from stepwell.sched.request import Event, Finished, Request
+from stepwell.sched.stats import EngineStats
+from stepwell.sched.step import Mover, Runner
+
+_IDLE_WAIT = 0.05
+
+
+class EngineLoop:
+    """Serves, simulates and is tested: what differs is the runner, the mover and the clock that it is given."""
+
+    def __init__(
+        self,
+        cache: CacheConfig,
+        config: SchedConfig,
+        runner: Runner,
+        mover: Mover,
+        clock: Clock,
+        costs: Costs | None = None,
+    ) -> None:
+        config.validate(cache.geometry)
+        self.config = config
+        self.directory = Directory(cache)
+        self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)))
+        self.costs = costs or Costs()
+        self._runner = runner
+        self._mover = mover
+        self._clock = clock
+        self._copying: set[int] = set()
+        self._orders = 0
+        self._steps = 0
+        self._computed = 0
+        self._sampled = 0
+        self._seconds = 0.0
+
+    @property
+    def longest(self) -> int:
+        """Tokens that one request may have at most, prompt and answer: the model's limit or the pool's."""
+        pool = self.directory.config.device_pages * self.directory.tree.block
+        return min(self.config.max_model_len, pool)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step could do anything."""
+        q = self.queues
+        return bool(q.waiting or q.parked or q.draining or q.running or q.events or self.directory.in_flight)
+
+    def submit(self, request: Request) -> None:
+        """Take `request`. Raises RequestError or CapacityError, and keeps nothing, if it can never be served."""
+        count = len(request.prompt)
+        if count == 0:
+            raise RequestError("the prompt is empty: send at least one token", "prompt")
+        if self.config.vocab and not (int(request.prompt.min()) >= 0 and int(request.prompt.max()) < self.config.vocab):
+            raise RequestError(f"prompt token ids must be between 0 and {self.config.vocab - 1}", "prompt")
+        if count >= self.longest:
+            raise CapacityError(
+                f"the prompt has {count} tokens, but prompt and answer together may have at most {self.longest}",
+                needed=count + 1,
+                available=self.longest,
+            )
+        wanted = request.params.max_tokens
+        if wanted is not None and wanted < 1:
+            raise RequestError(f"max_tokens must be at least 1, not {wanted}", "max_tokens")
+        if self._knows(request.id):
+            raise RequestError(f"a request with id {request.id!r} is being served already", "request_id")
+        limit = self.longest if wanted is None else min(self.longest, count + wanted)
+        self._orders += 1
+        enqueue(self.queues, Job(request, self._orders, Tokens(request.prompt), limit))
+
+    def abort(self, request_id: str) -> None:
+        """End a request in whatever state it is; unknown ids are ignored. Nothing it held outlives the copies that use it."""
+        queues = self.queues
+        waiting, running = queues.find_waiting(request_id), queues.find_running(request_id)
+        parked = queues.parked.pop(request_id, None)
+        if waiting is not None:
+            queues.waiting.remove(waiting)
+        elif running is not None:
+            release(queues, self.directory, running)
+        elif parked is not None:
+            queues.draining.append(Draining(parked.slot, parked.loading))
+        else:
+            return
+        queues.events.append(Finished(request_id, "abort"))
+
+    def step(self, max_repeat: int = 1) -> list[Event]:
+        """One turn. `max_repeat`: decode passes that may be taken at once while nothing else can happen."""
+        began = self._clock.now()
+        for report in self._mover.poll():
+            self._copying.discard(report.ticket)
+            land(self.queues, self.directory, self.config, report, self._clock)
+        admit(self.queues, self.directory, self.config, self.costs, self._clock)
+        self._start_moves()
+        built = build(self.queues, self.directory, self.config, max_repeat)
+        self._start_moves()
+        if built is not None:
+            self._seconds += self._clock.now() - began
+            result = self._runner.run(built.step)
+            began = self._clock.now()
+            finish(self.queues, self.directory, self.config, built, result, began)
+            self._steps += built.step.repeat
+            self._computed += built.step.tokens * built.step.repeat
+            self._sampled += sum(map(len, result.sampled))
+        self.queues.moves.extend(demote_ahead(self.directory))
+        self._start_moves()
+        self._seconds += self._clock.now() - began
+        events, self.queues.events = self.queues.events, []
+        if built is None and not events and self._copying:
+            self._mover.wait(_IDLE_WAIT)
+        return events
+
+    def stats(self) -> EngineStats:
+        queues, directory = self.queues, self.directory
+        return EngineStats(
+            waiting=len(queues.waiting),
+            parked=len(queues.parked),
+            draining=len(queues.draining),
+            running=len(queues.running),
+            tiers=(directory.use(Tier.DEVICE), directory.use(Tier.HOST), directory.use(Tier.DISK)),
+            leases=len(directory.leases),
+            nodes=directory.items,
+            moves_in_flight=len(self._copying),
+            steps=self._steps,
+            computed_tokens=self._computed,
+            sampled_tokens=self._sampled,
+            preemptions=queues.preemptions,
+            rungs_left=queues.rungs_left,
+            rungs_skipped=queues.rungs_skipped,
+            sched_seconds=self._seconds,
+            tally=replace(queues.tally, reasons=dict(queues.tally.reasons), lost=dict(queues.tally.lost)),
+            joint=queues.tally.joint_line(),
+        )
+
+    def _start_moves(self) -> None:
+        if self.queues.moves:
+            moves, self.queues.moves = self.queues.moves, []
+            self._copying |= {move.ticket for move in moves}
+            self._mover.start(moves)
+
+    def _knows(self, request_id: str) -> bool:
+        queues = self.queues
+        return (
+            request_id in queues.parked
+            or queues.find_waiting(request_id) is not None
+            or queues.find_running(request_id) is not None
+        )

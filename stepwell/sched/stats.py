@@ -1,0 +1,35 @@
+"""What the engine can tell about itself at any moment, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell.cache.directory import TierUse
+from stepwell.cache.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One look. `tiers` by number; `seconds` of the control plane alone (plans, commits, step building, publishing)."""
+
+    waiting: int
+    parked: int
+    draining: int
+    running: int
+    tiers: tuple[TierUse, TierUse, TierUse]
+    leases: int
+    nodes: int
+    moves_in_flight: int
+    steps: int
+    computed_tokens: int
+    sampled_tokens: int
+    preemptions: int
+    rungs_left: int
+    rungs_skipped: int
+    sched_seconds: float
+    tally: Tally
+    joint: str
+
+    @property
+    def admissions(self) -> int:
+        return self.tally.admissions
