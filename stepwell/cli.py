@@ -46,7 +46,7 @@ def serve(
     host: flags.Host = "127.0.0.1",
     port: flags.Port = 8000,
     max_queue: flags.MaxQueue = 1024,
-    max_body_bytes: flags.MaxBodyBytes = "8MB",
+    max_body_size: flags.MaxBodySize = "8MB",
     log_level: flags.LogLevel = "warning",
 ) -> None:
     """Serve MODEL over the OpenAI API."""

@@ -37,6 +37,6 @@ async def _read(request: Request, limit: int) -> bytes:
         else:
             chunks.clear()
     if length > limit:
-        message = f"the body has {length:,} bytes or more; at most {limit:,} are accepted (--max-body-bytes)"
+        message = f"the body has {length:,} bytes or more; at most {limit:,} are accepted (--max-body-size)"
         raise ApiError(Problem(413, message, None, "body_too_large", {"connection": "close"}))
     return b"".join(chunks)

@@ -43,5 +43,5 @@ MinLoadTokens = Annotated[
 Host = Annotated[str, _option("Address to listen on; 0.0.0.0 for all.", _SERVER)]
 Port = Annotated[int, _option("Port to listen on; 0 for any free one.", _SERVER)]
 MaxQueue = Annotated[int, _option("Sequences that may wait; more are answered with 429.", _SERVER)]
-MaxBodyBytes = Annotated[str, _option("Largest request body, such as 8MB.", _SERVER)]
+MaxBodySize = Annotated[str, _option("Largest request body, such as 8MB.", _SERVER)]
 LogLevel = Annotated[str, _option("debug, info, warning or error.", _SERVER)]

@@ -46,11 +46,11 @@ def options_from(values: Mapping[str, Any], given: frozenset[str]) -> ServeOptio
     """Options from the flags of `stepwell serve` by name. Raises ConfigError."""
     names = {f.name for f in fields(EngineConfig)}
     config = engine_config({name: value for name, value in values.items() if name in names})
-    limits = Limits(body_bytes=parse_size(values["max_body_bytes"]), queue=values["max_queue"])
+    limits = Limits(body_bytes=parse_size(values["max_body_size"]), queue=values["max_queue"])
     if limits.queue < 1:
         raise ConfigError(f"--max-queue must be at least 1, not {limits.queue}")
     if limits.body_bytes < 1:
-        raise ConfigError("--max-body-bytes must be at least 1")
+        raise ConfigError("--max-body-size must be at least 1")
     if not 0 <= values["port"] < 65536:
         raise ConfigError(f"--port must be between 0 and 65535, not {values['port']}")
     return ServeOptions(config, values["host"], values["port"], limits, given)
@@ -71,7 +71,7 @@ def serve(options: ServeOptions, console: Console) -> int:
 
 
 def _loop_factory() -> asyncio.AbstractEventLoop:
-    factory = uvicorn.Config(app="").get_loop_factory()  # uvloop where it is installed
+    factory = uvicorn.Config(app="", log_config=None).get_loop_factory()  # uvloop where it is installed
     return asyncio.new_event_loop() if factory is None else factory()
 
 

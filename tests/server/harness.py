@@ -8,7 +8,8 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,14 @@ def tokenizer_directory(path: Path) -> Path:
     """A directory with a tokenizer of 300 tokens in it."""
     write_tokenizer(path, train_tokenizer(300), 4096)
     return path
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether a condition comes true; the time is only a bound."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return condition()
 
 
 @dataclass(frozen=True, slots=True)

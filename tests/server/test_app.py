@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stepwell.cache.outcome import Reason
 from stepwell.engine.tokenizer import Tokenizer
 from tests.engine.scripted import CONTEXT, EOS, FAILS, REFUSED, TOO_LARGE
-from tests.server.harness import MODEL, Running
+from tests.server.harness import MODEL, Running, eventually
 
 TEXT = "the water, and the land: naïve façade 東京 🙂. "
 
@@ -108,19 +108,7 @@ def test_stop_string_ends_the_answer_and_aborts_the_sequence(server: Running, st
         choice = post(server, "/v1/completions", **body).json()["choices"][0]
         text, reason = choice["text"], choice["finish_reason"]
     assert (text, reason) == ("alpha beta ", "stop")
-    assert wait_for(lambda: server.client.open == 0 and not server.loop.busy)
-
-
-def wait_for(condition: Any) -> bool:
-    """Whether a condition comes true; its being true is the test, the time is only a bound."""
-    import time
-
-    deadline = time.monotonic() + 10
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
+    assert eventually(lambda: server.client.open == 0 and not server.loop.busy)
 
 
 @pytest.mark.parametrize("route", ["chat", "text"])
@@ -231,7 +219,7 @@ def test_what_the_engine_refuses_is_a_400_even_for_a_stream(server: Running, str
     response = post(server, "/v1/completions", prompt=[TOO_LARGE], stream=stream)
     assert response.status_code == 400
     assert "900" in response.json()["error"]["message"] and "100" in response.json()["error"]["message"]
-    assert wait_for(lambda: server.client.open == 0 and not server.loop.busy)
+    assert eventually(lambda: server.client.open == 0 and not server.loop.busy)
 
 
 def metric(server: Running, name: str, **labels: str) -> float:

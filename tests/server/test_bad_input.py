@@ -106,17 +106,18 @@ def check(server: Running, response: httpx.Response, status: int = 400) -> dict[
     return error
 
 
-def test_wrong_fields_are_named(server: Running) -> None:
+@pytest.mark.parametrize(("name", "values"), FIELDS, ids=[name for name, _ in FIELDS])
+def test_wrong_fields_are_named(server: Running, name: str, values: list[Any]) -> None:
     before = len(server.loop.seen)
-    for name, values in FIELDS:
+    extra = {"max_tokens": 5} if name == "min_tokens" else {}
+    with httpx.Client() as caller:
         for value in values:
             for path, body in (
                 ("/v1/completions", {"prompt": "x"}),
                 ("/v1/chat/completions", {"messages": [USER]}),
             ):
-                extra = {"max_tokens": 5} if name == "min_tokens" else {}
-                error = check(server, httpx.post(server.url + path, json={**body, **extra, name: value}))
-                assert (error["param"] or "").split(".")[0] == name, (name, value, error)
+                error = check(server, caller.post(server.url + path, json={**body, **extra, name: value}))
+                assert (error["param"] or "").split(".")[0] == name, (value, error)
     assert len(server.loop.seen) == before
 
 

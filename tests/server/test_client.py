@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable
 
 import httpx
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
 from tests.engine.scripted import RAISES, SLOW
-from tests.server.harness import Running, running
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether a condition comes true."""
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return condition()
+from tests.server.harness import Running, eventually, running
 
 
 def leave_after(server: Running, body: bytes, read: int) -> None:

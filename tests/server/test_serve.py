@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -9,17 +10,20 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from stepwell.base.errors import ConfigError
 from stepwell.cli import app
+from stepwell.engine.config import EngineConfig
+from stepwell.server.serve import ServeOptions, serve
 from tests.engine.scripted import SLOW
-from tests.server.harness import tokenizer_directory
+from tests.server.harness import eventually, tokenizer_directory
 
 PROGRAM = """
 import logging, sys
@@ -61,8 +65,7 @@ class Served:
 
     def engine(self) -> int:
         """Process id of the engine."""
-        pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        return children(self.process.pid)[0]
 
     def end(self) -> int:
         """Wait for the end; returns the exit status."""
@@ -75,11 +78,10 @@ class Served:
         self.printed.extend(self.process.stdout)
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
+def children(pid: int | None = None) -> list[int]:
+    """Processes that the main thread of one has started; of this one by default."""
+    of = pid or os.getpid()
+    return [int(child) for child in Path(f"/proc/{of}/task/{of}/children").read_text().split()]
 
 
 def alive(pid: int) -> bool:
@@ -105,23 +107,18 @@ def served(directory: Path) -> Iterator[Served]:
         served.end()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_open_streams_and_both_processes_quietly(served: Served, number: signal.Signals) -> None:
+def test_start_tells_the_plan_and_a_signal_ends_streams_and_both_processes_quietly(served: Served) -> None:
     body = {"prompt": [SLOW, 40], "stream": True}
     with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=20) as stream:
         lines = stream.iter_lines()
         next(lines)
         engine = served.engine()
-        served.process.send_signal(number)
+        served.process.send_signal(signal.SIGTERM)
         rest = [line for line in lines if line]
     assert "shutting down" in rest[-2] and rest[-1] == "data: [DONE]"
     assert served.end() == 0
     assert not alive(engine)
     assert "Traceback" not in served.text and "ERROR" not in served.text
-
-
-def test_start_tells_the_memory_plan_and_where_each_flag_comes_from(served: Served) -> None:
-    assert httpx.get(served.url + "/health").status_code == 200
     assert re.search(r"pages +7 +of 4 KiB", served.text)
     assert re.search(r"--max-num-seqs +7 +given", served.text)
     assert re.search(r"--block-size +16 +default", served.text)
@@ -137,31 +134,35 @@ def test_killed_engine_ends_streams_and_makes_health_fail(served: Served) -> Non
     assert "killed by signal 9" in rest[-2]
     health = httpx.get(served.url + "/health")
     assert health.status_code == 503 and "signal 9" in health.json()["error"]["message"]
-    served.process.send_signal(signal.SIGTERM)
-    assert served.end() == 0
-
-
-def test_engine_does_not_outlive_a_killed_front_end(served: Served) -> None:
-    assert served.url
-    engine = served.engine()
-    served.process.kill()
-    assert eventually(lambda: not alive(engine))
-
-
-def test_start_can_be_interrupted(directory: Path) -> None:
-    served = Served(directory, "build_slowly")
-    assert eventually(lambda: "Starting" in served.text), served.text
-    engine = served.engine()
     served.process.send_signal(signal.SIGINT)
     assert served.end() == 0
-    assert not alive(engine)
     assert "Traceback" not in served.text
 
 
+def options(directory: Path, factory: str) -> ServeOptions:
+    return ServeOptions(EngineConfig(str(directory)), port=0, factory=f"tests.engine.scripted:{factory}")
+
+
+def test_start_can_be_interrupted(directory: Path) -> None:
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "Starting" in text:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().write(text)
+
+    before = children()
+    assert serve(options(directory, "build_slowly"), Console(file=Screen())) == 0
+    assert children() == before
+
+
 def test_engine_that_cannot_be_built_ends_the_start(directory: Path) -> None:
-    served = Served(directory, "build_never")
-    assert served.end() == 1
-    assert "no such machine" in served.text
+    with pytest.raises(ConfigError, match="no such machine"):
+        serve(options(directory, "build_never"), Console(file=io.StringIO()))
+
+
+def test_missing_tokenizer_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        serve(options(tmp_path, "build"), Console(file=io.StringIO()))
 
 
 def test_command_line_names_what_is_wrong() -> None:
@@ -176,7 +177,7 @@ def test_command_line_names_what_is_wrong() -> None:
         (["--max-queue", "0"], "--max-queue"),
         (["--port", "70000"], "--port"),
         (["--log-level", "loud"], "--log-level"),
-        (["--max-body-bytes", "0"], "--max-body-bytes"),
+        (["--max-body-size", "0"], "--max-body-size"),
     ):
         result = runner.invoke(app, ["serve", "/nowhere", *arguments])
         assert result.exit_code == 2 and named in result.output, result.output
