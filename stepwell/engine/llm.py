@@ -22,6 +22,7 @@ from stepwell.engine.detokenizer import Transcript
 from stepwell.engine.process import ServedLoop, build
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import Admitted, Event, Finished, FinishReason, Request, SamplingParams, Tokens
+from stepwell.sched.stats import EngineStats
 
 Prompt: TypeAlias = str | Sequence[int] | Ints
 
@@ -59,6 +60,12 @@ class LocalEngine:
     def close(self) -> None:
         """Release the engine. May be called twice."""
         self._loop = None
+
+    def stats(self) -> EngineStats:
+        """One look at queues, tiers and counters."""
+        if self._loop is None:
+            raise EngineDead("this LLM is closed: make a new one")
+        return self._loop.stats()
 
     def generate(
         self,

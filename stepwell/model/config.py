@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepwell.base.errors import ConfigError
@@ -23,6 +23,9 @@ _FIXED: tuple[tuple[str, object], ...] = (
     ("quantization_config", None),
 )
 
+_POSITIONS = 32768
+"""Where config.json does not say: what both families are configured with by default."""
+
 
 @dataclass(frozen=True, slots=True)
 class HybridConfig:
@@ -31,7 +34,8 @@ class HybridConfig:
     rotary_dim      leading dimensions of each attention head that are rotated (even)
     norm_topk       whether the weights of a token's experts are scaled to sum to 1
     dtype           what the checkpoint calls its element type ("bfloat16", "float16", "float32")
-    eos_token_ids   tokens that end an answer, as far as config.json says
+    eos_token_ids   tokens that end an answer: config.json's and, from a directory, generation_config.json's
+    max_positions   the longest sequence that the checkpoint was made for
     """
 
     shape: ModelShape
@@ -41,6 +45,7 @@ class HybridConfig:
     norm_topk: bool
     dtype: str
     eos_token_ids: tuple[int, ...]
+    max_positions: int
 
     @classmethod
     def from_dict(cls, config: Config) -> HybridConfig:
@@ -65,12 +70,18 @@ class HybridConfig:
             norm_topk=shape.model_type != "qwen3_next" or bool(text.get("norm_topk_prob", True)),
             dtype=_dtype(text, config),
             eos_token_ids=_eos(text.get("eos_token_id", config.get("eos_token_id"))),
+            max_positions=int(_number(text, "max_position_embeddings", _POSITIONS)),
         )
 
     @classmethod
     def from_file(cls, directory: Path) -> HybridConfig:
-        """Read `directory/config.json`."""
-        return cls.from_dict(read_json(directory / "config.json", _LONGEST))
+        """Read `directory/config.json`, and the end tokens of `generation_config.json` where there is one."""
+        config = cls.from_dict(read_json(directory / "config.json", _LONGEST))
+        path = directory / "generation_config.json"
+        if not path.exists():
+            return config
+        more = _eos(read_json(path, _LONGEST).get("eos_token_id"))
+        return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *more))))
 
 
 def read_json(path: Path, longest: int) -> Config:

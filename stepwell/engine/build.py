@@ -1,0 +1,167 @@
+"""From flags to a running engine: sizes, arenas, model, copies, loop. The one place where all of them meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stepwell.base.clock import WallClock
+from stepwell.base.errors import ConfigError
+from stepwell.base.geometry import Geometry
+from stepwell.base.units import format_size
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.moves import Tier
+from stepwell.engine.config import EngineConfig, EngineFacts, Report
+from stepwell.engine.torch_runner import TorchRunner
+from stepwell.model.config import HybridConfig
+from stepwell.model.loading import DTYPES, load_decoder
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.loop import EngineLoop
+from stepwell.sched.request import SamplingParams
+from stepwell.sched.step import Fresh, Runner, Sample, Step, Work
+from stepwell.store.copier import Copier, HostCopier
+from stepwell.store.device import DeviceArena, LiveStates, Precision
+from stepwell.store.host import HostArena, available_memory
+from stepwell.store.mover import CopyMover
+
+_PROBE_TOKENS = 512
+_CPU_SHARE = 0.25  # of the free memory, where nothing is said: the weights and the rest of the machine live there too
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the budgets hold."""
+
+    geometry: Geometry
+    pages: int
+    slots: int
+    max_model_len: int
+
+
+def build_engine(config: EngineConfig, report: Report) -> EngineLoop:
+    """The engine that `config` describes. Raises ConfigError, naming the flag, where it cannot work."""
+    device = _device(config.device)
+    model = HybridConfig.from_file(Path(config.model))
+    dtype = DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
+    decoder = load_decoder(Path(config.model), dtype, device)
+    precision = Precision(dtype, dtype)
+    sizes = _sizes(config, model, precision, device)
+    arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, precision, device)
+    live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, precision, device)
+    runner = TorchRunner(decoder, arena, live, model.eos_token_ids)
+    cache = CacheConfig(
+        sizes.geometry,
+        sizes.pages,
+        sizes.slots,
+        interval=config.state_checkpoint_interval_tokens,
+        min_load_tokens=config.min_load_tokens,
+    )
+    rules = SchedConfig(
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        sizes.max_model_len,
+        config.decode_rung_tokens,
+        model.eos_token_ids,
+        model.shape.vocab,
+        config.enable_prefix_caching,
+    )
+    mover = CopyMover(_copier(config, sizes, arena, live))
+    costs = Costs(prefill_tokens_per_s=_prefill_speed(runner, sizes, config))
+    loop = EngineLoop(cache, rules, runner, mover, WallClock(), costs)
+    report(EngineFacts(config.name, loop.longest, model.shape.vocab, _memory_plan(config, sizes, costs, device)))
+    return loop
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: no CUDA device is visible; use --device cpu")
+    return torch.device(name)
+
+
+def _sizes(config: EngineConfig, model: HybridConfig, precision: Precision, device: torch.device) -> Sizes:
+    geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)
+    pages = _device_budget(config, device) // geometry.page_bytes
+    least = geometry.image_pages + geometry.pages_for(config.rung_grid + 1)
+    if pages < least:
+        raise ConfigError(
+            f"--device-memory holds {pages} pages of {format_size(geometry.page_bytes)}, but one prompt of "
+            f"{config.rung_grid} tokens and its rung need {least}: give at least {format_size(least * geometry.page_bytes)}"
+        )
+    longest = model.max_positions if config.max_model_len is None else config.max_model_len
+    if longest > model.max_positions:
+        raise ConfigError(
+            f"--max-model-len {longest} is more than the {model.max_positions} positions the checkpoint was made for"
+        )
+    return Sizes(geometry, pages, config.host_memory // geometry.page_bytes, longest)
+
+
+def _device_budget(config: EngineConfig, device: torch.device) -> int:
+    """Bytes for the arena: what was asked for, or a share of what is free now that the weights are there."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        budget = config.device_memory or int(total * config.gpu_memory_utilization) - (total - free)
+    else:
+        free = available_memory()
+        budget = config.device_memory or int(free * _CPU_SHARE)
+    if budget > free:
+        raise ConfigError(
+            f"--device-memory {format_size(budget)} is more than the {format_size(free)} that are free: ask for less"
+        )
+    return budget
+
+
+def _copier(config: EngineConfig, sizes: Sizes, arena: DeviceArena, live: LiveStates) -> Copier:
+    cuda = arena.device.type == "cuda"
+    host = None
+    if sizes.slots:
+        host = HostArena.within(config.host_memory, sizes.geometry.page_bytes, pin=cuda, verify=not cuda)
+    if cuda and host is not None:
+        from stepwell.store.streams import StreamCopier
+
+        return StreamCopier(arena.rows, host, live)
+    return HostCopier({Tier.HOST: host} if host is not None else {}, live) if cuda else _plain_copier(arena, host, live)
+
+
+def _plain_copier(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> HostCopier:
+    from stepwell.store.arena import PlainArena
+
+    arenas: dict[Tier, PlainArena | HostArena] = {Tier.DEVICE: PlainArena(arena.rows.numpy())}
+    if host is not None:
+        arenas[Tier.HOST] = host
+    return HostCopier(arenas, live)
+
+
+def _prefill_speed(runner: Runner, sizes: Sizes, config: EngineConfig) -> float:
+    """Prompt tokens a second, measured on pages that nobody uses yet: what a load must beat."""
+    count = min(_PROBE_TOKENS, config.max_num_batched_tokens, sizes.pages * sizes.geometry.block, sizes.max_model_len)
+    pages = np.arange(sizes.geometry.pages_for(count), dtype=np.int32)
+    tokens = np.arange(count, dtype=np.int32) % 64
+    probe = Work("probe", 0, 0, 0, tokens, pages, 0, Fresh(), (), Sample(SamplingParams(), 0))
+    clock = WallClock()
+    runner.run(Step((probe,)))
+    began = clock.now()
+    runner.run(Step((probe,)))
+    return count / max(clock.now() - began, 1e-6)
+
+
+def _memory_plan(
+    config: EngineConfig, sizes: Sizes, costs: Costs, device: torch.device
+) -> tuple[tuple[str, str, str], ...]:
+    """Rows (name, value, note) for the startup table."""
+    geometry = sizes.geometry
+    image = f"{geometry.image_pages} pages each, {format_size(geometry.image_bytes)}"
+    arena = f"{format_size(sizes.pages * geometry.page_bytes)} on {device}, {geometry.block} tokens a page"
+    host = f"{format_size(sizes.slots * geometry.page_bytes)}, one page each" if sizes.slots else "no host tier"
+    return (
+        ("pages", f"{sizes.pages:,}", arena),
+        ("page", format_size(geometry.page_bytes), "KV of one block over all attention layers"),
+        ("tokens", f"{sizes.pages * geometry.block:,}", "of KV, if no page held a rung's image"),
+        ("images", f"{sizes.pages // max(1, geometry.image_pages):,}", f"would fit; {image}"),
+        ("host slots", f"{sizes.slots:,}", host),
+        ("prefill", f"{costs.prefill_tokens_per_s:,.0f} tokens/s", "measured now; what a load must beat"),
+    )
