@@ -72,12 +72,26 @@ def _check_totals(directory: Directory, nodes: list[Node]) -> None:
         leased = sum(size for item, size in sized if item.locks[tier])
         assert directory.cached[tier] == cached, f"{tier.name}: {directory.cached[tier]} cached, counted {cached}"
         assert directory.leased[tier] == leased, f"{tier.name}: {directory.leased[tier]} leased, counted {leased}"
-        if tier == Tier.DEVICE:
-            clean = sum(size for item, size in sized if not item.locks[tier] and directory.safe(item))
-            assert directory.clean == clean, f"{directory.clean} clean, counted {clean}"
+    _check_clean(directory, nodes)
     assert directory.items == len(items), f"{directory.items} items, counted {len(items)}"
     ghosts = sum(len(n.tokens) for n in nodes if all(a is None for a in n.kv.at)) // directory.tree.block
     assert directory.ghost_blocks == ghosts, f"{directory.ghost_blocks} ghost blocks, counted {ghosts}"
+
+
+def _check_clean(directory: Directory, nodes: list[Node]) -> None:
+    """`clean` is what dropping leaf after leaf would free without losing an only copy."""
+    stuck: set[int] = set()
+    clean = 0
+    for node in sorted(nodes, key=lambda n: -n.start):
+        held_up = any(id(child) in stuck for child in node.children.values())
+        for item in node.items():
+            free = item.at[Tier.DEVICE] is not None and not item.locks[Tier.DEVICE] and directory.safe(item)
+            free = free and not (item.what == "kv" and held_up)
+            assert item.ready == (item.size(Tier.DEVICE) if free else 0), f"{item!r} counts {item.ready} slots as ready"
+            clean += item.ready
+            if item.what == "kv" and item.at[Tier.DEVICE] is not None and not free:
+                stuck.add(id(node))
+    assert directory.clean == clean, f"{directory.clean} clean, counted {clean}"
 
 
 def _check_locks(directory: Directory, nodes: list[Node]) -> None:

@@ -154,18 +154,17 @@ class Directory:
         slots = item.at[tier]
         if item.locks[tier] == 1 and slots is not None:
             self.leased[tier] += len(slots)
-            if tier == Tier.DEVICE and self.safe(item):
-                self.clean -= len(slots)
+        self._weigh(item)
 
     def _unlock(self, item: Item, tier: Tier) -> None:
         assert item.locks[tier] > 0, f"{item!r} is not locked"
         item.locks[tier] -= 1
         slots = item.at[tier]
-        if item.locks[tier] or slots is None:
+        if item.locks[tier]:
             return
-        self.leased[tier] -= len(slots)
-        if tier == Tier.DEVICE and self.safe(item):
-            self.clean += len(slots)
+        if slots is not None:
+            self.leased[tier] -= len(slots)
+        self._weigh(item)
         self.offer(item)
 
     # ---- pages --------------------------------------------------------------------------------------------
@@ -206,6 +205,7 @@ class Directory:
         if item.what == "kv" and all(a is None for a in item.at):
             self.ghost_blocks += blocks
         self._count(item, +1)
+        self._weigh(item)
         self.epoch += 1
         self.offer(item)
 
@@ -227,9 +227,8 @@ class Directory:
         """A load from this copy failed: nobody is to find it again, and it goes when the last reader lets go."""
         if item.at[tier] is None:
             return
-        self._count(item, -1)
         item.bad[tier] = True
-        self._count(item, +1)
+        self._weigh(item)
         self.epoch += 1
         if item.locks[tier]:
             self.offer(item)
@@ -238,9 +237,8 @@ class Directory:
 
     def refuse(self, item: Item) -> None:
         """No copy of `item` will be made below: it may be dropped as it is."""
-        self._count(item, -1)
         item.refused = True
-        self._count(item, +1)
+        self._weigh(item)
         self.offer(item)
         if item.node.parent is not None:
             self.offer(item.node.parent.kv)
@@ -347,8 +345,20 @@ class Directory:
             self.cached[tier] += size
             if item.locks[tier]:
                 self.leased[tier] += size
-            elif tier == Tier.DEVICE and self.safe(item):
-                self.clean += size
+
+    def _weigh(self, item: Item) -> None:
+        """Bring `clean` up to date with what has changed about `item`, and with what that means for the KV above it."""
+        while True:
+            free = item.at[Tier.DEVICE] is not None and not item.locks[Tier.DEVICE] and self.safe(item)
+            ready = item.size(Tier.DEVICE) if free and not item.held_up else 0
+            self.clean += ready - item.ready
+            item.ready = ready
+            stuck = item.what == "kv" and item.at[Tier.DEVICE] is not None and (not free or item.held_up > 0)
+            if stuck == item.stuck or item.node.parent is None:
+                return
+            item.stuck = stuck
+            item = item.node.parent.kv
+            item.held_up += 1 if stuck else -1
 
     def offer(self, item: Item) -> None:
         for ranking in self.drops.values():

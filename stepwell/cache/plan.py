@@ -118,9 +118,12 @@ def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[li
     """Options above the hit, best first; and why there are none, with the boundary that was passed over."""
     above = [f for f in found.footholds if f.position > hit]
     if not above:
-        if found.union <= hit:
-            return [], Reason.COMPLETE if hit and found.matched <= hit else Reason.WITHIN_HIT, 0
-        return [], Reason.NO_RUNG, 0
+        last = floor_to(found.tokens - 1, rules.geometry.rung_grid)
+        if last == 0:
+            return [], Reason.TOO_SHORT, 0
+        if hit >= min(last, found.matched):
+            return [], Reason.COMPLETE, 0
+        return [], Reason.WITHIN_HIT if found.union <= hit else Reason.NO_RUNG, 0
     options = [(f, _option(f, found, rules)) for f in above]
     usable = [o for _, o in options if o is not None]
     if not usable:

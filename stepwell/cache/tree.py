@@ -50,9 +50,11 @@ class Item:
     locks     leases per tier; what is locked is never dropped
     bad       per tier: a load from here failed; invisible, dropped at the last unlock
     refused   a copy downwards failed or found no room: drop it without one
+    ready     device slots that could be dropped now, children first, without losing the only copy: all of them or 0
+    stuck     KV on the device that is not ready; `held_up` counts the children that are: none above them can go either
     """
 
-    __slots__ = ("at", "bad", "locks", "node", "pending", "refused", "what")
+    __slots__ = ("at", "bad", "held_up", "locks", "node", "pending", "ready", "refused", "stuck", "what")
 
     def __init__(self, what: Literal["kv", "image"], node: Node) -> None:
         self.what = what
@@ -62,6 +64,9 @@ class Item:
         self.bad = [False] * TIERS
         self.pending: Pending | None = None
         self.refused = False
+        self.ready = 0
+        self.stuck = False
+        self.held_up = 0
 
     def has(self, tier: Tier) -> bool:
         """Whether a copy in `tier` may be read."""
@@ -226,6 +231,7 @@ class Tree:
         node.start = parent.start
         node.lost = parent.lost + node.lost
         node.used = max(node.used, parent.used)
+        node.kv.ready += parent.kv.ready
         node.parent = parent.parent
         node.parent.children[self.key(node.tokens, 0)] = node
         parent.parent = None
@@ -250,6 +256,10 @@ def _divide(lower: Item, upper: Item, blocks: int) -> None:
     upper.locks = list(lower.locks)
     upper.bad = list(lower.bad)
     upper.refused = lower.refused
+    upper.stuck = lower.stuck
+    upper.held_up = int(lower.stuck)
+    upper.ready = min(lower.ready, blocks)
+    lower.ready -= upper.ready
     if lower.pending is not None:
         pending = lower.pending
         upper.pending = Pending(pending.ticket, pending.tier, pending.slots[:blocks])

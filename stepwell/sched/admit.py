@@ -11,8 +11,8 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Move, Report
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.placement import prompt_rungs
-from stepwell.cache.plan import Wait
-from stepwell.cache.shed import landed
+from stepwell.cache.plan import Plan, Wait
+from stepwell.cache.shed import demote, landed
 from stepwell.cache.tally import Tally
 from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
@@ -65,11 +65,23 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
                 queues.events.append(Finished(request.id, "error", message))
                 continue
             return
+        if _must_wait(queues, directory, answer):
+            return
         queues.waiting.pop(0)
         slot = queues.slots.pop()
         # a copy: the tokens of a job may move while its load is in flight, a plan's may not
         state = commit(directory, answer, request.id, tokens.copy(), slot, clock.now())
         _enter(queues, directory, config, job, slot, state)
+
+
+def _must_wait(queues: Queues, directory: Directory, plan: Plan) -> bool:
+    """Whether the target pages of a load become free without a loss once copies downwards have ended."""
+    pages = (plan.aim.leg_end - plan.aim.shared) // directory.tree.block
+    instant = directory.room().instant
+    if pages <= instant:
+        return False
+    queues.moves.extend(demote(directory, pages - instant))
+    return bool(directory.in_flight)
 
 
 def land(queues: Queues, directory: Directory, config: SchedConfig, report: Report, clock: Clock) -> None:

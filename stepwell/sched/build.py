@@ -14,7 +14,7 @@ from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.shed import secure
+from stepwell.cache.shed import demote, secure
 from stepwell.cache.tree import RungKind, root_number
 from stepwell.sched.admit import Queues, enqueue
 from stepwell.sched.config import SchedConfig
@@ -50,7 +50,7 @@ def build(queues: Queues, directory: Directory, config: SchedConfig, max_repeat:
     shares: list[Share] = []
     decodes = [r for r in queues.running if r.remaining == 1]
     prompts = [r for r in queues.running if r.remaining > 1]
-    repeat = _repeat(decodes, directory, max_repeat) if decodes and not prompts else 1
+    repeat = _repeat(queues, decodes, directory, max_repeat) if decodes and not prompts else 1
     for running in decodes:
         end = running.computed + repeat
         if running in queues.running and _grow_or_preempt(queues, directory, running, end):
@@ -60,7 +60,8 @@ def build(queues: Queues, directory: Directory, config: SchedConfig, max_repeat:
         end = _chunk_end(running, budget, directory.config.geometry.rung_grid)
         if end <= running.computed or running not in queues.running:
             break
-        if _claim(directory, running, end) is _Pages.TAKEN:
+        images = len(_cuts(directory, config, running, end)) * directory.config.geometry.image_pages
+        if _claim(queues, directory, running, end, images) is _Pages.TAKEN:
             budget -= end - running.computed
             shares.append(_share(queues, directory, config, running, end))
     if not shares:
@@ -68,9 +69,9 @@ def build(queues: Queues, directory: Directory, config: SchedConfig, max_repeat:
     return Built(Step(tuple(_work(s) for s in shares), repeat), tuple(shares))
 
 
-def _repeat(decodes: list[Running], directory: Directory, most: int) -> int:
+def _repeat(queues: Queues, decodes: list[Running], directory: Directory, most: int) -> int:
     """Decode passes to take at once: up to the first answer that must end, as many as fit without preempting."""
-    if most == 1:
+    if most == 1 or queues.parked or queues.moves:
         return 1
     steps = min(most, min(r.job.limit - len(r.job.tokens) for r in decodes))
     room = directory.room()
@@ -91,25 +92,28 @@ def _chunk_end(running: Running, budget: int, grid: int) -> int:
     return floor_to(running.computed + budget, grid)
 
 
-def _claim(directory: Directory, running: Running, end: int) -> _Pages:
-    """Take the pages for tokens up to `end`."""
+def _claim(queues: Queues, directory: Directory, running: Running, end: int, images: int = 0) -> _Pages:
+    """Take the pages for tokens up to `end`; wait for copies down that make room for them and for `images` pages of rungs."""
     table = running.table
     count = max(0, directory.config.geometry.pages_for(end) - len(table))
-    if count == 0:
-        return _Pages.TAKEN
     room = directory.room()
-    extra = max(0, count - table.promised)
-    fits = extra == 0 or room.free + room.idle - room.reserved >= extra
-    if fits and (secure(directory, count) or (not directory.in_flight and secure(directory, count, force=True))):
-        directory.grow(table, count)
-        return _Pages.TAKEN
-    return _Pages.COMING if directory.in_flight else _Pages.NONE
+    spendable = room.free + room.idle - room.reserved + min(count, table.promised)
+    if count > spendable:
+        return _Pages.COMING if directory.in_flight else _Pages.NONE
+    wanted = min(count + images, spendable)
+    if not secure(directory, wanted):
+        queues.moves.extend(demote(directory, wanted - directory.pools[Tier.DEVICE].free))
+        if directory.in_flight:
+            return _Pages.COMING
+        secure(directory, count, force=True)
+    directory.grow(table, count)
+    return _Pages.TAKEN
 
 
 def _grow_or_preempt(queues: Queues, directory: Directory, running: Running, end: int) -> bool:
     """Pages for one more token, at the price of the youngest requests if need be; False: not in this step."""
     while True:
-        pages = _claim(directory, running, end)
+        pages = _claim(queues, directory, running, end)
         if pages is not _Pages.NONE:
             return pages is _Pages.TAKEN
         victim = queues.running[-1]
