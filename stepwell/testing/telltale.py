@@ -5,6 +5,7 @@ the page's whole stride; the next token is a digest of the state and of every KV
 shifted, foreign or doubled anywhere changes the next token and all that follow. There is no tolerance.
 
     answer   what a cold run must say, computed without engine, pages or cache
+    content  what a cache of a prompt must hold, byte for byte
     Memory   device, host and live states as plain arrays; copies between them
     TellTaleRunner   a `Runner` over that memory
 """
@@ -75,6 +76,17 @@ def answer(prompt: Ints, count: int, vocab: int, salt: str = "") -> list[int]:
         out.append(_choose(int(digests[-1]), len(digests), _cells(digests), vocab))
         digests = np.concatenate([digests, _fold(int(digests[-1]), np.array(out[-1:], np.int32))])
     return out
+
+
+def content(tokens: Ints, salt: str = "") -> tuple[Words, Words]:
+    """What a cache of `tokens` under `salt` must hold: digests after each token, uint64 [n], and KV, uint64 [n, LAYERS]."""
+    digests = _fold(_seed(root_number(salt)), np.asarray(tokens, np.int32))
+    return digests, _cells(digests)
+
+
+def blank(salt: str = "") -> int:
+    """The digest of the empty prefix of `salt`."""
+    return _seed(root_number(salt))
 
 
 def geometry(block: int = 4, rung_grid: int = 8, image_pages: int = 2) -> Geometry:

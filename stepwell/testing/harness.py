@@ -1,0 +1,355 @@
+"""The whole engine loop on the tell-tale, with faults on demand and every law checked after every step.
+
+    harness = Harness(CacheConfig(telltale.geometry(), device_pages=40, host_slots=80), faults=FaultPlan().delay(polls=2))
+    harness.submit(Request("a", prompt))
+    harness.drain()
+    assert harness.told["a"].tokens == telltale.answer(prompt, 16, harness.vocab)
+
+Needs no torch, no thread and no time: a step takes a millisecond or two, and the clock is virtual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stepwell.base.clock import VirtualClock
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.moves import Move, Report, Tier
+from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.shed import demote
+from stepwell.sched.build import preempt
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.job import Parked
+from stepwell.sched.loop import EngineLoop
+from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
+from stepwell.sched.stats import EngineStats
+from stepwell.sched.step import Step, StepResult, Work
+from stepwell.testing import laws
+from stepwell.testing.faults import FaultPlan, FaultyMover, InstantMover
+from stepwell.testing.laws import LawBroken, require
+from stepwell.testing.reference import Reference
+from stepwell.testing.telltale import POISON, Memory, TellTaleRunner, answer
+
+_PATIENCE = 200
+
+
+@dataclass(slots=True)
+class Told:
+    """What the caller of one request has heard."""
+
+    request: Request
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+    outcome: AdmissionOutcome | None = None
+    finished: Finished | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """A mover that notes what passes: copies under way, and what this step has reported."""
+
+    inner: FaultyMover
+    outstanding: set[int] = field(default_factory=set)
+    reported: dict[int, bool] = field(default_factory=dict)
+
+    def start(self, moves: Sequence[Move]) -> None:
+        self.outstanding |= {move.ticket for move in moves}
+        self.inner.start(moves)
+
+    def poll(self) -> list[Report]:
+        reports = self.inner.poll()
+        for report in reports:
+            if report.ticket in self.outstanding:
+                self.reported[report.ticket] = report.ok
+                self.outstanding.discard(report.ticket)
+        return reports
+
+    def wait(self, seconds: float) -> None:
+        self.inner.wait(seconds)
+
+
+@dataclass(slots=True, eq=False)
+class _Guard:
+    """A runner that lets a step run only if it is lawful, and looks at what it did."""
+
+    harness: Harness
+    inner: TellTaleRunner
+
+    def run(self, step: Step) -> StepResult:
+        return self.harness.run_step(self.inner, step)
+
+
+class Harness:
+    """One engine and everything that watches it.
+
+    told       by request id: what its caller has heard        memory     every byte of both tiers
+    faults     the mover's faults; more may be added           reference  what could be reused at most
+    """
+
+    def __init__(
+        self,
+        cache: CacheConfig,
+        sched: SchedConfig | None = None,
+        faults: FaultPlan | None = None,
+        costs: Costs | None = None,
+        vocab: int = 1000,
+        step_seconds: float = 0.001,
+    ) -> None:
+        sched = sched or SchedConfig(max_num_seqs=4, max_num_batched_tokens=64)
+        self.vocab = vocab
+        self.told: dict[str, Told] = {}
+        self.faults = faults or FaultPlan()
+        self.clock = VirtualClock()
+        self.memory = Memory(cache.geometry, cache.device_pages, cache.host_slots, sched.max_num_seqs)
+        self.reference = Reference(cache.geometry.block)
+        self.mover = FaultyMover(InstantMover(self._copy), self.faults, self.clock)
+        self._watch = _Watch(self.mover)
+        runner = TellTaleRunner(self.memory, cache.geometry, vocab)
+        self.loop = EngineLoop(cache, sched, _Guard(self, runner), self._watch, self.clock, costs)
+        self._step_seconds = step_seconds
+        self._ran = False
+        self._spoiled: set[str] = set()
+        self._entered: dict[tuple[str, int], int] = {}
+        self._idle_steps = 0
+        self._broken: LawBroken | None = None
+
+    # ---- what a caller does -----------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Raises as `EngineLoop.submit` does."""
+        self.loop.submit(request)
+        wanted = request.params.max_tokens
+        room = self.loop.longest - len(request.prompt)
+        self.told[request.id] = Told(request, room if wanted is None else min(wanted, room))
+
+    def abort(self, request_id: str) -> None:
+        self.loop.abort(request_id)
+
+    def step(self, max_repeat: int = 1) -> list[Event]:
+        """One turn of the loop, all laws checked before its works run, before each copy, and at its end."""
+        parked = dict(self.loop.queues.parked)
+        self.clock.advance(self._step_seconds)
+        self._ran = False
+        self._watch.reported = {}
+        waits = self.loop.busy
+        events = self.loop.step(max_repeat)
+        if self._broken is not None:
+            raise self._broken
+        for event in events:
+            self._hear(event)
+        for name, before in parked.items():
+            self._check_landing(name, before)
+        self._check_progress(waits, events)
+        self._poison()
+        self.check_all()
+        return events
+
+    def drain(self) -> None:
+        """Step until nothing is left to do, then check that nothing is held. Lost reports arrive after all."""
+        todo = sum(len(t.request.prompt) + t.limit for t in self.told.values() if t.finished is None)
+        for _ in range(_PATIENCE + 20 * todo):
+            if not self.loop.busy:
+                break
+            self.deliver()
+            self.step()
+        require(9, not self.loop.busy, f"no end after {_PATIENCE + 20 * todo} steps: {self.loop.stats()}")
+        require(8, all(t.finished for t in self.told.values()), "a request never ended")
+        laws.check_idle(self.loop)
+
+    # ---- what a test does to it -------------------------------------------------------------------------------
+
+    def preempt(self, request_id: str) -> None:
+        """Send a running request back to waiting; any other is left alone."""
+        running = self.loop.queues.find_running(request_id)
+        if running is not None:
+            preempt(self.loop.queues, self.loop.directory, running)
+
+    def spoil(self, request_id: str) -> None:
+        """Have the runner report that this request's numbers went wrong, when it next computes any."""
+        self._spoiled.add(request_id)
+
+    def deliver(self) -> None:
+        """Have every lost report in the next poll."""
+        lost, self.mover.lost = self.mover.lost, []
+        for report in lost:
+            self.mover.deliver(report)
+
+    def flush(self, tier: Tier, demote_first: bool = False) -> None:
+        """Drop every unlocked copy in `tier`; with `demote_first`, copy down what can be before it leaves the device."""
+        directory = self.loop.directory
+        if demote_first and tier == Tier.DEVICE and Tier.HOST in directory.pools:
+            self.loop.queues.moves.extend(demote(directory, directory.config.device_pages))
+            for _ in range(_PATIENCE):
+                if not directory.in_flight:
+                    break
+                self.deliver()
+                self.step()
+        while True:
+            items = [i for i in laws.cached_items(self.loop) if i.at[tier] is not None and not i.locks[tier]]
+            if not items:
+                break
+            directory.drop(max(items, key=lambda i: (i.node.end, i.what == "image")), tier)
+        self._poison()
+
+    def stats(self) -> EngineStats:
+        return self.loop.stats()
+
+    def check_all(self) -> None:
+        """Every law that can be judged between two steps. Raises LawBroken."""
+        laws.check_holds(self.loop)
+        laws.check_content(self.loop, self.memory)
+        for waiting in self.loop.queues.waiting[:2]:
+            laws.check_plan(self.loop, waiting.job.request.salt, waiting.job.tokens.view)
+        self._check_counts()
+
+    # ---- the runner and the mover -----------------------------------------------------------------------------------
+
+    def run_step(self, runner: TellTaleRunner, step: Step) -> StepResult:
+        """Judge `step`, run it, and see that it wrote what it said and nothing else."""
+        pages = laws.check_writes(self.loop, step)
+        laws.check_content(self.loop, self.memory)
+        for work in step.works:
+            self._enter(work)
+        before = self.memory.arenas[Tier.DEVICE].copy()
+        result = runner.run(step)
+        same = (before == self.memory.arenas[Tier.DEVICE]).all(axis=1)
+        same[pages] = True
+        require(1, bool(same.all()), f"pages {np.flatnonzero(~same).tolist()} changed, which nobody was to write")
+        self._ran = True
+        errors = tuple((i, "spoiled") for i, w in enumerate(step.works) if w.request_id in self._spoiled)
+        for index, _ in errors:
+            self._ruin(step.works[index], step.repeat)
+        wrong = {index for index, _ in errors}
+        for index, (work, sampled) in enumerate(zip(step.works, result.sampled, strict=True)):
+            if index not in wrong:
+                self._remember(work, sampled, step.repeat)
+        return StepResult(result.sampled, errors)
+
+    def _enter(self, work: Work) -> None:
+        running = self.loop.queues.find_running(work.request_id)
+        assert running is not None
+        key = (work.request_id, running.job.starts)
+        laws.check_start(self.loop, self.memory, self.reference, work, key not in self._entered)
+        self._entered.setdefault(key, work.start)
+
+    def _ruin(self, work: Work, repeat: int) -> None:
+        self._spoiled.discard(work.request_id)
+        arena = self.memory.arenas[Tier.DEVICE]
+        arena[laws.written(work, repeat, self.loop.directory.tree.block)] = POISON
+        for cut in work.cuts:
+            arena[cut.pages] = POISON
+
+    def _remember(self, work: Work, sampled: tuple[int, ...], repeat: int) -> None:
+        """Tell the reference what now exists, if others may find it."""
+        running = self.loop.queues.find_running(work.request_id)
+        assert running is not None
+        request = running.job.request
+        if not (request.write_cache and self.loop.config.cache):
+            return
+        end = work.start + len(work.tokens) + repeat - 1
+        known = np.concatenate([running.job.tokens.view, np.array(sampled, np.int32)])[:end]
+        self.reference.computed(request.salt, known, [cut.position for cut in work.cuts])
+
+    def _copy(self, move: Move) -> None:
+        try:
+            laws.check_copy(self.loop, move)
+        except LawBroken as broken:  # the mover would report it as a failed copy
+            self._broken = self._broken or broken
+        self.memory.copy(move)
+
+    def _poison(self) -> None:
+        """Overwrite what nobody may read any more."""
+        for tier, pool in self.loop.directory.pools.items():
+            self.memory.poison(tier, pool.free_slots)
+        self.memory.live[self.loop.queues.slots] = POISON
+
+    # ---- what callers hear ------------------------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        told = self.told[event.request_id]
+        require(8, told.finished is None, f"{event.request_id} hears {event} after its end")
+        if isinstance(event, Admitted):
+            require(8, told.outcome is None and not told.tokens, f"{event.request_id} is admitted twice")
+            told.outcome = event.outcome
+            self._check_outcome(told.request, event.outcome)
+        elif isinstance(event, Tokens):
+            require(8, told.outcome is not None, f"{event.request_id} has tokens before it is admitted")
+            told.tokens += event.tokens
+            self._check_answer(told)
+        else:
+            told.finished = event
+            self._check_end(told, event)
+
+    def _check_outcome(self, request: Request, outcome: AdmissionOutcome) -> None:
+        name, count = request.id, len(request.prompt)
+        parts = (outcome.device, outcome.host, outcome.disk, outcome.recomputed)
+        require(8, min(parts) >= 0 and sum(parts) == outcome.prompt == count, f"{name}: {outcome} does not sum up")
+        require(8, 0 <= outcome.cached <= count - 1, f"{name} claims {outcome.cached} cached tokens of {count}")
+        require(8, outcome.cached == outcome.boundary, f"{name} claims {outcome.cached}, resumed at {outcome.boundary}")
+        require(8, sum(n for _, n in outcome.lost) == outcome.recomputed, f"{name}: losses do not sum up: {outcome}")
+        read = request.read_cache and self.loop.config.cache
+        may = self.reference.boundaries(request.salt, request.prompt) if read else [0]
+        require(
+            2, outcome.boundary in may, f"{name} claims {outcome.boundary} tokens; at most these were ever left: {may}"
+        )
+
+    def _check_answer(self, told: Told) -> None:
+        request = told.request
+        cold = answer(request.prompt, len(told.tokens), self.vocab, request.salt)
+        require(10, told.tokens == cold, f"{request.id} answers {told.tokens}, a cold run {cold}")
+
+    def _check_end(self, told: Told, end: Finished) -> None:
+        name, params, tokens = told.request.id, told.request.params, told.tokens
+        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.loop.config.eos))
+        ended = [i + 1 for i, t in enumerate(tokens) if t in stops and i + 1 >= params.min_tokens]
+        early = [i for i in ended if i < len(tokens)]
+        require(8, not early, f"{name} goes on after it should have stopped at {early}")
+        if end.reason == "stop":
+            require(8, ended == [len(tokens)], f"{name} stops for nothing after {tokens}")
+        elif end.reason == "length":
+            require(8, len(tokens) == told.limit, f"{name} ends after {len(tokens)} of {told.limit} tokens")
+        elif end.reason == "error":
+            require(9, end.message == "spoiled", f"{name} is refused, though it was found to fit: {end.message}")
+
+    def _check_counts(self) -> None:
+        tally = self.loop.queues.tally
+        parts = tally.device + tally.host + tally.disk + tally.recomputed
+        require(8, parts == tally.prompt, f"the tally's {parts} tokens by source are not the prompts' {tally.prompt}")
+        lost = sum(tally.lost.values())
+        require(
+            8, lost == tally.recomputed, f"the tally's {lost} lost tokens are not the {tally.recomputed} recomputed"
+        )
+
+    def _check_landing(self, name: str, before: Parked) -> None:
+        """Law 6 for a request that was waiting for its load when this step began."""
+        loading, reports = before.loading, self._watch.reported
+        now = self.loop.queues.parked.get(name)
+        if not loading.waiting <= reports.keys():
+            require(6, now is not None and now.loading.index == loading.index, f"{name} went on before its load ended")
+            return
+        failed = bool(loading.failed) or not all(reports[t] for t in loading.waiting)
+        index = loading.index + failed
+        option = loading.held.plan.options[index]
+        if failed and option.loads:
+            require(6, now is not None and now.loading.index == index, f"{name} does not try {option} next")
+            return
+        require(6, now is None, f"{name} still waits after its load has ended")
+        running = self.loop.queues.find_running(name)
+        starts = max((s for n, s in self._entered if n == name), default=0)
+        if running is not None and running.job.starts > starts:
+            require(6, running.computed == option.boundary, f"{name} is at {running.computed}, not {option.boundary}")
+        elif before.job.starts == starts:
+            at = self._entered[name, starts]
+            require(6, at == option.boundary, f"{name} resumed at {at}, not {option.boundary}")
+
+    def _check_progress(self, waits: bool, events: list[Event]) -> None:
+        """Law 9: this step computed, told someone something, or a byte is moving; and bytes do not move for ever."""
+        moving = bool(self._watch.outstanding)
+        alive = self._ran or bool(events) or not waits or not self.loop.busy
+        require(9, alive or moving, f"stuck: {self.loop.stats()}")
+        alive = alive or bool(self._watch.reported or self.mover.lost)
+        self._idle_steps = 0 if alive else self._idle_steps + 1
+        require(9, self._idle_steps <= _PATIENCE, f"{_PATIENCE} steps without a token: {self.loop.stats()}")

@@ -1,0 +1,253 @@
+"""The design's laws, judged from outside: by what bytes are where, and by what callers are told.
+
+    1  nobody writes a page that anyone else references
+    2  a request runs from B only with KV [0, B) and the state at exactly B, both of its own root
+    3  what is findable has been computed, byte for byte, in every tier
+    4  planning changes nothing, and twice gives the same
+    5  what is leased stays; what nobody holds is free or cached
+    6  a failed load resumes at the next option of its own plan
+    8  tokens by source sum to the prompt; 0 ≤ cached < prompt; each request ends once
+    9  while anything waits, a token is computed or a byte is moving
+    10 every answer is the cold one
+
+Law 7, of ranks, has nothing to judge in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from stepwell.base.geometry import Ints
+from stepwell.base.units import ceil_div
+from stepwell.cache.check import check
+from stepwell.cache.moves import LiveState, Move, Tier
+from stepwell.cache.plan import Plan
+from stepwell.cache.table import BlockTable
+from stepwell.cache.tree import Item, Node
+from stepwell.sched.job import Draining, Parked, Running
+from stepwell.sched.loop import EngineLoop
+from stepwell.sched.step import Carry, Fresh, FromImage, Step, Work
+from stepwell.testing.reference import Reference
+from stepwell.testing.telltale import LAYERS, Memory, Words, blank, content
+
+
+class LawBroken(AssertionError):
+    """A law does not hold; `law` is its number."""
+
+    def __init__(self, law: int, message: str) -> None:
+        super().__init__(f"law {law}: {message}")
+        self.law = law
+
+
+def require(law: int, holds: bool, message: str) -> None:
+    if not holds:
+        raise LawBroken(law, message)
+
+
+def holders(loop: EngineLoop) -> list[tuple[str, BlockTable]]:
+    """Everyone with a block table, by name."""
+    queues = loop.queues
+    tables = [(r.job.request.id, r.table) for r in queues.running]
+    tables += [(name, parked.loading.held.table) for name, parked in queues.parked.items()]
+    tables += [(f"draining {d.loading.held.request_id}", d.loading.held.table) for d in queues.draining]
+    return tables
+
+
+def cached_items(loop: EngineLoop) -> Iterator[Item]:
+    for node in loop.directory.tree.nodes():
+        yield from node.items()
+
+
+# ---- law 1 ------------------------------------------------------------------------------------------------
+
+
+def written(work: Work, repeat: int, block: int) -> Ints:
+    """Pages whose KV `work` writes."""
+    end = work.start + len(work.tokens) + repeat - 1
+    return work.pages[max(work.start, work.write_from) // block : ceil_div(end, block)]
+
+
+def check_writes(loop: EngineLoop, step: Step) -> Ints:
+    """Law 1 for a step that is about to run; returns every page that it writes."""
+    directory = loop.directory
+    tables = holders(loop)
+    cached = {int(p) for item in cached_items(loop) for p in _slots(item, Tier.DEVICE)}
+    free = set(directory.pools[Tier.DEVICE].free_slots.tolist())
+    taken: list[int] = []
+    for work in step.works:
+        running = loop.queues.find_running(work.request_id)
+        require(1, running is not None and running.slot == work.slot, f"{work.request_id} has no slot {work.slot}")
+        assert running is not None
+        mine = written(work, step.repeat, directory.tree.block).tolist()
+        require(1, set(mine) <= set(running.table.private.tolist()), f"{work.request_id} writes pages it does not own")
+        cuts = [int(p) for cut in work.cuts for p in cut.pages]
+        others = {int(p) for name, table in tables if name != work.request_id for p in table.pages}
+        for page in mine + cuts:
+            require(1, page not in cached, f"{work.request_id} writes page {page}, which is cached")
+            require(1, page not in free, f"{work.request_id} writes page {page}, which is free")
+            require(1, page not in others, f"{work.request_id} writes page {page} of another request")
+        require(1, set(cuts).isdisjoint(running.table.pages.tolist()), f"{work.request_id} cuts into its own KV")
+        taken += mine + cuts
+    require(1, len(set(taken)) == len(taken), "a page is written twice in one step")
+    return np.array(sorted(taken), np.int32)
+
+
+def check_copy(loop: EngineLoop, move: Move) -> None:
+    """Laws 1 and 5 for a copy that is about to be carried out, however late."""
+    queues = loop.queues
+    where = f"{move.what} copy {move.ticket}"
+    cached = {int(p) for item in cached_items(loop) for p in _slots(item, move.source.tier)}
+    require(5, set(move.source.slots.tolist()) <= cached, f"{where} reads slots that have been let go")
+    loads: list[Parked | Draining] = [*queues.parked.values(), *queues.draining]
+    load = next((one for one in loads if move.ticket in one.loading.waiting), None)
+    if isinstance(move.target, LiveState):
+        require(1, load is not None and load.slot == move.target.slot, f"{where} writes a live state not its own")
+        return
+    if move.target.tier == Tier.DEVICE:
+        own = set(load.loading.held.table.private.tolist()) if load else set()
+    else:
+        pending = (i.pending for i in cached_items(loop) if i.pending is not None and i.pending.ticket == move.ticket)
+        own = {int(p) for one in pending for p in one.slots}
+    require(1, set(move.target.slots.tolist()) <= own, f"{where} writes slots that are not its own")
+
+
+def _slots(item: Item, tier: Tier) -> Ints:
+    slots = item.at[tier]
+    return np.empty(0, np.int32) if slots is None else slots
+
+
+# ---- law 2 ------------------------------------------------------------------------------------------------
+
+
+def check_start(loop: EngineLoop, memory: Memory, reference: Reference, work: Work, first: bool) -> None:
+    """Law 2 for a work that is about to run; `first` since its admission."""
+    running = loop.queues.find_running(work.request_id)
+    assert running is not None
+    request, known = running.job.request, running.job.tokens.view
+    require(2, (known[work.start : work.start + len(work.tokens)] == work.tokens).all(), "a work computes other tokens")
+    digests, cells = content(known, request.salt)
+    state = (int(digests[work.start - 1]), work.start) if work.start else (blank(request.salt), 0)
+    found = _state(memory, work, request.salt)
+    name = f"{work.request_id} at {work.start}"
+    require(2, found == state, f"{name} starts from the state {found}, not {state}")
+    here = max(work.start, min(work.write_from, len(known)))
+    kv = _cells(memory, Tier.DEVICE, work.pages)[:here]
+    require(2, bool((kv == cells[:here]).all()), f"{name} starts on KV that is not that of its tokens")
+    if first:
+        may = reference.boundaries(request.salt, known)
+        require(2, work.start in may, f"{name} resumes where nothing was ever left; it could at {may}")
+
+
+def _state(memory: Memory, work: Work, salt: str) -> tuple[int, int]:
+    """The state that `work` starts from."""
+    if isinstance(work.state, Fresh):
+        return blank(salt), 0
+    if isinstance(work.state, FromImage):
+        digest, count = memory.unpack(memory.arenas[Tier.DEVICE][work.state.pages])
+    else:
+        assert isinstance(work.state, Carry)
+        digest, count = memory.live[work.slot]
+    return int(digest), int(count)
+
+
+def _cells(memory: Memory, tier: Tier, slots: Ints) -> Words:
+    return memory.arenas[tier][slots].reshape(-1, LAYERS)
+
+
+# ---- law 3 ------------------------------------------------------------------------------------------------
+
+
+def check_content(loop: EngineLoop, memory: Memory) -> None:
+    """Law 3: each copy of each node and image, in every tier, holds exactly what its tokens under its salt must give."""
+    for salt, root in loop.directory.tree.roots.items():
+        stack: list[tuple[Node, Ints]] = [(child, child.tokens) for child in root.children.values()]
+        while stack:
+            node, tokens = stack.pop()
+            _check_node(memory, node, *content(tokens, salt))
+            stack += [(child, np.concatenate([tokens, child.tokens])) for child in node.children.values()]
+
+
+def _check_node(memory: Memory, node: Node, digests: Words, cells: Words) -> None:
+    for tier in memory.arenas:
+        slots = node.kv.at[tier]
+        if slots is not None:
+            same = (_cells(memory, tier, slots) == cells[node.start :]).all()
+            require(3, bool(same), f"KV of {node!r} in {tier.name.lower()} is not that of its tokens")
+        slots = node.rung.image.at[tier] if node.rung is not None else None
+        if slots is not None:
+            digest, count = (int(word) for word in memory.unpack(memory.arenas[tier][slots]))
+            good = (digest, count) == (int(digests[-1]), node.end)
+            require(3, good, f"the image at the end of {node!r} in {tier.name.lower()} is of another state ({count})")
+
+
+# ---- law 4 ------------------------------------------------------------------------------------------------
+
+
+def check_plan(loop: EngineLoop, salt: str, prompt: Ints) -> None:
+    """Law 4, and that a plan which is free to fall back to the hit does."""
+    before = _fingerprint(loop)
+    first, second = (loop.directory.plan(salt, prompt, loop.costs) for _ in range(2))
+    require(4, first == second, "planning twice gives two plans")
+    require(4, _fingerprint(loop) == before, "planning has changed something")
+    if isinstance(first, Plan) and len(first.options) > 1 and not first.fallback_weakened:
+        require(6, first.options[1].boundary >= first.hit, "a load falls back below the hit")
+
+
+def _fingerprint(loop: EngineLoop) -> tuple[object, ...]:
+    d, q = loop.directory, loop.queues
+    items = [
+        (id(i), tuple(i.locks), tuple(i.bad), i.refused, i.pending is None, *(_slots(i, t).tobytes() for t in Tier))
+        for i in cached_items(loop)
+    ]
+    nodes = [(id(n), n.start, n.end, n.used, n.rung and n.rung.used, n.lost) for n in d.tree.nodes()]
+    pools = [pool.free_slots.tobytes() for pool in d.pools.values()]
+    totals = (d.epoch, d.reserved, d.tickets, d.clean, d.items, d.ghost_blocks, len(d.leases), len(d.in_flight))
+    return (*totals, *d.tree.roots, dict(d.cached), dict(d.leased), repr(q.tally), items, nodes, pools)
+
+
+# ---- law 5 ------------------------------------------------------------------------------------------------
+
+
+def check_holds(loop: EngineLoop) -> None:
+    """Law 5: the directory is whole, what a lease names is there, and tables are what leases and pools say."""
+    directory, queues = loop.directory, loop.queues
+    tables = [table for _, table in holders(loop)]
+    try:
+        check(directory, [t.private for t in tables], sum(t.promised for t in tables))
+    except AssertionError as error:
+        raise LawBroken(5, str(error)) from error
+    for lease in directory.leases:
+        items = [lease.item] if lease.item.what == "image" else [n.kv for n in lease.item.node.up() if n.parent]
+        if lease.item.what == "image" or lease.tier == Tier.DEVICE:
+            gone = [item for item in items if item.at[lease.tier] is None]
+            require(5, not gone, f"a lease holds {gone}, which is not there")
+    for running in queues.running:
+        _check_table(loop, running)
+    slots = [r.slot for r in queues.running] + [p.slot for p in queues.parked.values()]
+    slots += [d.slot for d in queues.draining] + queues.slots
+    require(5, sorted(slots) == list(range(loop.config.max_num_seqs)), f"live slots are not held once each: {slots}")
+
+
+def _check_table(loop: EngineLoop, running: Running) -> None:
+    node, name = running.path.item.node, running.job.request.id
+    mine, block = running.table, loop.directory.tree.block
+    pages = loop.directory.pages_of(node, node.end)
+    require(5, bool((mine.pages[: len(pages)] == pages).all()), f"{name} does not use the pages that its lease holds")
+    require(5, mine.is_private(len(pages), len(mine)), f"{name} uses pages that no lease holds")
+    require(5, running.shared <= node.end, f"{name} shares {running.shared} tokens, its lease ends at {node.end}")
+    require(5, running.computed <= len(mine) * block, f"{name} has computed past its table")
+
+
+def check_idle(loop: EngineLoop) -> None:
+    """Law 5, once nothing is going on."""
+    directory = loop.directory
+    require(5, not directory.leases, f"{len(directory.leases)} leases are left when nothing runs")
+    require(5, not directory.reserved, f"{directory.reserved} pages are reserved when nothing runs")
+    for tier in directory.pools:
+        use = directory.use(tier)
+        whole = use.free + use.cached == use.total and not use.leased
+        require(
+            5, whole, f"{tier.name.lower()}: {use.free} free + {use.cached} cached of {use.total}, {use.leased} leased"
+        )

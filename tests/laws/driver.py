@@ -1,0 +1,187 @@
+"""Random engines and random requests for them, drawn from anything that can choose: a seed, or Hypothesis."""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+import numpy as np
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.moves import Tier
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.request import Request, SamplingParams
+from stepwell.testing import telltale
+from stepwell.testing.faults import LIVE, Copied, FaultPlan, Where
+from stepwell.testing.harness import Harness
+
+VOCAB = 40
+SALTS = ("", "", "a", "b")
+
+
+class Chooser(Protocol):
+    """`random.Random`, or something like it."""
+
+    def randint(self, a: int, b: int) -> int: ...
+
+
+def pick(rng: Chooser, *options: object) -> object:
+    return options[rng.randint(0, len(options) - 1)]
+
+
+def number(rng: Chooser, *options: int) -> int:
+    return options[rng.randint(0, len(options) - 1)]
+
+
+def chance(rng: Chooser, percent: int) -> bool:
+    return rng.randint(1, 100) <= percent
+
+
+def engine(rng: Chooser, seed: int) -> Harness:
+    """An engine of random sizes, down to the smallest that is legal."""
+    block = number(rng, 4, 4, 1, 2)
+    grid = block * number(rng, 2, 1, 3, 4)
+    geometry = telltale.geometry(block, grid, image_pages=number(rng, 2, 1, 3))
+    tiny = chance(rng, 15)
+    cache = CacheConfig(
+        geometry,
+        device_pages=rng.randint(1, 6) if tiny else rng.randint(7, 60),
+        host_slots=number(rng, rng.randint(1, 8), rng.randint(8, 120), 0),
+        chunk=block * number(rng, 1, 2, 4),
+        whole_chunks=chance(rng, 40),
+        interval=grid * number(rng, 1, 2, 4),
+        min_load_tokens=None if chance(rng, 20) else rng.randint(0, 2 * block),
+        clean_share=number(rng, 5, 0, 30, 100) / 100,
+        ghost_blocks=number(rng, 1000, 8, 0),
+    )
+    seqs = rng.randint(1, 4)
+    sched = SchedConfig(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=seqs - 1 + grid + rng.randint(0, 30),
+        max_model_len=number(rng, 200, rng.randint(2, 60)),
+        decode_rung_tokens=block * number(rng, 1, 2, 4),
+        eos=(3,) if chance(rng, 30) else (),
+        vocab=VOCAB,
+        cache=not chance(rng, 4),
+    )
+    costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9), latency_s=1e-6)
+    return Harness(cache, sched, _faults(rng, seed), costs, VOCAB)
+
+
+def _faults(rng: Chooser, seed: int) -> FaultPlan:
+    plan = FaultPlan(random.Random(seed))
+    if chance(rng, 60):
+        plan.delay(polls=rng.randint(1, 4), chance=0.5)
+    if chance(rng, 40):
+        for copied in _COPIED:
+            plan.fail(copied=copied, chance=0.1)
+    if chance(rng, 20):
+        plan.fail(Where(target=LIVE), chance=0.5)
+    if chance(rng, 20):
+        plan.fail(Where("kv", Tier.HOST), copied="half", chance=0.5)
+    if chance(rng, 30):
+        plan.duplicate(chance=0.2)
+    if chance(rng, 30):
+        plan.reorder(0.4)
+    if chance(rng, 20):
+        plan.drop(chance=0.1)
+    return plan
+
+
+_COPIED: tuple[Copied, ...] = ("none", "half", "all")
+
+
+class Driver:
+    """Draws one action after another, and carries it out."""
+
+    def __init__(self, rng: Chooser, seed: int = 0) -> None:
+        self.harness = engine(rng, seed)
+        self._rng = rng
+        self._count = 0
+
+    def act(self) -> None:
+        """One random action."""
+        roll = self._rng.randint(1, 100)
+        if roll <= 22:
+            self.submit()
+        elif roll <= 84:
+            self.step()
+        elif roll <= 88:
+            self.abort()
+        elif roll <= 93:
+            self.preempt()
+        elif roll <= 96:
+            self.flush()
+        elif roll <= 97:
+            self.spoil()
+        else:
+            self.harness.deliver()
+
+    def submit(self) -> None:
+        harness, rng = self.harness, self._rng
+        salt = str(pick(rng, *SALTS))
+        prompt = self._prompt(salt)
+        self._count += 1
+        params = SamplingParams(
+            max_tokens=None if chance(rng, 3) else rng.randint(1, 24),
+            stop_token_ids=(rng.randint(0, VOCAB - 1),) if chance(rng, 20) else (),
+            min_tokens=rng.randint(0, 4),
+            ignore_eos=chance(rng, 20),
+        )
+        if len(prompt):
+            read, write = not chance(rng, 8), not chance(rng, 8)
+            harness.submit(Request(f"r{self._count}", prompt, params, salt, read, write))
+
+    def step(self) -> None:
+        self.harness.step(number(self._rng, 1, 1, 1, 2, 5))
+
+    def abort(self) -> None:
+        if name := self._open():
+            self.harness.abort(name)
+
+    def preempt(self) -> None:
+        if name := self._open():
+            self.harness.preempt(name)
+
+    def spoil(self) -> None:
+        if name := self._open():
+            self.harness.spoil(name)
+
+    def flush(self) -> None:
+        tier = Tier.HOST if chance(self._rng, 25) else Tier.DEVICE
+        if tier in self.harness.loop.directory.pools:
+            self.harness.flush(tier, demote_first=chance(self._rng, 75))
+
+    def _open(self) -> str | None:
+        """Some request that has not ended."""
+        names = [name for name, told in self.harness.told.items() if told.finished is None]
+        return names[self._rng.randint(0, len(names) - 1)] if names else None
+
+    def _prompt(self, salt: str) -> Ints:
+        """A new one, a former one, a continuation, or a fork; under any salt."""
+        rng, told = self._rng, list(self.harness.told.values())
+        fresh = self._fresh(rng.randint(1, 40))
+        same = [t for t in told if t.request.salt == salt] or told
+        if same and not chance(rng, 20):
+            former = same[rng.randint(max(0, len(same) - 8), len(same) - 1)] if same is not told else same[-1]
+            whole = np.concatenate([former.request.prompt, np.array(former.tokens, np.int32)])
+            if chance(rng, 35):
+                whole = whole[: rng.randint(0, len(whole))]
+            fresh = np.concatenate([whole, fresh[: rng.randint(0, len(fresh))]])
+        return fresh[: self.harness.loop.longest - 1]
+
+    def _fresh(self, count: int) -> Ints:
+        """Few different tokens, so that unrelated prompts share beginnings now and then."""
+        start = self._rng.randint(0, 2)
+        noise = random.Random(self._rng.randint(0, 1 << 16))
+        return np.array([start, *(noise.randint(0, VOCAB - 1) for _ in range(count - 1))], np.int32)
+
+
+def fuzz(seed: int, actions: int = 80) -> Driver:
+    """A whole random run, to its end. Raises what the laws say."""
+    driver = Driver(random.Random(seed), seed)
+    for _ in range(actions):
+        driver.act()
+    driver.harness.drain()
+    return driver
