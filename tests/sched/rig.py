@@ -1,0 +1,247 @@
+"""An engine loop over the tell-tale, with every copy in the test's hands.
+
+    rig = Rig(pages=32)
+    rig.submit("a", numbers(40), max_tokens=4)
+    rig.step()                     one turn; copies stay pending
+    rig.land(LOADS)                loads end, copies down do not
+    rig.run()                      turns, all copies landing, until nothing is left to do
+    rig.cold("a")                  its answer is the one a cold run gives
+
+After every turn the directory is checked, what nobody owns is poisoned, and all that is cached is compared with what its
+tokens must give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from stepwell.base.clock import VirtualClock
+from stepwell.base.geometry import Ints
+from stepwell.cache.admission import Loading
+from stepwell.cache.check import check
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import LiveState, Move, Report, Tier
+from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.sched.admit import land
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.loop import EngineLoop
+from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams, Tokens
+from stepwell.sched.step import Step, StepResult
+from stepwell.testing.faults import ManualMover
+from stepwell.testing.laws import check_content
+from stepwell.testing.telltale import Memory, TellTaleRunner, answer, geometry
+from tests.cache.builders import forget
+
+VOCAB = 1000
+Which = Callable[[Move], bool]
+
+
+def ALL(move: Move) -> bool:
+    return True
+
+
+def LOADS(move: Move) -> bool:
+    return move.source.tier != Tier.DEVICE
+
+
+def SAVES(move: Move) -> bool:
+    return move.source.tier == Tier.DEVICE
+
+
+def STATE(move: Move) -> bool:
+    return isinstance(move.target, LiveState)
+
+
+def KV(move: Move) -> bool:
+    return LOADS(move) and move.what == "kv"
+
+
+class Recorder:
+    """The tell-tale, keeping every step; `fail` names requests whose numbers go wrong."""
+
+    def __init__(self, inner: TellTaleRunner) -> None:
+        self.inner = inner
+        self.steps: list[Step] = []
+        self.fail: set[str] = set()
+
+    def run(self, step: Step) -> StepResult:
+        self.steps.append(step)
+        result = self.inner.run(step)
+        errors = tuple((i, "not a number") for i, work in enumerate(step.works) if work.request_id in self.fail)
+        return StepResult(result.sampled, errors)
+
+
+class Rig:
+    def __init__(
+        self,
+        pages: int = 128,
+        host: int = 128,
+        *,
+        grid: int = 4,
+        image: int = 1,
+        chunk: int = 16,
+        whole: bool = False,
+        interval: int = 4096,
+        min_load: int | None = 0,
+        clean: float = 1.0,
+        seqs: int = 4,
+        budget: int = 64,
+        rolling: int = 8,
+        longest: int = 1 << 20,
+        eos: tuple[int, ...] = (),
+        cache: bool = True,
+        block: int = 4,
+    ) -> None:
+        self.sizes = geometry(block, grid, image)
+        rules = CacheConfig(
+            self.sizes,
+            device_pages=pages,
+            host_slots=host,
+            chunk=chunk,
+            whole_chunks=whole,
+            interval=interval,
+            min_load_tokens=min_load,
+            clean_share=clean,
+        )
+        config = SchedConfig(seqs, budget, longest, rolling, eos, VOCAB, cache)
+        self.memory = Memory(self.sizes, pages, host, seqs)
+        self.mover = ManualMover(self.memory.copy)
+        self.runner = Recorder(TellTaleRunner(self.memory, self.sizes, VOCAB))
+        self.clock = VirtualClock()
+        self.loop = EngineLoop(rules, config, self.runner, self.mover, self.clock, Costs())
+        self.requests: dict[str, Request] = {}
+        self.events: list[Event] = []
+
+    # ---- doing --------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        name: str,
+        prompt: Ints,
+        max_tokens: int = 4,
+        *,
+        salt: str = "",
+        read: bool = True,
+        write: bool = True,
+        params: SamplingParams | None = None,
+    ) -> None:
+        request = Request(name, prompt, params or SamplingParams(max_tokens), salt, read, write)
+        self.loop.submit(request)
+        self.requests[name] = request
+
+    def step(self, max_repeat: int = 1) -> list[Event]:
+        events = self.loop.step(max_repeat)
+        self.clock.advance(1.0)
+        self.events += events
+        self.check()
+        return events
+
+    def land(self, which: Which = ALL, ok: bool = True) -> int:
+        """End the pending copies that fit; their reports arrive with the next turn."""
+        tickets = [ticket for ticket, move in self.mover.pending.items() if which(move)]
+        for ticket in tickets:
+            if ok:
+                self.mover.finish(ticket)
+            else:
+                self.mover.fail(ticket)
+        return len(tickets)
+
+    def report(self, *reports: Report) -> None:
+        """Hand the scheduler reports that no copy stands behind."""
+        for report in reports:
+            land(self.loop.queues, self.directory, self.loop.config, report, self.clock)
+
+    def run(self, limit: int = 1000, max_repeat: int = 1) -> int:
+        """Turns until idle, every copy landing at once; how many."""
+        for turn in range(limit):
+            if not self.loop.busy:
+                return turn
+            self.land()
+            self.step(max_repeat)
+        raise AssertionError(f"still busy after {limit} turns: {self.loop.stats()}")
+
+    def ask(self, name: str, prompt: Ints, max_tokens: int = 4, **options: object) -> AdmissionOutcome:
+        """Serve one request from start to end, and check its answer."""
+        self.submit(name, prompt, max_tokens, **options)  # type: ignore[arg-type]
+        self.run()
+        self.cold(name)
+        return self.outcome(name)
+
+    def drop(self, prompt: Ints, kv_from: int | None, rungs: tuple[int, ...] = (), tier: Tier = Tier.DEVICE) -> None:
+        """Evict by hand; the bytes are poisoned."""
+        forget(self.directory, prompt, tier, kv_from, rungs)
+        self.check()
+
+    # ---- looking ------------------------------------------------------------------------------------------
+
+    @property
+    def directory(self) -> Directory:
+        return self.loop.directory
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.runner.steps
+
+    def outcome(self, name: str) -> AdmissionOutcome:
+        (event,) = [e for e in self.events if isinstance(e, Admitted) and e.request_id == name]
+        return event.outcome
+
+    def answer(self, name: str) -> list[int]:
+        return [t for e in self.events if isinstance(e, Tokens) and e.request_id == name for t in e.tokens]
+
+    def end(self, name: str) -> Finished:
+        (event,) = [e for e in self.events if isinstance(e, Finished) and e.request_id == name]
+        return event
+
+    def ended(self, name: str) -> bool:
+        return any(isinstance(e, Finished) and e.request_id == name for e in self.events)
+
+    def history(self, name: str) -> Ints:
+        """Prompt and answer."""
+        return np.concatenate([self.requests[name].prompt, np.array(self.answer(name), np.int32)])
+
+    def cold(self, *names: str) -> None:
+        """These requests have ended, and said what a cold run says."""
+        for name in names:
+            request, said = self.requests[name], self.answer(name)
+            assert self.end(name).reason in ("length", "stop"), self.end(name)
+            assert said == answer(request.prompt, len(said), VOCAB, request.salt), f"{name} differs from its cold run"
+            assert said
+
+    def loading(self, name: str) -> Loading:
+        return self.loop.queues.parked[name].loading
+
+    def tables(self) -> list[tuple[Ints, int]]:
+        """(private pages, promise) of everybody who has a table."""
+        q = self.loop.queues
+        held = [r.table for r in q.running]
+        held += [p.loading.held.table for p in q.parked.values()]
+        held += [d.loading.held.table for d in q.draining]
+        return [(table.private.copy(), table.promised) for table in held]
+
+    def check(self) -> None:
+        tables = self.tables()
+        check(self.directory, [pages for pages, _ in tables], sum(promised for _, promised in tables))
+        for tier, pool in self.directory.pools.items():
+            self.memory.poison(tier, pool.free_slots)
+        check_content(self.loop, self.memory)
+        for event in self.events:
+            if isinstance(event, Admitted):
+                o = event.outcome
+                assert o.device + o.host + o.disk + o.recomputed == o.prompt and 0 <= o.cached < o.prompt
+                assert sum(n for _, n in o.lost) == o.recomputed
+
+    def drained(self) -> None:
+        """Everything has ended: nothing is held, and every slot is free or cached."""
+        stats = self.loop.stats()
+        assert not self.loop.busy and stats.leases == 0 and stats.moves_in_flight == 0
+        assert self.directory.reserved == 0
+        for tier, pool in self.directory.pools.items():
+            use = self.directory.use(tier)
+            assert use.leased == 0 and use.free + use.cached == pool.total
+        assert sorted(self.loop.queues.slots) == list(range(self.loop.config.max_num_seqs))
+        for name in self.requests:
+            assert isinstance(self.end(name), Finished)
