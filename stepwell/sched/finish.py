@@ -65,9 +65,9 @@ def _publish(directory: Directory, share: Share, now: float) -> None:
         if position > min(end, published):
             directory.give(Tier.DEVICE, pages)
             continue
-        rung = leave_rung(directory, running.path, position, pages, kind, now)
         if running.rolling is not None:
-            retract(directory, running.rolling)
+            retract(directory, running.rolling)  # first: a rung about to go must not make others seem superseded
+        rung = leave_rung(directory, running.path, position, pages, kind, now)
         running.rolling = rung if kind == RungKind.ROLLING else None
     running.rungs = tuple(r for r in running.rungs if r[0] > share.end)
 
