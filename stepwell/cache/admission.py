@@ -139,7 +139,8 @@ def _begin(
     foothold = option.foothold
     assert foothold is not None, "only a rung is worth a load"
     image = foothold.rung.image.at[foothold.tier]
-    if foothold.tier != Tier.DEVICE and image is not None:
+    assert image is not None, "a leased image stays where it is"
+    if foothold.tier != Tier.DEVICE:
         move = Move(directory.ticket(), "image", Extent(foothold.tier, image), LiveState(held.slot), option.boundary)
         moves.append(move)
     return Loading(held, index, tuple(moves), frozenset(m.ticket for m in moves), (), reason, skipped)

@@ -106,12 +106,11 @@ def plan(found: Survey, salt: str, epoch: int, room: Room, rules: CacheConfig, c
                 return Plan(epoch, salt, found, chain, need, base, reason, skipped, weakened > 0)
         skipped = max(skipped, aim.boundary)
         reason = _no_room(aim, found)
-    for option in _hit_options(found, hit, room, rules):
-        chain = (option,)
-        if _fits(chain, found, room, rules):
-            return Plan(epoch, salt, found, chain, _need(option, found.tokens, rules), base, reason, skipped)
-        return Wait(Reason.NO_ROOM, _need(option, found.tokens, rules), room.free + room.idle - room.reserved)
-    raise AssertionError("a cold start is always an option")
+    chain = (_hit_option(found, hit, room, rules),)
+    need = _need(chain[0], found.tokens, rules)
+    if _fits(chain, found, room, rules):
+        return Plan(epoch, salt, found, chain, need, base, reason, skipped)
+    return Wait(Reason.NO_ROOM, need, _spendable(chain, found, room))
 
 
 def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[list[Option], Reason, int]:
@@ -187,7 +186,7 @@ def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tup
         yield (aim,)
         return
     resident = [f for f in found.footholds if f.position <= min(shared, aim.boundary - 1)]
-    deepest = resident[-1:] if resident and hit and resident[-1].position > hit.position else []
+    deepest = resident[-1:] if resident and (hit is None or resident[-1].position > hit.position) else []
     steps = [*deepest, *([hit] if hit else [])]
     yield (aim, *(Option(f.position, shared, f) for f in steps), cold)
     for foothold in reversed(resident):
@@ -208,13 +207,13 @@ def _below(foothold: Foothold) -> Foothold | None:
     return None
 
 
-def _hit_options(found: Survey, hit: Foothold | None, room: Room, rules: CacheConfig) -> Iterator[Option]:
+def _hit_option(found: Survey, hit: Foothold | None, room: Room, rules: CacheConfig) -> Option:
     """The hit; where its image and the prompt would not fit even an empty pool, what can be had without the image."""
     if hit is not None:
         whole = rules.geometry.pages_for(found.tokens) + rules.geometry.image_pages
         if whole <= room.total or hit.rung.image.locks[Tier.DEVICE]:
-            yield Option(hit.position, found.device, hit)
-    yield Option(0, found.device)
+            return Option(hit.position, found.device, hit)
+    return Option(0, found.device)
 
 
 def _need(option: Option, tokens: int, rules: CacheConfig) -> int:
@@ -225,8 +224,12 @@ def _need(option: Option, tokens: int, rules: CacheConfig) -> int:
 
 def _fits(chain: tuple[Option, ...], found: Survey, room: Room, rules: CacheConfig) -> bool:
     """Whether the need is there outside everything that the chain itself leases."""
-    spendable = room.free + room.idle - room.reserved - pinned(chain, found)
-    return _need(chain[0], found.tokens, rules) <= spendable
+    return _need(chain[0], found.tokens, rules) <= _spendable(chain, found, room)
+
+
+def _spendable(chain: tuple[Option, ...], found: Survey, room: Room) -> int:
+    """Pages that may be taken for `chain`."""
+    return room.free + room.idle - room.reserved - pinned(chain, found)
 
 
 def pinned(chain: tuple[Option, ...], found: Survey) -> int:
