@@ -15,7 +15,7 @@ from stepwell.base.units import floor_to
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.shed import demote, secure
-from stepwell.cache.tree import RungKind, root_number
+from stepwell.cache.tree import RungKind
 from stepwell.sched.admit import Queues, enqueue
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Running
@@ -50,7 +50,7 @@ def build(queues: Queues, directory: Directory, config: SchedConfig, max_repeat:
     shares: list[Share] = []
     decodes = [r for r in queues.running if r.remaining == 1]
     prompts = [r for r in queues.running if r.remaining > 1]
-    repeat = _repeat(queues, decodes, directory, max_repeat) if decodes and not prompts else 1
+    repeat = _repeat(queues, decodes, directory, config, max_repeat) if decodes and not prompts else 1
     for running in decodes:
         end = running.computed + repeat
         if running in queues.running and _grow_or_preempt(queues, directory, running, end):
@@ -69,11 +69,11 @@ def build(queues: Queues, directory: Directory, config: SchedConfig, max_repeat:
     return Built(Step(tuple(_work(s) for s in shares), repeat), tuple(shares))
 
 
-def _repeat(queues: Queues, decodes: list[Running], directory: Directory, most: int) -> int:
+def _repeat(queues: Queues, decodes: list[Running], directory: Directory, config: SchedConfig, most: int) -> int:
     """Decode passes to take at once: up to the first answer that must end, as many as fit without preempting."""
     if most == 1 or queues.parked or queues.moves:
         return 1
-    steps = min(most, min(r.job.limit - len(r.job.tokens) for r in decodes))
+    steps = min(most, min(_passes(r, config) for r in decodes))
     room = directory.room()
     spendable = room.instant - room.reserved
     geometry = directory.config.geometry
@@ -83,6 +83,14 @@ def _repeat(queues: Queues, decodes: list[Running], directory: Directory, most: 
             break
         steps //= 2
     return max(1, steps)
+
+
+def _passes(running: Running, config: SchedConfig) -> int:
+    """Decode passes until the answer must end. One that a token may end goes to its next rolling rung, and leaves it, at most."""
+    job, every = running.job, config.decode_rung_tokens
+    left = job.limit - len(job.tokens)
+    may_stop = job.request.params.stop_token_ids or (config.eos and not job.request.params.ignore_eos)
+    return min(left, every - running.computed % every) if may_stop else left
 
 
 def _chunk_end(running: Running, budget: int, grid: int) -> int:
@@ -96,6 +104,8 @@ def _claim(queues: Queues, directory: Directory, running: Running, end: int, ima
     """Take the pages for tokens up to `end`; wait for copies down that make room for them and for `images` pages of rungs."""
     table = running.table
     count = max(0, directory.config.geometry.pages_for(end) - len(table))
+    if count == 0 and images == 0:
+        return _Pages.TAKEN
     room = directory.room()
     spendable = room.free + room.idle - room.reserved + min(count, table.promised)
     if count > spendable:
@@ -184,7 +194,7 @@ def _work(share: Share) -> Work:
     return Work(
         request_id=job.request.id,
         slot=running.slot,
-        root=root_number(job.request.salt),
+        root=job.root,
         start=running.computed,
         tokens=job.tokens.view[running.computed : share.end].copy(),
         pages=running.table.pages.copy(),
