@@ -1,10 +1,10 @@
 """Directories with known content, in a few words.
 
-    shelf = directory(pages=32, host=32)
-    prompt = numbers(40)
-    keep(shelf, prompt, 32, rungs=(20, 32))      computed: KV of [0, 32) and rungs at 20 and 32, on the device
-    copy_down(shelf)                             the same in host as well
-    forget(shelf, prompt, Tier.DEVICE, 20, (32,))  KV of [20, 32) and the rung at 32 are left in host alone
+shelf = directory(pages=32, host=32)
+prompt = numbers(40)
+keep(shelf, prompt, 32, rungs=(20, 32))      computed: KV of [0, 32) and rungs at 20 and 32, on the device
+copy_down(shelf)                             the same in host as well
+forget(shelf, prompt, Tier.DEVICE, 20, (32,))  KV of [20, 32) and the rung at 32 are left in host alone
 """
 
 from __future__ import annotations

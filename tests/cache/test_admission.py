@@ -62,7 +62,9 @@ def ready(state: Ready | Loading) -> Ready:
     return state
 
 
-def end(shelf: Directory, state: Loading, fail: tuple[str, ...] = (), order: tuple[str, ...] = ("kv", "image")) -> Ready:
+def end(
+    shelf: Directory, state: Loading, fail: tuple[str, ...] = (), order: tuple[str, ...] = ("kv", "image")
+) -> Ready:
     """Report all moves in `order`, those of the kinds in `fail` as failures, again for any load that follows; settle."""
     after: Ready | Loading = state
     while isinstance(after, Loading):
@@ -526,7 +528,9 @@ class TestWeakened:
         for ticket in state.waiting:
             state = reported(state, Report(ticket, False))
         after = ready(settle(shelf, state, 2.0))
-        assert (after.boundary, after.shared, after.image) == (0, 20, None), "the KV stays shared, its state is recomputed"
+        assert (after.boundary, after.shared, after.image) == (0, 20, None), (
+            "the KV stays shared, its state is recomputed"
+        )
 
     def test_without_even_that_the_hit_is_kept_and_the_skip_named(self) -> None:
         shelf = self.shelf(0, copied=True)

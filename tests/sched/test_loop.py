@@ -303,7 +303,13 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         ("prompt", "max_tokens", "param"),
-        [([], 4, "prompt"), ([1000], 4, "prompt"), ([-1], 4, "prompt"), ([1], 0, "max_tokens"), ([1], -3, "max_tokens")],
+        [
+            ([], 4, "prompt"),
+            ([1000], 4, "prompt"),
+            ([-1], 4, "prompt"),
+            ([1], 0, "max_tokens"),
+            ([1], -3, "max_tokens"),
+        ],
     )
     def test_what_makes_no_sense_names_its_field(self, prompt: list[int], max_tokens: int, param: str) -> None:
         rig = Rig()
