@@ -109,6 +109,7 @@ class Harness:
         self._watch = _Watch(self.mover)
         runner = TellTaleRunner(self.memory, cache.geometry, vocab)
         self.loop = EngineLoop(cache, sched, _Guard(self, runner), self._watch, self.clock, costs)
+        self._truth = laws.Truth()
         self._step_seconds = step_seconds
         self._ran = False
         self._spoiled: set[str] = set()
@@ -120,6 +121,8 @@ class Harness:
 
     def submit(self, request: Request) -> None:
         """Raises as `EngineLoop.submit` does."""
+        if len(request.prompt):
+            laws.check_plan(self.loop, request.salt, request.prompt)
         self.loop.submit(request)
         wanted = request.params.max_tokens
         room = self.loop.longest - len(request.prompt)
@@ -177,8 +180,11 @@ class Harness:
         for report in lost:
             self.mover.deliver(report)
 
-    def flush(self, tier: Tier, demote_first: bool = False) -> None:
-        """Drop every unlocked copy in `tier`; with `demote_first`, copy down what can be before it leaves the device."""
+    def flush(self, tier: Tier, demote_first: bool = False, keep: int = 0) -> None:
+        """Drop every unlocked copy in `tier` of what ends past the first `keep` tokens.
+
+        With `demote_first`, what can be is copied down before it leaves the device.
+        """
         directory = self.loop.directory
         if demote_first and tier == Tier.DEVICE and Tier.HOST in directory.pools:
             self.loop.queues.moves.extend(demote(directory, directory.config.device_pages))
@@ -189,9 +195,10 @@ class Harness:
                 self.step()
         while True:
             items = [i for i in laws.cached_items(self.loop) if i.at[tier] is not None and not i.locks[tier]]
-            if not items:
+            item = max(items, key=lambda i: (i.node.end, i.what == "image"), default=None)
+            if item is None or item.node.end <= keep:
                 break
-            directory.drop(max(items, key=lambda i: (i.node.end, i.what == "image")), tier)
+            directory.drop(item, tier)
         self._poison()
 
     def stats(self) -> EngineStats:
@@ -200,8 +207,8 @@ class Harness:
     def check_all(self) -> None:
         """Every law that can be judged between two steps. Raises LawBroken."""
         laws.check_holds(self.loop)
-        laws.check_content(self.loop, self.memory)
-        for waiting in self.loop.queues.waiting[:2]:
+        laws.check_content(self.loop, self.memory, self._truth)
+        for waiting in self.loop.queues.waiting[:1]:
             laws.check_plan(self.loop, waiting.job.request.salt, waiting.job.tokens.view)
         self._check_counts()
 
@@ -210,7 +217,7 @@ class Harness:
     def run_step(self, runner: TellTaleRunner, step: Step) -> StepResult:
         """Judge `step`, run it, and see that it wrote what it said and nothing else."""
         pages = laws.check_writes(self.loop, step)
-        laws.check_content(self.loop, self.memory)
+        laws.check_content(self.loop, self.memory, self._truth)
         for work in step.works:
             self._enter(work)
         before = self.memory.arenas[Tier.DEVICE].copy()
@@ -232,7 +239,7 @@ class Harness:
         running = self.loop.queues.find_running(work.request_id)
         assert running is not None
         key = (work.request_id, running.job.starts)
-        laws.check_start(self.loop, self.memory, self.reference, work, key not in self._entered)
+        laws.check_start(self.loop, self.memory, self._truth, self.reference, work, key not in self._entered)
         self._entered.setdefault(key, work.start)
 
     def _ruin(self, work: Work, repeat: int) -> None:
@@ -330,7 +337,9 @@ class Harness:
         if not loading.waiting <= reports.keys():
             require(6, now is not None and now.loading.index == loading.index, f"{name} went on before its load ended")
             return
-        failed = bool(loading.failed) or not all(reports[t] for t in loading.waiting)
+        bad = [*loading.failed, *(m for m in loading.moves if not reports.get(m.ticket, True))]
+        failed = bool(bad)
+        laws.check_condemned(self.loop, bad)
         index = loading.index + failed
         option = loading.held.plan.options[index]
         if failed and option.loads:

@@ -60,6 +60,20 @@ def cached_items(loop: EngineLoop) -> Iterator[Item]:
         yield from node.items()
 
 
+class Truth:
+    """`telltale.content`, remembered: the same prefixes are judged again and again."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, bytes], tuple[Words, Words]] = {}
+
+    def of(self, tokens: Ints, salt: str) -> tuple[Words, Words]:
+        key = (salt, tokens.tobytes())
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = content(tokens, salt)
+        return known
+
+
 # ---- law 1 ------------------------------------------------------------------------------------------------
 
 
@@ -121,13 +135,13 @@ def _slots(item: Item, tier: Tier) -> Ints:
 # ---- law 2 ------------------------------------------------------------------------------------------------
 
 
-def check_start(loop: EngineLoop, memory: Memory, reference: Reference, work: Work, first: bool) -> None:
+def check_start(loop: EngineLoop, memory: Memory, truth: Truth, reference: Reference, work: Work, first: bool) -> None:
     """Law 2 for a work that is about to run; `first` since its admission."""
     running = loop.queues.find_running(work.request_id)
     assert running is not None
     request, known = running.job.request, running.job.tokens.view
     require(2, (known[work.start : work.start + len(work.tokens)] == work.tokens).all(), "a work computes other tokens")
-    digests, cells = content(known, request.salt)
+    digests, cells = truth.of(known, request.salt)
     state = (int(digests[work.start - 1]), work.start) if work.start else (blank(request.salt), 0)
     found = _state(memory, work, request.salt)
     name = f"{work.request_id} at {work.start}"
@@ -159,13 +173,13 @@ def _cells(memory: Memory, tier: Tier, slots: Ints) -> Words:
 # ---- law 3 ------------------------------------------------------------------------------------------------
 
 
-def check_content(loop: EngineLoop, memory: Memory) -> None:
+def check_content(loop: EngineLoop, memory: Memory, truth: Truth) -> None:
     """Law 3: each copy of each node and image, in every tier, holds exactly what its tokens under its salt must give."""
     for salt, root in loop.directory.tree.roots.items():
         stack: list[tuple[Node, Ints]] = [(child, child.tokens) for child in root.children.values()]
         while stack:
             node, tokens = stack.pop()
-            _check_node(memory, node, *content(tokens, salt))
+            _check_node(memory, node, *truth.of(tokens, salt))
             stack += [(child, np.concatenate([tokens, child.tokens])) for child in node.children.values()]
 
 
@@ -186,13 +200,13 @@ def _check_node(memory: Memory, node: Node, digests: Words, cells: Words) -> Non
 
 
 def check_plan(loop: EngineLoop, salt: str, prompt: Ints) -> None:
-    """Law 4, and that a plan which is free to fall back to the hit does."""
+    """Law 4, and what law 6 says of a plan."""
     before = _fingerprint(loop)
     first, second = (loop.directory.plan(salt, prompt, loop.costs) for _ in range(2))
     require(4, first == second, "planning twice gives two plans")
     require(4, _fingerprint(loop) == before, "planning has changed something")
-    if isinstance(first, Plan) and len(first.options) > 1 and not first.fallback_weakened:
-        require(6, first.options[1].boundary >= first.hit, "a load falls back below the hit")
+    if isinstance(first, Plan):
+        check_chain(first)
 
 
 def _fingerprint(loop: EngineLoop) -> tuple[object, ...]:
@@ -205,6 +219,25 @@ def _fingerprint(loop: EngineLoop) -> tuple[object, ...]:
     pools = [pool.free_slots.tobytes() for pool in d.pools.values()]
     totals = (d.epoch, d.reserved, d.tickets, d.clean, d.items, d.ghost_blocks, len(d.leases), len(d.in_flight))
     return (*totals, *d.tree.roots, dict(d.cached), dict(d.leased), repr(q.tally), items, nodes, pools)
+
+
+# ---- law 6 ------------------------------------------------------------------------------------------------
+
+
+def check_chain(plan: Plan) -> None:
+    """Law 6 for a plan: unless it says otherwise, a load falls back to the hit or further; and no chain ends in a load."""
+    require(6, not plan.options[-1].loads, "the last option of a chain is a load")
+    if len(plan.options) > 1 and not plan.fallback_weakened:
+        require(6, plan.options[1].boundary >= plan.hit, "a load falls back below the hit")
+
+
+def check_condemned(loop: EngineLoop, failed: list[Move]) -> None:
+    """Law 6: what could not be loaded is not found again."""
+    for move in failed:
+        read = set(move.source.slots.tolist())
+        for item in cached_items(loop):
+            found = item.has(move.source.tier) and not read.isdisjoint(_slots(item, move.source.tier).tolist())
+            require(6, not found, f"{item!r} can still be found, though a load from it failed")
 
 
 # ---- law 5 ------------------------------------------------------------------------------------------------
@@ -223,6 +256,8 @@ def check_holds(loop: EngineLoop) -> None:
         if lease.item.what == "image" or lease.tier == Tier.DEVICE:
             gone = [item for item in items if item.at[lease.tier] is None]
             require(5, not gone, f"a lease holds {gone}, which is not there")
+    for parked in queues.parked.values():
+        check_chain(parked.loading.held.plan)
     for running in queues.running:
         _check_table(loop, running)
     slots = [r.slot for r in queues.running] + [p.slot for p in queues.parked.values()]

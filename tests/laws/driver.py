@@ -46,8 +46,8 @@ def engine(rng: Chooser, seed: int) -> Harness:
     tiny = chance(rng, 15)
     cache = CacheConfig(
         geometry,
-        device_pages=rng.randint(1, 6) if tiny else rng.randint(7, 60),
-        host_slots=number(rng, rng.randint(1, 8), rng.randint(8, 120), 0),
+        device_pages=rng.randint(1, 6) if tiny else number(rng, rng.randint(7, 20), rng.randint(12, 60)),
+        host_slots=number(rng, rng.randint(1, 10), *(rng.randint(20, 160) for _ in range(4)), 0),
         chunk=block * number(rng, 1, 2, 4),
         whole_chunks=chance(rng, 40),
         interval=grid * number(rng, 1, 2, 4),
@@ -97,19 +97,19 @@ class Driver:
 
     def __init__(self, rng: Chooser, seed: int = 0) -> None:
         self.harness = engine(rng, seed)
-        self._rng = rng
+        self.rng = rng
         self._count = 0
 
     def act(self) -> None:
         """One random action."""
-        roll = self._rng.randint(1, 100)
+        roll = self.rng.randint(1, 100)
         if roll <= 22:
             self.submit()
-        elif roll <= 84:
+        elif roll <= 79:
             self.step()
-        elif roll <= 88:
+        elif roll <= 83:
             self.abort()
-        elif roll <= 93:
+        elif roll <= 87:
             self.preempt()
         elif roll <= 96:
             self.flush()
@@ -119,9 +119,8 @@ class Driver:
             self.harness.deliver()
 
     def submit(self) -> None:
-        harness, rng = self.harness, self._rng
-        salt = str(pick(rng, *SALTS))
-        prompt = self._prompt(salt)
+        harness, rng = self.harness, self.rng
+        salt, prompt = self._prompt()
         self._count += 1
         params = SamplingParams(
             max_tokens=None if chance(rng, 3) else rng.randint(1, 24),
@@ -134,7 +133,7 @@ class Driver:
             harness.submit(Request(f"r{self._count}", prompt, params, salt, read, write))
 
     def step(self) -> None:
-        self.harness.step(number(self._rng, 1, 1, 1, 2, 5))
+        self.harness.step(number(self.rng, 1, 1, 1, 2, 5))
 
     def abort(self) -> None:
         if name := self._open():
@@ -149,32 +148,37 @@ class Driver:
             self.harness.spoil(name)
 
     def flush(self) -> None:
-        tier = Tier.HOST if chance(self._rng, 25) else Tier.DEVICE
+        tier = Tier.HOST if chance(self.rng, 12) else Tier.DEVICE
         if tier in self.harness.loop.directory.pools:
-            self.harness.flush(tier, demote_first=chance(self._rng, 75))
+            keep = self.rng.randint(1, 60) if chance(self.rng, 50) else 0
+            self.harness.flush(tier, demote_first=not chance(self.rng, 20), keep=keep)
+
+    @property
+    def open(self) -> list[str]:
+        """Requests that have not ended."""
+        return [name for name, told in self.harness.told.items() if told.finished is None]
 
     def _open(self) -> str | None:
-        """Some request that has not ended."""
-        names = [name for name, told in self.harness.told.items() if told.finished is None]
-        return names[self._rng.randint(0, len(names) - 1)] if names else None
+        names = self.open
+        return names[self.rng.randint(0, len(names) - 1)] if names else None
 
-    def _prompt(self, salt: str) -> Ints:
-        """A new one, a former one, a continuation, or a fork; under any salt."""
-        rng, told = self._rng, list(self.harness.told.values())
-        fresh = self._fresh(rng.randint(1, 40))
-        same = [t for t in told if t.request.salt == salt] or told
-        if same and not chance(rng, 20):
-            former = same[rng.randint(max(0, len(same) - 8), len(same) - 1)] if same is not told else same[-1]
+    def _prompt(self) -> tuple[str, Ints]:
+        """Salt and tokens: something new, a former prompt again, its next turn, or a fork of it; now and then under a foreign salt."""
+        rng, told = self.rng, list(self.harness.told.values())
+        salt, fresh = str(pick(rng, *SALTS)), self._fresh(rng.randint(1, 40))
+        if told and not chance(rng, 20):
+            former = told[rng.randint(max(0, len(told) - 10), len(told) - 1)]
+            salt = salt if chance(rng, 10) else former.request.salt
             whole = np.concatenate([former.request.prompt, np.array(former.tokens, np.int32)])
-            if chance(rng, 35):
+            if chance(rng, 30):
                 whole = whole[: rng.randint(0, len(whole))]
             fresh = np.concatenate([whole, fresh[: rng.randint(0, len(fresh))]])
-        return fresh[: self.harness.loop.longest - 1]
+        return salt, fresh[: self.harness.loop.longest - 1]
 
     def _fresh(self, count: int) -> Ints:
         """Few different tokens, so that unrelated prompts share beginnings now and then."""
-        start = self._rng.randint(0, 2)
-        noise = random.Random(self._rng.randint(0, 1 << 16))
+        start = self.rng.randint(0, 2)
+        noise = random.Random(self.rng.randint(0, 1 << 16))
         return np.array([start, *(noise.randint(0, VOCAB - 1) for _ in range(count - 1))], np.int32)
 
 

@@ -1,0 +1,15 @@
+"""Options of the whole suite."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--laws-examples",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run the engine state machine on N examples, new ones each time, instead of a fixed few",
+    )
