@@ -63,7 +63,8 @@ def demote(directory: Directory, pages: int) -> list[Move]:
         if item is None:
             break
         size, host = item.size(Tier.DEVICE), directory.pools[Tier.HOST].total
-        if value(item, Tier.DEVICE)[0] == 0 or size > host:
+        held = item.at[Tier.HOST] is not None  # a copy that failed to load, still being read by an earlier load
+        if value(item, Tier.DEVICE)[0] == 0 or size > host or held:
             directory.refuse(item)
             pages -= size
         elif not _room_in_host(directory, item):
