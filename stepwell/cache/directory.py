@@ -7,7 +7,6 @@ so planning reads them in O(1); `check` recomputes them.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,7 +67,7 @@ class Directory:
         self.clean = 0
         self.items = 0
         self.ghost_blocks = 0
-        self.ghosts: deque[Node] = deque()
+        self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
         self.in_flight: dict[int, Flight] = {}
         self.tickets = 0
         self.drops = {tier: Ranking(tier, self._droppable(tier)) for tier in self.pools}
@@ -196,10 +195,12 @@ class Directory:
 
     def place(self, item: Item, tier: Tier, slots: Ints | None) -> None:
         """Set where the copy of `item` in `tier` is (None: nowhere), with every total that depends on it."""
+        assert slots is None or item.at[tier] is None, f"{item!r} has a copy in {tier.name.lower()} already"
         blocks = len(item.node.tokens) // self.tree.block
         self._count(item, -1)
         if item.what == "kv" and all(a is None for a in item.at):
             self.ghost_blocks -= blocks
+            self.ghosts.pop(item.node, None)
         item.at[tier] = slots
         item.bad[tier] = False
         if item.what == "kv" and all(a is None for a in item.at):
@@ -208,6 +209,9 @@ class Directory:
         self._weigh(item)
         self.epoch += 1
         self.offer(item)
+        if tier == Tier.DEVICE and slots is not None:
+            for gained in item.node.items() if item.what == "kv" else (item,):
+                self._reconsider(gained)
 
     def drop(self, item: Item, tier: Tier) -> None:
         """Forget the unlocked copy of `item` in `tier`."""
@@ -243,8 +247,16 @@ class Directory:
         if item.node.parent is not None:
             self.offer(item.node.parent.kv)
 
+    def _reconsider(self, item: Item) -> None:
+        """`item` is worth more than when its copy was refused, if it was: try again."""
+        if item.refused:
+            item.refused = False
+            self._weigh(item)
+            self.offer(item)
+
     def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
         """A new child of `parent`, with no copy of its KV yet."""
+        self._reconsider(parent.kv)
         self.items += 1
         self.ghost_blocks += len(tokens) // self.tree.block
         return self.tree.attach(parent, tokens, now)
@@ -252,6 +264,7 @@ class Directory:
     def add_rung(self, node: Node, kind: RungKind, now: float) -> Rung:
         """A rung at the end of `node`, with no image yet."""
         assert node.rung is None
+        self._reconsider(node.kv)
         self.items += 1
         node.lost = tuple(p for p in node.lost if p != node.end)
         node.rung = Rung(node, kind, now)
@@ -301,7 +314,8 @@ class Directory:
         """
         self._reshape(node)
         while self.ghost_blocks > self.config.ghost_blocks and self.ghosts:
-            ghost = self.ghosts.popleft()
+            ghost = next(iter(self.ghosts))
+            del self.ghosts[ghost]
             parent = ghost.parent
             if parent is None or not _vacant(ghost):
                 continue
@@ -319,7 +333,7 @@ class Directory:
             if not node.children and not any(node.kv.locks):
                 self.tree.roots.pop(node.salt, None)
         elif node.parent is not None and _vacant(node):
-            self.ghosts.append(node)
+            self.ghosts[node] = None
         elif node.parent is not None:
             if len(node.children) == 1:
                 (child,) = node.children.values()
@@ -361,9 +375,9 @@ class Directory:
             item.held_up += 1 if stuck else -1
 
     def offer(self, item: Item) -> None:
-        for ranking in self.drops.values():
+        for ranking in (*self.drops.values(), self.dirty):
             ranking.offer(item)
-        self.dirty.offer(item)
+            ranking.trim(self.items)
 
     def _droppable(self, tier: Tier) -> Callable[[Item], bool]:
         def live(item: Item) -> bool:
