@@ -26,14 +26,8 @@ CONVERSATIONS = 6
 TURNS = 5
 # The device holds about two of the six conversations at their longest, the host all of them.
 FLAGS = (
-    "--device-memory",
-    "24MiB",
-    "--host-memory",
-    "256MiB",
-    "--max-num-batched-tokens",
-    "1024",
-    "--max-num-seqs",
-    "4",
+    *("--device-memory", "24MiB", "--host-memory", "256MiB"),
+    *("--max-num-batched-tokens", "1024", "--max-num-seqs", "4", "--log-level", "info"),
 )
 _START_SECONDS = 90.0
 
@@ -65,7 +59,7 @@ def _run(console: Console, folder: Path) -> int:
     with console.status("Writing a small hybrid model (random weights, Qwen3.5 architecture)"):
         model = write_checkpoint(folder / "model", arch="qwen3_5", seed=0)
     port = free_port()
-    console.print(f"stepwell serve {model.name} {' '.join(FLAGS)}", highlight=False)
+    console.print(f"stepwell serve {model.name} {' '.join(FLAGS)}", highlight=False, soft_wrap=True)
     with Server(serve_command(model, port, FLAGS), port, folder / "server.log") as server:
         with console.status("Starting the server"):
             server.wait_until_healthy(_START_SECONDS)
