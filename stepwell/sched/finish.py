@@ -59,6 +59,8 @@ def _publish(directory: Directory, share: Share, now: float) -> None:
     running, job = share.running, share.running.job
     known = min(share.end, len(job.tokens))
     end = floor_to(known, directory.tree.block)
+    if end <= running.path.item.node.end and not share.rungs:
+        return
     publish(directory, running.path, job.tokens.view, end, running.table, now, adopt=job.request.read_cache)
     published = running.path.item.node.end
     for position, kind, pages in share.rungs:
@@ -75,13 +77,15 @@ def _publish(directory: Directory, share: Share, now: float) -> None:
 def _take(job: Job, sampled: tuple[int, ...], config: SchedConfig) -> tuple[tuple[int, ...], FinishReason | None]:
     """Append sampled tokens up to the one that ends the answer."""
     params = job.request.params
-    kept: list[int] = []
-    for token in sampled:
-        job.tokens.append(token)
-        kept.append(token)
-        stops = token in params.stop_token_ids or (token in config.eos and not params.ignore_eos)
-        if stops and job.generated >= params.min_tokens:
-            return tuple(kept), "stop"
-        if len(job.tokens) >= job.limit:
-            return tuple(kept), "length"
-    return tuple(kept), None
+    kept = sampled[: job.limit - len(job.tokens)]
+    reason: FinishReason | None = None
+    ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *config.eos)
+    if ends:
+        floor = params.min_tokens - job.generated - 1
+        stop = next((i for i, token in enumerate(kept) if token in ends and i >= floor), None)
+        if stop is not None:
+            kept, reason = kept[: stop + 1], "stop"
+    job.tokens.extend(kept)
+    if reason is None and len(job.tokens) >= job.limit:
+        reason = "length"
+    return kept, reason

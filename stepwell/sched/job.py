@@ -37,24 +37,27 @@ class Tokens:
 
     @property
     def view(self) -> Ints:
-        """All tokens; valid until the next append."""
+        """All tokens; valid until it next grows."""
         return self._buffer[: self._count]
 
-    def append(self, token: int) -> None:
-        if self._count == len(self._buffer):
-            self._buffer = np.concatenate([self._buffer, np.empty(self._count, np.int32)])
-        self._buffer[self._count] = token
-        self._count += 1
+    def extend(self, tokens: tuple[int, ...]) -> None:
+        end = self._count + len(tokens)
+        if end > len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.empty(end, np.int32)])
+        self._buffer[self._count : end] = tokens
+        self._count = end
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """What outlives a request's states. `order` is by arrival; `limit` tokens are the most it may have; `starts` counts admissions."""
+    """What outlives a request's states. `order` is by arrival; `limit` tokens are the most it may have;
+    `root` numbers its salt; `starts` counts admissions."""
 
     request: Request
     order: int
     tokens: Tokens
     limit: int
+    root: int
     starts: int = 0
 
     @property

@@ -15,6 +15,7 @@ from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.shed import demote_ahead
+from stepwell.cache.tree import root_number
 from stepwell.sched.admit import Queues, admit, enqueue, land
 from stepwell.sched.build import build, release
 from stepwell.sched.config import SchedConfig
@@ -86,7 +87,7 @@ class EngineLoop:
             raise RequestError(f"a request with id {request.id!r} is being served already", "request_id")
         limit = self.longest if wanted is None else min(self.longest, count + wanted)
         self._orders += 1
-        enqueue(self.queues, Job(request, self._orders, Tokens(request.prompt), limit))
+        enqueue(self.queues, Job(request, self._orders, Tokens(request.prompt), limit, root_number(request.salt)))
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; unknown ids are ignored. Nothing it held outlives the copies that use it."""
