@@ -68,12 +68,11 @@ class Machine:
         self.loop = EngineLoop(cache, rules, self.runner, self.mover, self.clock, weighed)
 
     def passes_until(self, when: float) -> int:
-        """Decode passes as long as the last one that end by `when` and by the end of the next copy; at least 1."""
+        """Decode passes as long as the last one that end by `when`; at least 1. A copy that someone waits for is the loop's concern."""
         pass_seconds = self.runner.decode_seconds
         if pass_seconds is None:
             return 1
-        copied = self.mover.next_time()
-        seconds = (when if copied is None else min(when, copied)) - self.clock.now()
+        seconds = when - self.clock.now()
         return max(1, min(MOST_PASSES, int(seconds / pass_seconds)))
 
 

@@ -71,7 +71,8 @@ def build(queues: Queues, directory: Directory, config: SchedConfig, max_repeat:
 
 def _repeat(queues: Queues, decodes: list[Running], directory: Directory, config: SchedConfig, most: int) -> int:
     """Decode passes to take at once: up to the first answer that must end, as many as fit without preempting."""
-    if most == 1 or queues.parked or queues.moves:
+    copies_matter = queues.parked or queues.moves or (queues.waiting and directory.in_flight)
+    if most == 1 or copies_matter:
         return 1
     steps = min(most, min(_passes(r, config) for r in decodes))
     room = directory.room()
