@@ -25,7 +25,7 @@ LONGEST_FUNCTION = 60
 LONG_ON_PURPOSE: frozenset[str] = frozenset()
 
 # Flags of other programs that the documents may name.
-FOREIGN_FLAGS = frozenset({"--index-url"})
+FOREIGN_FLAGS = frozenset({"--index-url", "--laws-examples"})
 
 SILENT_CACHE = {
     "logging",
