@@ -1,0 +1,387 @@
+"""The laws would notice: one seeded bug after another, each found by the random runs within a bounded number of them.
+
+Each bug replaces one function of cache/ or sched/. It counts as found when a law says so, or an invariant of the code itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from stepwell.base.units import floor_to
+from stepwell.cache import admission, content, plan, shed, survey
+from stepwell.cache import directory as directories
+from stepwell.cache.moves import Tier
+from stepwell.cache.table import BlockTable
+from stepwell.sched import admit, build, finish, loop
+from stepwell.sched.request import Finished
+from stepwell.sched.step import Fresh
+from stepwell.testing.laws import LawBroken
+from tests.laws.driver import fuzz
+
+RUNS = 150
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """`laws` that may notice it first; 0 stands for an assertion of the code itself."""
+
+    name: str
+    laws: tuple[int, ...]
+    plant: Patch
+
+
+BUGS: list[Bug] = []
+
+
+def bug(*laws: int) -> Callable[[Patch], Patch]:
+    def add(plant: Patch) -> Patch:
+        BUGS.append(Bug(plant.__name__, laws, plant))
+        return plant
+
+    return add
+
+
+# ---- 1: nobody writes a page that anyone else references ------------------------------------------------------------
+
+
+@bug(1)
+def write_from_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    real = build._work
+    patch.setattr(build, "_work", lambda share: replace(real(share), write_from=0))
+
+
+@bug(1, 3)
+def published_before_the_step_has_run(patch: pytest.MonkeyPatch) -> None:
+    real = loop.build
+
+    def early(queues: Any, directory: Any, config: Any, most: int) -> Any:
+        built = real(queues, directory, config, most)
+        for share in built.shares if built is not None else ():
+            job = share.running.job
+            end = floor_to(min(share.end, len(job.tokens)), directory.tree.block)
+            finish.publish(directory, share.running.path, job.tokens.view, end, share.running.table, 0.0)
+        return built
+
+    patch.setattr(loop, "build", early)
+
+
+@bug(1, 5)
+def abort_gives_back_what_a_load_still_writes(patch: pytest.MonkeyPatch) -> None:
+    real = loop.EngineLoop.abort
+
+    def hasty(self: loop.EngineLoop, request_id: str) -> None:
+        real(self, request_id)
+        for draining in self.queues.draining:
+            admission.abandon(self.directory, draining.loading.held)
+            self.queues.slots.append(draining.slot)
+        self.queues.draining.clear()
+
+    patch.setattr(loop.EngineLoop, "abort", hasty)
+
+
+# ---- 2: KV and rung, both of the own root ----------------------------------------------------------------------------
+
+
+@bug(2)
+def the_salt_is_ignored_on_lookup(patch: pytest.MonkeyPatch) -> None:
+    real = survey.survey
+    patch.setattr(directories, "survey", lambda tree, salt, prompt: real(tree, next(iter(tree.roots), salt), prompt))
+
+
+@bug(2)
+def a_boundary_is_taken_without_a_rung(patch: pytest.MonkeyPatch) -> None:
+    real = admit._enter
+
+    def further(queues: Any, directory: Any, config: Any, job: Any, slot: int, state: Any) -> None:
+        if isinstance(state, admission.Ready) and state.boundary < state.shared < len(job.tokens):
+            state = replace(state, boundary=state.shared)
+        real(queues, directory, config, job, slot, state)
+
+    patch.setattr(admit, "_enter", further)
+
+
+@bug(2)
+def the_image_is_not_copied_to_the_live_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admit, "_start", lambda state: Fresh())
+
+
+# ---- 3: published ⇒ computed -----------------------------------------------------------------------------------------
+
+
+@bug(2, 3)
+def a_rung_is_published_at_the_wrong_position(patch: pytest.MonkeyPatch) -> None:
+    real = finish.leave_rung
+
+    def shifted(directory: Any, lease: Any, position: int, *rest: Any) -> Any:
+        return real(directory, lease, max(directory.tree.block, position - directory.tree.block), *rest)
+
+    patch.setattr(finish, "leave_rung", shifted)
+
+
+@bug(2, 3, 6)
+def a_failed_leg_counts_as_good(patch: pytest.MonkeyPatch) -> None:
+    real = admission.reported
+    patch.setattr(admit, "reported", lambda loading, report: real(loading, replace(report, ok=True)))
+
+
+@bug(3)
+def a_failed_copy_down_is_published(patch: pytest.MonkeyPatch) -> None:
+    real = shed.landed
+    patch.setattr(admit, "landed", lambda directory, report: real(directory, replace(report, ok=True)))
+
+
+# ---- 4: planning changes nothing; an exact fit never raises ------------------------------------------------------------
+
+
+@bug(4)
+def planning_marks_what_it_looks_at(patch: pytest.MonkeyPatch) -> None:
+    real = directories.Directory.plan
+
+    def marking(self: Any, salt: str, prompt: Any, *rest: Any, **more: Any) -> Any:
+        for node in self.survey(salt, prompt).path:
+            node.used += 1.0
+        return real(self, salt, prompt, *rest, **more)
+
+    patch.setattr(directories.Directory, "plan", marking)
+
+
+@bug(0, 9)
+def what_the_plan_pins_is_counted_as_spendable(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan, "pinned", lambda chain, found: 0)
+
+
+# ---- 5: leases and pools -----------------------------------------------------------------------------------------------
+
+
+@bug(5)
+def adopted_pages_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
+    real = content._fill
+
+    def leaking(directory: Any, node: Any, table: BlockTable) -> None:
+        here = node.kv.at[Tier.DEVICE]
+        if here is None:
+            real(directory, node, table)
+        else:
+            table.share(node.start // directory.tree.block, here)
+
+    patch.setattr(content, "_fill", leaking)
+
+
+@bug(5)
+def unlocking_forgets_the_leased_total(patch: pytest.MonkeyPatch) -> None:
+    def forgetful(self: Any, item: Any, tier: Tier) -> None:
+        item.locks[tier] -= 1
+        if not item.locks[tier]:
+            self._weigh(item)
+            self.offer(item)
+
+    patch.setattr(directories.Directory, "_unlock", forgetful)
+
+
+@bug(0, 5)
+def retracting_ignores_locks(patch: pytest.MonkeyPatch) -> None:
+    def careless(directory: Any, rung: Any) -> None:
+        if rung.image.node.rung is rung:
+            directory.remove_rung(rung)
+
+    patch.setattr(finish, "retract", careless)
+
+
+@bug(5)
+def the_leases_of_a_load_are_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admission.Held, "leases", property(lambda self: []))
+
+
+@bug(5)
+def a_copy_down_does_not_hold_what_it_reads(patch: pytest.MonkeyPatch) -> None:
+    real = shed._begin
+
+    def unheld(directory: Any, item: Any) -> Any:
+        move = real(directory, item)
+        directory.release(directory.in_flight[move.ticket].lease)
+        return move
+
+    patch.setattr(shed, "_begin", unheld)
+
+
+@bug(0, 5)
+def locked_copies_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    def blind(self: Any, tier: Tier) -> Callable[[Any], bool]:
+        return lambda item: (
+            item.at[tier] is not None and directories._attached(item) and directories.exposed(item, tier)
+        )
+
+    def dropping(self: Any, item: Any, tier: Tier) -> None:
+        slots = item.at[tier]
+        self.place(item, tier, None)
+        self.give(tier, slots)
+        self.tidy(item.node)
+
+    patch.setattr(directories.Directory, "_droppable", blind)
+    patch.setattr(directories.Directory, "drop", dropping)
+
+
+@bug(0, 5)
+def resident_pages_are_not_shared_at_settle(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admission, "_share_path", lambda directory, held: None)
+
+
+@bug(0, 5)
+def a_split_forgets_the_copy_in_flight(patch: pytest.MonkeyPatch) -> None:
+    real = directories.Directory.split
+
+    def forgetful(self: Any, node: Any, at: int) -> Any:
+        upper = real(self, node, at)
+        if upper.kv.pending is not None:
+            self.in_flight[upper.kv.pending.ticket].items.remove(upper.kv)
+        return upper
+
+    patch.setattr(directories.Directory, "split", forgetful)
+
+
+@bug(5)
+def a_failed_source_is_copied_over_while_it_is_read(patch: pytest.MonkeyPatch) -> None:
+    real = directories.Directory.condemn
+
+    def early(self: Any, item: Any, tier: Tier) -> None:
+        slots = item.at[tier]
+        if slots is not None and item.locks[tier]:
+            self.place(item, tier, None)
+            self.give(tier, slots)
+        else:
+            real(self, item, tier)
+
+    patch.setattr(directories.Directory, "condemn", early)
+
+
+# ---- 6: a failed load resumes at its fallback ----------------------------------------------------------------------------
+
+
+@bug(6)
+def a_failed_load_starts_cold(patch: pytest.MonkeyPatch) -> None:
+    real = admission._begin
+
+    def cold(directory: Any, held: Any, index: int, *rest: Any) -> Any:
+        return real(directory, held, len(held.plan.options) - 1 if index else 0, *rest)
+
+    patch.setattr(admission, "_begin", cold)
+
+
+@bug(6)
+def plans_fall_back_to_nothing(patch: pytest.MonkeyPatch) -> None:
+    real = plan._fallbacks
+
+    def weak(aim: Any, *rest: Any) -> Any:
+        for chain in real(aim, *rest):
+            yield (chain[0], chain[-1]) if len(chain) > 1 else chain
+
+    patch.setattr(plan, "_fallbacks", weak)
+
+
+@bug(6)
+def a_failed_source_can_still_be_found(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(directories.Directory, "condemn", lambda self, item, tier: None)
+
+
+# ---- 8: sums, bounds, ends ------------------------------------------------------------------------------------------------
+
+
+@bug(8)
+def an_end_is_told_twice(patch: pytest.MonkeyPatch) -> None:
+    real = finish._apply
+
+    def again(queues: Any, *rest: Any) -> None:
+        real(queues, *rest)
+        if queues.events and isinstance(queues.events[-1], Finished):
+            queues.events.append(queues.events[-1])
+
+    patch.setattr(finish, "_apply", again)
+
+
+@bug(8)
+def resident_tokens_of_a_chunk_are_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    real = admission._outcome
+
+    def twice(directory: Any, held: Any, *rest: Any) -> Any:
+        outcome = real(directory, held, *rest)
+        return replace(outcome, host=outcome.host + len(held.table) * bool(outcome.host))
+
+    patch.setattr(admission, "_outcome", twice)
+
+
+@bug(0, 2, 8)
+def the_last_token_is_not_computed(patch: pytest.MonkeyPatch) -> None:
+    real = survey._measure
+
+    def whole(path: Any, matched: int, count: int, *rest: Any) -> Any:
+        return replace(real(path, matched, count + 1, *rest), tokens=count)
+
+    patch.setattr(survey, "_measure", whole)
+
+
+# ---- 9: progress -----------------------------------------------------------------------------------------------------------
+
+
+@bug(9)
+def the_preempted_wait_for_ever(patch: pytest.MonkeyPatch) -> None:
+    real = loop.admit
+
+    def unwilling(queues: Any, *rest: Any) -> None:
+        if not any(w.job.starts for w in queues.waiting):
+            real(queues, *rest)
+
+    patch.setattr(loop, "admit", unwilling)
+
+
+@bug(9)
+def reports_of_retreats_are_lost(patch: pytest.MonkeyPatch) -> None:
+    real = loop.land
+
+    def deaf(queues: Any, directory: Any, config: Any, report: Any, clock: Any) -> None:
+        if report.ok:
+            real(queues, directory, config, report, clock)
+
+    patch.setattr(loop, "land", deaf)
+
+
+# ---- 10: every answer is the cold one -----------------------------------------------------------------------------------------
+
+
+@bug(10)
+def preemption_forgets_a_token(patch: pytest.MonkeyPatch) -> None:
+    real = build.release
+
+    def forgetting(queues: Any, directory: Any, running: Any) -> None:
+        real(queues, directory, running)
+        if running.job.generated:
+            running.job.tokens._count -= 1
+
+    patch.setattr(build, "release", forgetting)
+
+
+def _first_failure() -> BaseException | None:
+    """What the first run that fails says; None if none does."""
+    for seed in range(RUNS):
+        try:
+            fuzz(seed, actions=60)
+        except Exception as error:
+            return error
+    return None
+
+
+@pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.name)
+def test_it_is_found(planted: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted.plant(monkeypatch)
+    error = _first_failure()
+    assert error is not None, f"{RUNS} runs have not noticed"
+    law = error.law if isinstance(error, LawBroken) else 0
+    assert law in planted.laws, f"noticed by {error!r}"
+
+
+def test_every_law_has_a_bug() -> None:
+    assert {law for planted in BUGS for law in planted.laws if law} == {1, 2, 3, 4, 5, 6, 8, 9, 10}
