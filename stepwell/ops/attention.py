@@ -102,7 +102,7 @@ class DecodeGroup:
         # the heads of a group become rows: each KV head is read once
         groups = q.view(sequences, kv_heads, heads // kv_heads, dim)
         mask = None if self.mask is None else self.mask.to(q.dtype)
-        return F.scaled_dot_product_attention(groups, k, v, attn_mask=mask).view(sequences, heads, dim)
+        return F.scaled_dot_product_attention(groups, k, v, attn_mask=mask).reshape(sequences, heads, dim)
 
 
 @dataclass(frozen=True, slots=True)
