@@ -61,7 +61,7 @@ class TestReach:
 
 
 class TestDivergence:
-    @pytest.mark.parametrize("at", range(0, 40))
+    @pytest.mark.parametrize("at", range(40))
     def test_the_first_different_token_is_named(self, at: int) -> None:
         shelf = directory()
         keep(shelf, PROMPT, 40)

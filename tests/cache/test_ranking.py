@@ -1,0 +1,198 @@
+"""What goes first."""
+
+from __future__ import annotations
+
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Tier
+from stepwell.cache.ranking import Ranking, exposed, supersede, value
+from stepwell.cache.tree import Item, RungKind
+from tests.cache.builders import copy_down, directory, forget, join, keep, node_ending, numbers, rung_at
+
+PROMPT = numbers(60)
+
+
+def order(shelf: Directory, tier: Tier = Tier.DEVICE) -> list[str]:
+    """What would go, in order, each dropped before the next is asked for."""
+    out = []
+    while (item := shelf.drops[tier].pop()) is not None:
+        out.append(f"{item.what} {item.node.end}")
+        shelf.drop(item, tier)
+    return out
+
+
+def shelf_of_two() -> Directory:
+    """Two conversations, the second used longer ago."""
+    shelf = directory(host=0)
+    for seed, now in ((0, 9.0), (1, 5.0)):
+        keep(shelf, numbers(24, seed), 20, rungs=(20,), now=now)
+    return shelf
+
+
+def order_of_prompts(shelf: Directory) -> list[int]:
+    """The conversations of `shelf_of_two`, as their last copies go."""
+    out = []
+    while (item := shelf.drops[Tier.DEVICE].pop()) is not None:
+        shelf.drop(item, Tier.DEVICE)
+        gone = [seed for seed in (0, 1) if seed not in out and shelf.survey("", numbers(24, seed)).hit is None]
+        out += gone
+    return out
+
+
+class TestClasses:
+    def test_kv_that_nothing_resumes_from_goes_first_then_by_last_use(self) -> None:
+        shelf = directory(host=0)
+        keep(shelf, PROMPT, 40, rungs=(20,), now=9.0)
+        keep(shelf, numbers(20, 1), 20, rungs=(20,), now=5.0)
+        first, *rest = order(shelf)
+        assert first == "kv 40"
+        assert len(rest) == 4
+        assert order_of_prompts(shelf_of_two()) == [1, 0], "the older conversation before the newer"
+
+    def test_a_superseded_rung_goes_before_anything_useful(self) -> None:
+        shelf = directory(host=0)
+        for now, position in enumerate((8, 20, 32, 48)):
+            keep(shelf, PROMPT, 48, rungs=(position,), now=10.0 + now)
+        keep(shelf, numbers(20, 1), 20, rungs=(20,), now=1.0)
+        assert [rung_at(shelf, PROMPT, p).superseded for p in (8, 20, 32, 48)] == [True, True, False, False]
+        assert order(shelf)[:2] == ["image 8", "image 20"]
+
+    def test_an_image_without_its_kv_is_worth_nothing(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        copy_down(shelf)
+        forget(shelf, PROMPT, Tier.DEVICE, 0)
+        image = rung_at(shelf, PROMPT, 40).image
+        assert value(image, Tier.DEVICE)[0] == 0
+        assert value(image, Tier.HOST)[0] == 3, "in host it still has its KV, and it is small"
+
+    def test_below_the_device_images_outlive_kv(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 40, rungs=(20, 40), now=1.0)
+        copy_down(shelf)
+        forget(shelf, PROMPT, Tier.DEVICE, 0, (20, 40))
+        gone = order(shelf, Tier.HOST)
+        assert [e for e in gone if e.startswith("kv")] == ["kv 40", "kv 20"]
+        assert gone.index("kv 20") < gone.index("image 20")
+
+    def test_host_keeps_what_lets_the_device_drop_at_once(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        copy_down(shelf)
+        assert order(shelf, Tier.HOST) == []
+
+
+class TestLeafFirst:
+    def test_kv_goes_from_the_end(self) -> None:
+        shelf = directory(host=0)
+        keep(shelf, PROMPT, 60, rungs=(20, 40, 60), now=1.0)
+        leases = [shelf.lease(rung_at(shelf, PROMPT, p).image, Tier.DEVICE) for p in (20, 40, 60)]
+        assert order(shelf) == ["kv 60", "kv 40", "kv 20"]
+        for lease in leases:
+            shelf.release(lease)
+
+    def test_a_run_is_not_exposed_while_a_child_is_in_the_same_tier(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 40, rungs=(20,))
+        upper, lower = shelf.survey("", PROMPT).path
+        assert not exposed(upper.kv, Tier.DEVICE) and exposed(lower.kv, Tier.DEVICE)
+        assert exposed(upper.kv, Tier.HOST)
+        assert exposed(rung_at(shelf, PROMPT, 20).image, Tier.DEVICE)
+
+    def test_a_fork_holds_its_stem_until_both_branches_are_gone(self) -> None:
+        shelf = directory(host=0)
+        keep(shelf, join(PROMPT[:20], numbers(20, 1)), rungs=(40,), now=1.0)
+        keep(shelf, join(PROMPT[:20], numbers(20, 2)), rungs=(40,), now=2.0)
+        assert [e for e in order(shelf) if e.startswith("kv")] == ["kv 40", "kv 40", "kv 20"]
+
+
+class TestSuperseding:
+    def test_the_second_rung_above(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 48, rungs=(8, 20, 32))
+        assert supersede(node_ending(shelf, PROMPT, 32)) is rung_at(shelf, PROMPT, 8)
+        assert supersede(node_ending(shelf, PROMPT, 20)) is None
+
+    def test_never_past_a_fork(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 48, rungs=(8,))
+        keep(shelf, join(PROMPT[:16], numbers(20, 1)))
+        keep(shelf, PROMPT, 48, rungs=(32, 48))
+        assert supersede(node_ending(shelf, PROMPT, 48)) is None
+        assert not rung_at(shelf, PROMPT, 8).superseded
+
+    def test_a_branch_rung_is_kept(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 48, rungs=(8,), kind=RungKind.BRANCH)
+        keep(shelf, PROMPT, 48, rungs=(20, 32))
+        assert not rung_at(shelf, PROMPT, 8).superseded
+
+
+class TestRanking:
+    def ranking(self, shelf: Directory, alive: set[int]) -> Ranking:
+        return Ranking(Tier.DEVICE, lambda item: id(item) in alive)
+
+    def items(self, shelf: Directory, count: int) -> list[Item]:
+        for seed in range(count):
+            keep(shelf, numbers(8, seed), 8, rungs=(8,), now=float(seed))
+        return [node_ending(shelf, numbers(8, seed), 8).kv for seed in range(count)]
+
+    def test_the_oldest_comes_first_and_each_once(self) -> None:
+        shelf = directory(host=0)
+        items = self.items(shelf, 4)
+        ranking = self.ranking(shelf, {id(i) for i in items})
+        for item in (items[2], items[0], items[3], items[1]):
+            ranking.offer(item)
+        assert [ranking.pop() for _ in range(5)] == [*items, None]
+
+    def test_one_used_since_it_was_offered_is_put_back_to_its_place(self) -> None:
+        shelf = directory(host=0)
+        items = self.items(shelf, 3)
+        ranking = self.ranking(shelf, {id(i) for i in items})
+        for item in items:
+            ranking.offer(item)
+        items[0].node.used = 50.0
+        assert [ranking.pop() for _ in range(3)] == [items[1], items[2], items[0]]
+
+    def test_one_that_has_lost_value_counts_from_its_next_offer(self) -> None:
+        shelf = directory(host=0)
+        items = self.items(shelf, 3)
+        ranking = self.ranking(shelf, {id(i) for i in items})
+        for item in items:
+            ranking.offer(item)
+        items[2].node.used = -1.0
+        ranking.offer(items[2])
+        assert ranking.pop() is items[2]
+
+    def test_what_is_no_candidate_is_neither_taken_nor_kept(self) -> None:
+        shelf = directory(host=0)
+        items = self.items(shelf, 3)
+        alive = {id(i) for i in items}
+        ranking = self.ranking(shelf, alive)
+        for item in items:
+            ranking.offer(item)
+        alive.discard(id(items[0]))
+        ranking.offer(items[0])
+        assert ranking.pop() is items[1]
+
+    def test_trimming_keeps_every_candidate(self) -> None:
+        shelf = directory(host=0)
+        items = self.items(shelf, 3)
+        ranking = self.ranking(shelf, {id(i) for i in items})
+        for _ in range(1000):
+            for item in items:
+                ranking.offer(item)
+        ranking.trim(3)
+        assert len(ranking._heap) == 3 and ranking.items() == {id(i) for i in items}
+        assert ranking.pop() is items[0]
+
+
+class TestLastingValue:
+    def test_only_the_consumed_rung_of_a_long_chat_stays_fresh(self) -> None:
+        """Many conversations and room for a quarter: each keeps the end it resumes from, not every rung above it."""
+        shelf = directory(120, 0, grid=4)
+        for turn in range(6):
+            for chat in range(8):
+                prompt = numbers(80, chat)
+                keep(shelf, prompt, 8 * (turn + 1), rungs=(8 * (turn + 1),), now=float(10 * turn + chat))
+        ends = [shelf.survey("", numbers(80, chat)).hit for chat in range(4, 8)]
+        assert [hit.position for hit in ends if hit] == [48] * 4

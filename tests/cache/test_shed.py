@@ -1,0 +1,168 @@
+"""Making room, and copying down ahead of need."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepwell.cache.check import check
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Report, Tier
+from stepwell.cache.shed import demote, demote_ahead, in_flight, landed, secure
+from tests.cache.builders import content, copy_down, directory, join, keep, node_ending, numbers, rung_at, where
+
+PROMPT = numbers(40)
+
+
+class TestSecure:
+    def test_free_pages_are_enough_by_themselves(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 40)
+        before = content(shelf)
+        assert secure(shelf, 54) and content(shelf) == before
+
+    def test_clean_content_makes_room_and_dirty_content_does_not(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        assert not secure(shelf, 60)
+        copy_down(shelf)
+        assert secure(shelf, 60)
+        assert shelf.survey("", PROMPT).union == 40, "nothing is lost"
+
+    def test_by_force_everything_unleased_makes_room(self) -> None:
+        for need in range(65):
+            shelf = directory()
+            keep(shelf, PROMPT, 40, rungs=(20, 40))
+            keep(shelf, join(PROMPT[:12], numbers(20, 1)), rungs=(32,))
+            lease = shelf.lease(node_ending(shelf, PROMPT, 12).kv, Tier.DEVICE)
+            room = shelf.room()
+            assert secure(shelf, need, force=True) == (need <= room.free + room.idle)
+            check(shelf, [], 0)
+            shelf.release(lease)
+
+    def test_without_a_host_tier_nothing_is_dirty(self) -> None:
+        shelf = directory(host=0)
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        assert secure(shelf, 64) and demote(shelf, 64) == [] and demote_ahead(shelf) == []
+
+
+class TestDemote:
+    def test_a_copy_holds_its_source_and_is_not_found_until_it_has_landed(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        moves = demote(shelf, 64)
+        assert {m.what for m in moves} == {"kv", "image"} and all(m.tokens == 40 for m in moves)
+        assert in_flight(shelf) == 11 == shelf.use(Tier.DEVICE).leased
+        assert not secure(shelf, 64, force=True)
+        assert all(where(i) == "d" for n in shelf.tree.nodes() for i in n.items())
+        for move in moves:
+            assert landed(shelf, Report(move.ticket, True))
+        assert all(where(i) == "dh" for n in shelf.tree.nodes() for i in n.items())
+        assert in_flight(shelf) == 0 == shelf.use(Tier.DEVICE).leased
+        check(shelf, [], 0)
+
+    def test_a_ticket_ends_once(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        (move, *_) = demote(shelf, 64)
+        assert landed(shelf, Report(move.ticket, True))
+        assert not landed(shelf, Report(move.ticket, False)) and not landed(shelf, Report(999, True))
+        check(shelf, [], 0)
+
+    def test_a_run_split_while_its_copy_is_in_flight_becomes_ready_in_both_halves(self) -> None:
+        for ok in (True, False):
+            shelf = directory()
+            keep(shelf, PROMPT, 40, rungs=(40,))
+            moves = demote(shelf, 64)
+            keep(shelf, join(PROMPT[:12], numbers(8, 1)), rungs=())
+            assert [n.end for n in shelf.survey("", PROMPT).path] == [12, 40]
+            for move in moves:
+                landed(shelf, Report(move.ticket, ok))
+            check(shelf, [], 0)
+            assert [where(n.kv) for n in shelf.survey("", PROMPT).path] == ["dh" if ok else "d"] * 2
+
+    def test_a_failed_copy_gives_its_slots_back_and_is_not_tried_for_ever(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        assert copy_down(shelf, ok=False) == 2
+        assert shelf.pools[Tier.HOST].free == 64 and demote(shelf, 64) == []
+        assert secure(shelf, 64), "it may be dropped as it is"
+
+    def test_what_is_larger_than_host_is_never_copied(self) -> None:
+        shelf = directory(64, 4)
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        assert [m.what for m in demote(shelf, 64)] == ["image"]
+        check(shelf, [], 0)
+
+    def test_a_full_host_makes_room_with_what_is_least_worth(self) -> None:
+        shelf = directory(64, 11)
+        keep(shelf, numbers(40, 1), rungs=(40,), now=1.0)
+        copy_down(shelf)
+        assert secure(shelf, 64)
+        keep(shelf, PROMPT, 40, rungs=(40,), now=2.0)
+        copy_down(shelf)
+        assert shelf.survey("", PROMPT).path[-1].kv.has(Tier.HOST)
+        assert shelf.survey("", numbers(40, 1)).union == 0
+
+    def test_a_host_full_of_leases_stops_copies_and_loses_nothing(self) -> None:
+        shelf = directory(64, 11)
+        keep(shelf, numbers(40, 1), rungs=(40,))
+        copy_down(shelf)
+        leases = [
+            shelf.lease(node_ending(shelf, numbers(40, 1), 40).kv, Tier.HOST),
+            shelf.lease(rung_at(shelf, numbers(40, 1), 40).image, Tier.HOST),
+        ]
+        assert secure(shelf, 64)
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        assert demote(shelf, 64) == []
+        assert shelf.survey("", numbers(40, 1)).union == 40
+        for lease in leases:
+            shelf.release(lease)
+        assert len(demote(shelf, 64)) == 2
+
+    def test_only_as_much_as_is_asked_for(self) -> None:
+        shelf = directory()
+        for seed in range(4):
+            keep(shelf, numbers(20, seed), rungs=(20,), now=float(seed))
+        moves = demote(shelf, 5)
+        assert 5 <= in_flight(shelf) < 10 and 1 <= len(moves) <= 2
+        assert shelf.survey("", numbers(20, 0)).path[0].kv.pending is not None, "the one used longest ago"
+
+
+class TestAhead:
+    @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+    def test_the_clean_share_is_reached_and_then_left_alone(self, share: float) -> None:
+        shelf = directory(clean=share)
+        for seed in range(10):
+            keep(shelf, numbers(20, seed), rungs=(20,), now=float(seed))
+        for move in demote_ahead(shelf):
+            landed(shelf, Report(move.ticket, True))
+        use = shelf.use(Tier.DEVICE)
+        assert use.free + use.clean >= int(64 * share)
+        assert demote_ahead(shelf) == []
+        if share < 1:
+            assert use.free + use.clean < int(64 * share) + 11 or use.free >= int(64 * share)
+
+    def test_copies_under_way_are_counted(self) -> None:
+        shelf = directory(clean=0.5)
+        for seed in range(10):
+            keep(shelf, numbers(20, seed), rungs=(20,), now=float(seed))
+        assert demote_ahead(shelf) and demote_ahead(shelf) == []
+
+    @pytest.mark.parametrize("host", [1, 5, 6, 11, 30, 200])
+    def test_it_ends_whatever_the_size_of_host(self, host: int) -> None:
+        shelf = directory(64, host)
+        for seed in range(10):
+            keep(shelf, numbers(20, seed), rungs=(8, 20), now=float(seed))
+        rounds = 0
+        while moves := demote_ahead(shelf):
+            for move in moves:
+                landed(shelf, Report(move.ticket, True))
+            check(shelf, [], 0)
+            rounds += 1
+            assert rounds < 20
+        assert ended(shelf)
+
+
+def ended(shelf: Directory) -> bool:
+    before = content(shelf)
+    return demote_ahead(shelf) == [] and content(shelf) == before
