@@ -186,13 +186,8 @@ class Harness:
         With `demote_first`, what can be is copied down before it leaves the device.
         """
         directory = self.loop.directory
-        if demote_first and tier == Tier.DEVICE and Tier.HOST in directory.pools:
-            self.loop.queues.moves.extend(demote(directory, directory.config.device_pages))
-            for _ in range(_PATIENCE):
-                if not directory.in_flight:
-                    break
-                self.deliver()
-                self.step()
+        if demote_first and tier == Tier.DEVICE:
+            self._copy_down()
         while True:
             items = [i for i in laws.cached_items(self.loop) if i.at[tier] is not None and not i.locks[tier]]
             item = max(items, key=lambda i: (i.node.end, i.what == "image"), default=None)
@@ -200,6 +195,17 @@ class Harness:
                 break
             directory.drop(item, tier)
         self._poison()
+
+    def _copy_down(self) -> None:
+        """Leaves first, then what they hung on."""
+        directory = self.loop.directory
+        for _ in range(_PATIENCE):
+            moves = demote(directory, directory.config.device_pages) if Tier.HOST in directory.pools else []
+            if not moves and not directory.in_flight:
+                break
+            self.loop.queues.moves.extend(moves)
+            self.deliver()
+            self.step()
 
     def stats(self) -> EngineStats:
         return self.loop.stats()
