@@ -18,6 +18,7 @@ from stepwell.cache.outcome import Loss, Reason
 from stepwell.cache.plan import Plan, Wait
 from stepwell.cache.shed import secure
 from stepwell.cache.table import BlockTable
+from stepwell.cache.tally import Tally
 from stepwell.cache.tree import RungKind
 from tests.cache.builders import (
     COSTS,
@@ -555,6 +556,9 @@ class TestSkips:
         outcome = state.outcome
         assert (outcome.boundary, outcome.loaded, outcome.reason) == (20, False, Reason.PARTIAL_CHUNK_NO_ROOM)
         assert dict(outcome.lost)[Loss.PARTIAL_CHUNK] == 12
+        tally = Tally()
+        tally.add(outcome)
+        assert tally.boundaries == 0 and tally.reasons[Reason.PARTIAL_CHUNK_NO_ROOM] == 1 == sum(tally.reasons.values())
         check(shelf, [state.table.private, neighbour.private])
         for lease in (reader, image):
             shelf.release(lease)
@@ -586,17 +590,6 @@ class TestTouch:
         state = ready(start(shelf, PROMPT[:24]))
         used = {node.end: node.used for node in shelf.survey("", PROMPT).path}
         assert used[20] == 1.0 and used[32] == 0.0
-        leave(shelf, state)
-
-    def test_kv_that_ends_inside_a_run_is_refreshed_as_well(self) -> None:
-        """No rung at the end of what is shared: commit cuts the run there, and both halves were used."""
-        shelf = directory()
-        keep(shelf, PROMPT, 40, rungs=(8,))
-        changed = np.concatenate([PROMPT[:24], numbers(16, seed=9)])
-        state = ready(start(shelf, changed))
-        assert state.boundary == 8
-        upper = next(node for node in shelf.survey("", PROMPT).path if node.end == 8)
-        assert upper.used == 1.0
         leave(shelf, state)
 
 

@@ -12,7 +12,7 @@ from stepwell.cache.moves import Report, Tier
 from stepwell.cache.outcome import Reason
 from stepwell.sched.step import Carry, Fresh, FromImage
 from tests.cache.builders import device_pages, join, numbers, rung_at
-from tests.sched.rig import KV, LOADS, STATE, Rig
+from tests.sched.rig import KV, LOADS, SAVES, STATE, Rig
 
 PROMPT = numbers(40)
 WHOLE = pytest.mark.parametrize("whole", [False, True], ids=["native", "whole-chunk"])
@@ -295,6 +295,78 @@ class TestCopiesOutOfOrder:
         rig.submit("b", numbers(60, 7), 1)
         rig.run()
         rig.cold("a", "b")
+        rig.drained()
+
+
+class TestHost:
+    def test_content_whose_copy_failed_is_computed_and_stored_again(self) -> None:
+        rig = example()
+        rig.submit("a", PROMPT)
+        rig.step()
+        rig.land(LOADS, ok=False)
+        rig.run()
+        rig.cold("a")
+        rig.drop(PROMPT, 20, (36,))
+        healed = rig.ask("b", PROMPT)
+        assert (healed.boundary, healed.host) == (36, 16)
+        rig.drained()
+
+    def test_what_is_being_loaded_stays_in_a_full_host(self) -> None:
+        """Others need host while the load is in flight: its sources are held, whatever else must go."""
+        rig = example(host=30)
+        rig.submit("a", PROMPT, 1)
+        rig.step()
+        moves = [m for m in rig.mover.pending.values() if LOADS(m)]
+        for number in range(8):
+            rig.submit(f"{number}", numbers(40, 20 + number), 1)
+            for _ in range(3):
+                rig.land(SAVES)
+                rig.step()
+        free = set(rig.directory.pools[Tier.HOST].free_slots.tolist())
+        assert all(free.isdisjoint(m.source.slots.tolist()) for m in moves)
+        rig.run()
+        rig.cold("a")
+        assert rig.outcome("a").boundary == 32
+        rig.drained()
+
+    @pytest.mark.parametrize("pages", [24, 30, 40])
+    def test_conversations_pushed_off_the_device_come_back_from_host(self, pages: int) -> None:
+        rig = Rig(pages=pages, host=400, budget=64, grid=8)
+        histories = {f"{number}": numbers(30, number) for number in range(6)}
+        from_host = 0
+        for turn in range(4):
+            for name, history in histories.items():
+                outcome = rig.ask(f"{name}.{turn}", history, 6)
+                assert not turn or outcome.boundary >= len(history) - 6 - 5 - 16
+                from_host += outcome.host
+                histories[name] = join(rig.history(f"{name}.{turn}"), numbers(5, 100 + turn))
+        assert from_host > 0
+        rig.drained()
+
+    def test_the_tail_of_one_turn_reaches_host_with_the_next(self) -> None:
+        rig = Rig(pages=256, host=256, grid=8)
+        history = numbers(37)
+        for turn in range(5):
+            rig.ask(f"{turn}", history, 6)
+            history = join(rig.history(f"{turn}"), numbers(15, 100 + turn))
+        rig.drop(history, 0)
+        rungs = [f.position for f in rig.directory.survey("", history).footholds]
+        assert rungs and rungs[-1] >= len(history) - 15 - 6 - 16, "no gap in host below what was computed"
+        assert rig.ask("back", history).host >= rungs[-1] - 8
+
+
+class TestLiveStates:
+    @pytest.mark.parametrize("seqs", [1, 2, 3])
+    def test_twice_as_many_requests_as_slots_never_share_one(self, seqs: int) -> None:
+        rig = Rig(256, 256, seqs=seqs, budget=96)
+        for number in range(2 * seqs + 1):
+            rig.submit(f"{number}", numbers(20 + number, number), 12)
+        while rig.loop.busy:
+            rig.land()
+            rig.step()
+            live = [w.slot for w in rig.steps[-1].works]
+            assert len(set(live)) == len(live)
+        rig.cold(*rig.requests)
         rig.drained()
 
 
