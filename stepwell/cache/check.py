@@ -35,7 +35,7 @@ def _check_node(directory: Directory, node: Node) -> None:
     assert parent is not None
     assert len(node.tokens) > 0 and len(node.tokens) % block == 0, f"{node!r} is not a run of whole blocks"
     assert node.start == parent.end, f"{node!r} does not follow {parent!r}"
-    assert parent.children[directory.tree.key(node.tokens, 0)] is node, f"{node!r} is filed wrongly"
+    assert parent.children.get(directory.tree.key(node.tokens, 0)) is node, f"{node!r} is filed wrongly"
     for tier in Tier:
         slots = node.kv.at[tier]
         assert slots is None or len(slots) * block == len(node.tokens), f"{node.kv!r} has an extent of another length"

@@ -52,9 +52,6 @@ class Survey:
         return None
 
 
-NOTHING = Survey(0, (), 0, 0, 0, (), (), None)
-
-
 def survey(tree: Tree, salt: str, prompt: Ints) -> Survey:
     """Walk `prompt` under `salt`. Exact: compares tokens, not hashes. O(prompt) compares in numpy, O(path) steps in Python."""
     node: Node | None = tree.roots.get(salt)
