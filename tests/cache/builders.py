@@ -32,7 +32,7 @@ def numbers(count: int, seed: int = 0) -> Ints:
     return np.random.default_rng(seed).integers(0, 1000, count).astype(np.int32)
 
 
-def join(*parts: Ints) -> Ints:
+def join(*parts: Ints | list[int]) -> Ints:
     return np.concatenate(parts).astype(np.int32)
 
 
@@ -159,7 +159,7 @@ def rung_at(shelf: Directory, prompt: Ints, position: int, salt: str = "") -> Ru
 
 def device_pages(shelf: Directory, prompt: Ints, end: int) -> list[int]:
     """The pages that hold [0, end) of `prompt`."""
-    return shelf.pages_of(shelf.survey("", prompt).path[-1], end).tolist()
+    return [int(page) for page in shelf.pages_of(shelf.survey("", prompt).path[-1], end)]
 
 
 def planned(shelf: Directory, prompt: Ints, salt: str = "", costs: Costs = COSTS) -> Plan:

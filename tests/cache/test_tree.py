@@ -73,7 +73,7 @@ class TestJoin:
         tree, tokens = tree_of()
         (node,) = tree.nodes()
         node.lost = (4, 12)
-        tree.split(node, 8)
+        assert tree.split(node, 8).lost == (4,)
         assert tree.joinable(node)
         tree.join(node)
         assert list(tree.nodes()) == [node]

@@ -483,6 +483,15 @@ class TestRepeat:
         assert other.loop.stats().preemptions <= one.loop.stats().preemptions
         other.cold("0", "1", "2")
 
+    @pytest.mark.parametrize("pages", [16, 22, 28, 40])
+    @pytest.mark.parametrize("host", [0, 30])
+    def test_where_room_is_short_answers_and_starts_are_still_the_same(self, pages: int, host: int) -> None:
+        one, *others = (self.rig(k, pages, host, (), (30, 20)) for k in (1, 3, 32))
+        for other in others:
+            assert one.loop.stats().preemptions == other.loop.stats().preemptions
+            for name in one.requests:
+                assert one.answer(name) == other.answer(name) and one.outcome(name) == other.outcome(name)
+
     def test_steps_are_saved(self) -> None:
         one, other = (self.rig(k, 256, 256, (), (64,)) for k in (1, 16))
         assert one.loop.stats().steps == other.loop.stats().steps and len(other.steps) < len(one.steps) / 8

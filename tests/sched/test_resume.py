@@ -12,7 +12,7 @@ from stepwell.cache.moves import Report, Tier
 from stepwell.cache.outcome import Reason
 from stepwell.sched.step import Carry, Fresh, FromImage
 from tests.cache.builders import device_pages, join, numbers, rung_at
-from tests.sched.rig import KV, LOADS, SAVES, STATE, Rig
+from tests.sched.rig import KV, LOADS, SAVES, STATE, Rig, Which
 
 PROMPT = numbers(40)
 WHOLE = pytest.mark.parametrize("whole", [False, True], ids=["native", "whole-chunk"])
@@ -34,6 +34,10 @@ def drop_rung(rig: Rig, position: int) -> None:
     for node in rig.directory.survey("", PROMPT).path:
         if node.end == position and node.rung is not None:
             rig.directory.remove_rung(node.rung)
+
+
+def mine_alone(tickets: set[int]) -> Which:
+    return lambda move: move.ticket in tickets
 
 
 def rows(rig: Rig, pages: Ints | list[int]) -> np.ndarray:
@@ -66,7 +70,7 @@ class TestWorkedExample:
     @pytest.mark.parametrize("order", [(KV, STATE), (STATE, KV)], ids=["kv-first", "state-first"])
     @pytest.mark.parametrize("bad", [(True, False), (False, True), (True, True)], ids=["first", "last", "both"])
     def test_a_leg_failing_at_either_end_resumes_at_the_hit(
-        self, whole: bool, order: tuple, bad: tuple[bool, bool]
+        self, whole: bool, order: tuple[Which, Which], bad: tuple[bool, bool]
     ) -> None:
         rig = example(whole)
         shared, image = device_pages(rig.directory, PROMPT, 20), rung_at(rig.directory, PROMPT, 20).image.at[0]
@@ -203,7 +207,7 @@ class TestRaces:
         mine = {name: set(rig.loading(name).waiting) for name in ("a", "b")}
         assert mine["a"].isdisjoint(mine["b"])
         for name, ok in (("a", first_ok), ("b", second_ok)):
-            rig.land(lambda m, name=name: m.ticket in mine[name], ok)
+            rig.land(mine_alone(mine[name]), ok)
             rig.step()
         rig.run()
         rig.cold("a", "b")
