@@ -34,9 +34,7 @@ class Geometry:
         if self.block < 1:
             raise ConfigError(f"--block-size must be at least 1, not {self.block}")
         if self.rung_grid < 1 or self.rung_grid % self.block:
-            raise ConfigError(
-                f"--rung-grid {self.rung_grid} must be a multiple of --block-size {self.block}"
-            )
+            raise ConfigError(f"--rung-grid {self.rung_grid} must be a multiple of --block-size {self.block}")
 
     @property
     def image_pages(self) -> int:
