@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import stepwell.engine  # noqa: F401  before torch: it keeps waiting threads from spinning
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
