@@ -128,7 +128,7 @@ def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[li
     if not usable:
         return [], Reason.COVERING_CHUNK_MISSING, above[-1].position
     if rules.min_load_tokens is not None:
-        taken = [o for o in usable if not o.loads or o.boundary - hit >= rules.min_load_tokens]
+        taken = [o for o in usable if o.boundary - hit >= rules.min_load_tokens]
         ranked = sorted(taken, key=lambda o: -o.boundary)
     else:
         cold = (found.tokens - hit) / costs.prefill_tokens_per_s
@@ -182,9 +182,6 @@ def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tup
     """Chains for `aim`, strongest first. What a chain leases cannot pay for the load, so a weaker one may fit where a stronger cannot."""
     shared = found.device
     cold = Option(0, shared)
-    if not aim.loads:
-        yield (aim,)
-        return
     resident = [f for f in found.footholds if f.position <= min(shared, aim.boundary - 1)]
     deepest = resident[-1:] if resident and (hit is None or resident[-1].position > hit.position) else []
     steps = [*deepest, *([hit] if hit else [])]
