@@ -163,6 +163,17 @@ class TestRemoval:
         assert image.at[Tier.HOST] is None
         check(shelf)
 
+    def test_a_failed_copy_that_nobody_reads_goes_at_once(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 40, rungs=(20,))
+        copy_down(shelf)
+        image = rung_at(shelf, PROMPT, 20).image
+        free = shelf.pools[Tier.HOST].free
+        shelf.condemn(image, Tier.HOST)
+        assert image.at[Tier.HOST] is None and shelf.pools[Tier.HOST].free == free + 1
+        shelf.condemn(image, Tier.HOST)
+        check(shelf, [], 0)
+
     def test_an_empty_directory_keeps_no_root(self) -> None:
         shelf = directory(host=0, ghosts=0)
         for salt in ("a", "b"):

@@ -39,6 +39,23 @@ class TestSecure:
             check(shelf, [], 0)
             shelf.release(lease)
 
+    def test_by_force_it_goes_from_the_leaves_up_past_what_is_clean(self) -> None:
+        """A stem that is dirty, above a run that is clean, above one that is dirty: the stem cannot go first."""
+        shelf = directory()
+        keep(shelf, PROMPT, 20, rungs=(20,), now=1.0)
+        keep(shelf, PROMPT, 32, rungs=(32,), now=0.0)
+        stem, middle = (node_ending(shelf, PROMPT, end) for end in (20, 32))
+        stem.used = 5.0
+        while middle.kv.pending is None:
+            assert demote(shelf, 1)
+        for ticket in list(shelf.in_flight):
+            landed(shelf, Report(ticket, True))
+        assert (where(stem.kv), where(middle.kv)) == ("d", "dh")
+        keep(shelf, PROMPT, 40, rungs=(40,), now=9.0)
+        stem.used = 0.0
+        assert secure(shelf, 64, force=True)
+        check(shelf, [], 0)
+
     def test_without_a_host_tier_nothing_is_dirty(self) -> None:
         shelf = directory(host=0)
         keep(shelf, PROMPT, 40, rungs=(40,))

@@ -138,6 +138,19 @@ class TestAbort:
         rig.ask("next", join(PROMPT, np.array(said, np.int32), numbers(9, 3)))
         rig.drained()
 
+    def test_between_its_admission_and_its_first_token(self) -> None:
+        """The budget goes to an older prompt: the image it is to start from is held, and let go."""
+        rig = Rig(budget=16, grid=8)
+        rig.ask("first", PROMPT, 1)
+        rig.submit("old", numbers(100, 1), 2)
+        rig.submit("a", PROMPT)
+        rig.step()
+        running = rig.loop.queues.find_running("a")
+        assert running is not None and running.image is not None
+        abort(rig, "a")
+        self.over(rig)
+        rig.cold("old")
+
     def test_after_preemption(self) -> None:
         rig = Rig()
         rig.submit("other", numbers(20, 1), 20)
@@ -342,6 +355,19 @@ class TestRefusals:
 
 
 class TestProgress:
+    def test_a_wait_that_nothing_will_end_is_refused_with_its_reason(self) -> None:
+        """Pages that never come back: the request is told what it needs and what there is, and the engine goes on."""
+        rig = Rig(pages=12, host=0)
+        rig.ask("first", numbers(24, 1), 1)
+        path = rig.directory.survey("", numbers(24, 1)).path
+        lease = rig.directory.lease(path[-1].kv, Tier.DEVICE)
+        rig.submit("a", PROMPT)
+        rig.run()
+        assert rig.end("a").reason == "error"
+        assert rig.end("a").message == "40 tokens need 10 pages, an idle engine offers 6"
+        rig.directory.release(lease)
+        rig.ask("b", PROMPT)
+
     def test_a_large_request_at_the_head_does_not_stop_the_engine(self) -> None:
         """Others hold what it needs; they finish, it starts, everything ends in a bounded number of turns."""
         rig = Rig(pages=68, host=400, seqs=8, budget=64, rolling=8)
