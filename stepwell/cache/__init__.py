@@ -6,5 +6,7 @@ requests' lives: time comes in as an argument, copies go out as `Move`s.
     tree        prefixes and where their bytes are       ranking     what to drop or copy down first
     pool        free slots of one tier                    placement   where to leave a rung
     survey      how far each leg reaches for a prompt     plan        how a request would start, and what it falls back to
-    directory   the one owner of all of it                admission   commit and settle
+    directory   the one owner of all of it                leases      holds on what is cached
+    admission   commit and settle                         content     publish what was computed, leave rungs
+    shed        make room, copy down ahead of need        outcome     how an admission ended; tally: the counters
 """

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from stepwell.base.errors import StalePlan
 from stepwell.base.geometry import Ints
 from stepwell.cache.content import publish, touch
-from stepwell.cache.directory import Directory, Lease
+from stepwell.cache.directory import Directory
+from stepwell.cache.leases import Lease
 from stepwell.cache.moves import Extent, LiveState, Move, Report, Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.cache.plan import Option, Plan, losses

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.directory import Directory, Lease
+from stepwell.cache.directory import Directory
+from stepwell.cache.leases import Lease
 from stepwell.cache.moves import Tier
 from stepwell.cache.ranking import supersede
 from stepwell.cache.survey import Survey

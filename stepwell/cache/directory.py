@@ -8,10 +8,10 @@ so planning reads them in O(1); `check` recomputes them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.leases import Flight, Lease, TierUse
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import Reason
 from stepwell.cache.plan import Plan, Room, Wait, plan
@@ -20,34 +20,6 @@ from stepwell.cache.ranking import Ranking, exposed
 from stepwell.cache.survey import Survey, gather, survey
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Item, Node, Root, Rung, RungKind, Tree
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """A hold on one tier's bytes: of an image, or of all KV from the root to the end of `item.node`. Closing twice is harmless."""
-
-    item: Item
-    tier: Tier
-    open: bool = True
-
-
-@dataclass(slots=True)
-class Flight:
-    """A copy downwards under way: what it reads (both halves, where a node was split meanwhile), and the hold on that."""
-
-    lease: Lease
-    items: list[Item]
-
-
-@dataclass(frozen=True, slots=True)
-class TierUse:
-    """Slots of one tier by state."""
-
-    total: int
-    free: int
-    cached: int
-    leased: int
-    clean: int
 
 
 class Directory:

@@ -6,7 +6,8 @@ copy. What is dropped while a copy of it could still have been made is lost, so 
 
 from __future__ import annotations
 
-from stepwell.cache.directory import Directory, Flight
+from stepwell.cache.directory import Directory
+from stepwell.cache.leases import Flight
 from stepwell.cache.moves import Extent, Move, Report, Tier
 from stepwell.cache.ranking import exposed, value
 from stepwell.cache.tree import Item, Pending

@@ -15,7 +15,7 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.admission import Loading
-from stepwell.cache.directory import Lease
+from stepwell.cache.leases import Lease
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Rung, RungKind
 from stepwell.sched.request import Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepwell.cache.directory import TierUse
+from stepwell.cache.leases import TierUse
 from stepwell.cache.tally import Tally
 
 

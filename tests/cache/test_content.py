@@ -8,7 +8,8 @@ import pytest
 from stepwell.base.geometry import Ints
 from stepwell.cache.check import check
 from stepwell.cache.content import leave_rung, publish, retract
-from stepwell.cache.directory import Directory, Lease
+from stepwell.cache.directory import Directory
+from stepwell.cache.leases import Lease
 from stepwell.cache.moves import Tier
 from stepwell.cache.shed import demote
 from stepwell.cache.table import BlockTable

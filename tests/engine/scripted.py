@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from stepwell.base.errors import CapacityError, RequestError
-from stepwell.cache.directory import TierUse
+from stepwell.cache.leases import TierUse
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.cache.tally import Tally
