@@ -230,7 +230,7 @@ def _outcome(directory: Directory, held: Held, index: int, reason: Reason, skipp
         hit=plan.hit,
         state_tier=foothold.tier if foothold else None,
         reason=reason,
-        lost=losses(found, boundary, skipped, why, grid),
+        lost=losses(found, boundary, skipped, why, grid) if reason != Reason.NOT_READ else ((why, found.tokens),),
         diverged_at=found.diverged_at,
         loaded=option.loads,
         fallback_weakened=plan.fallback_weakened,
