@@ -44,6 +44,7 @@ class Directory:
         self.tickets = 0
         self.drops = {tier: Ranking(tier, self._droppable(tier)) for tier in self.pools}
         self.dirty = Ranking(Tier.DEVICE, self._demotable)
+        self._rankings = (*self.drops.values(), self.dirty)
 
     # ---- reading ------------------------------------------------------------------------------------------
 
@@ -347,9 +348,10 @@ class Directory:
             item.held_up += 1 if stuck else -1
 
     def offer(self, item: Item) -> None:
-        for ranking in (*self.drops.values(), self.dirty):
-            ranking.offer(item)
-            ranking.trim(self.items)
+        """Let every ranking know that `item` may have become a candidate or lost value."""
+        for ranking in self._rankings:
+            if ranking.offer(item):
+                ranking.trim(self.items)
 
     def _droppable(self, tier: Tier) -> Callable[[Item], bool]:
         def live(item: Item) -> bool:

@@ -56,12 +56,14 @@ class Ranking:
         self._heap: list[tuple[int, float, int, Item]] = []
         self._count = 0
 
-    def offer(self, item: Item) -> None:
-        """Consider `item` from now on, if it is a candidate at all."""
-        if self.live(item):
-            cls, used = value(item, self._tier)
-            self._count += 1
-            heapq.heappush(self._heap, (cls, used, self._count, item))
+    def offer(self, item: Item) -> bool:
+        """Consider `item` from now on, if it is a candidate at all; False if it is not."""
+        if not self.live(item):
+            return False
+        cls, used = value(item, self._tier)
+        self._count += 1
+        heapq.heappush(self._heap, (cls, used, self._count, item))
+        return True
 
     def pop(self) -> Item | None:
         """The least valuable candidate, no longer offered; None if there is none. Amortised O(log n)."""

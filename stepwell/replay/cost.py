@@ -74,6 +74,11 @@ class CostModel:
             tokens += count
         return step.repeat * (other + max(self.weights_s, tokens / self.prefill_tokens_per_s))
 
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        """Seconds of one decode pass over `sequences` with `context` tokens of KV between them."""
+        floor = max(self.weights_s, sequences / self.prefill_tokens_per_s)
+        return self.overhead_s + self.sequence_s * sequences + self.kv_s_per_token * context + floor
+
     def copy_seconds(self, move: Move, page_bytes: int) -> float:
         """Seconds of one copy that has its direction to itself. A copy within a tier costs its latency alone."""
         return self.copy_latency_s + len(move.source.slots) * page_bytes / self._speed(*direction(move))

@@ -43,7 +43,7 @@ class MachineSizes:
 class Machine:
     """One engine that lets virtual time pass. `clock` is its own and starts at 0."""
 
-    __slots__ = ("clock", "loop", "mover", "runner")
+    __slots__ = ("clock", "costs", "loop", "mover", "runner")
 
     def __init__(self, sizes: MachineSizes, costs: CostModel) -> None:
         geometry = sizes.geometry(costs.kv_bytes_per_token)
@@ -59,6 +59,7 @@ class Machine:
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             decode_rung_tokens=ceil_to(16, sizes.block),
         )
+        self.costs = costs
         self.clock = VirtualClock()
         self.runner = CostRunner(self.clock, costs)
         self.mover = VirtualMover(self.clock, costs, geometry.page_bytes)
@@ -68,12 +69,10 @@ class Machine:
         self.loop = EngineLoop(cache, rules, self.runner, self.mover, self.clock, weighed)
 
     def passes_until(self, when: float) -> int:
-        """Decode passes as long as the last one that end by `when`; at least 1. A copy that someone waits for is the loop's concern."""
-        pass_seconds = self.runner.decode_seconds
-        if pass_seconds is None:
-            return 1
-        seconds = when - self.clock.now()
-        return max(1, min(MOST_PASSES, int(seconds / pass_seconds)))
+        """Decode passes of whoever runs now that end by `when`; at least 1. The loop takes fewer wherever something else can happen."""
+        running = self.loop.queues.running
+        seconds = self.costs.decode_seconds(len(running), sum(r.computed for r in running))
+        return max(1, min(MOST_PASSES, int((when - self.clock.now()) / seconds)))
 
 
 MOST_PASSES = 4096

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 from stepwell.base.clock import VirtualClock
 from stepwell.cache.moves import Move, Report, Tier
-from stepwell.replay.cost import CostModel, decodes, direction
+from stepwell.replay.cost import CostModel, direction
 from stepwell.sched.step import Step, StepResult
 
 ANSWER_TOKEN = 1
@@ -15,23 +15,17 @@ ANSWER_TOKEN = 1
 
 
 class CostRunner:
-    """Advances the clock by what a step would cost; computes nothing.
+    """Advances the clock by what a step would cost; computes nothing."""
 
-    decode_seconds  of one pass of the last step, if that was of decodes alone; None if not
-    """
-
-    __slots__ = ("_clock", "_costs", "decode_seconds", "steps")
+    __slots__ = ("_clock", "_costs", "steps")
 
     def __init__(self, clock: VirtualClock, costs: CostModel) -> None:
         self._clock = clock
         self._costs = costs
-        self.decode_seconds: float | None = None
         self.steps = 0
 
     def run(self, step: Step) -> StepResult:
-        seconds = self._costs.step_seconds(step)
-        self._clock.advance(seconds)
-        self.decode_seconds = seconds / step.repeat if all(map(decodes, step.works)) else None
+        self._clock.advance(self._costs.step_seconds(step))
         self.steps += step.repeat
         answer = (ANSWER_TOKEN,) * step.repeat
         return StepResult(tuple(() if work.sample is None else answer for work in step.works))

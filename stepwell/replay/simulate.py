@@ -76,29 +76,27 @@ class Simulation:
 
     def run(self, progress: ProgressBar | None = None) -> None:
         loop, clock = self.machine.loop, self.machine.clock
-        turns, last, quiet = 0, -1.0, False
+        turns, last = 0, -1.0
         while (now := clock.now()) < self.phases.end:
             turns, last = (0, now) if now > last else (turns + 1, now)
             if turns > MOST_TURNS_AT_ONCE:
                 raise StepwellError(f"no progress at {now:.1f} s with {len(self._open)} requests open")
             for request in self.source.due(now):
                 self._send(request, now)
-                quiet = False
             if not loop.busy:
                 upcoming = self.source.next_time()
                 if upcoming is None:
                     return
                 clock.advance_to(min(upcoming, self.phases.end))
                 continue
-            events = loop.step(self._passes() if quiet else 1)
+            events = loop.step(self._passes())
             for event in events:
                 self._hear(event)
-            quiet = all(isinstance(event, Tokens) for event in events)
             if progress is not None:
                 progress.show(clock.now(), self.ledger.played)
 
     def _passes(self) -> int:
-        """Decode passes to take at once after a turn in which nobody came, started or ended: up to the next arrival."""
+        """Decode passes that may be taken at once: up to the next arrival."""
         upcoming = self.source.next_time()
         return self.machine.passes_until(self.phases.end if upcoming is None else min(upcoming, self.phases.end))
 
