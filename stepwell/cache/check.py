@@ -41,6 +41,10 @@ def _check_node(directory: Directory, node: Node) -> None:
         assert slots is None or len(slots) * block == len(node.tokens), f"{node.kv!r} has an extent of another length"
     if node.kv.at[Tier.DEVICE] is not None and parent.parent is not None:
         assert parent.kv.at[Tier.DEVICE] is not None, f"{node!r} is on the device below a gap"
+    children = [child.kv for child in node.children.values()]
+    assert node.kv.below == [sum(kv.at[t] is not None for kv in children) for t in Tier], f"{node!r} miscounts children"
+    assert node.kv.dirty == (node.kv.at[Tier.DEVICE] is not None and not directory.safe(node.kv))
+    assert node.kv.soiled == sum(kv.dirty for kv in children), f"{node!r} miscounts dirty children"
     if node.rung is not None:
         assert node.rung.image.node is node
         assert not node.rung.image.idle, f"the rung of {node!r} has no image"

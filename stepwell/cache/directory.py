@@ -44,7 +44,9 @@ class Directory:
         self.tickets = 0
         self.drops = {tier: Ranking(tier, self._droppable(tier)) for tier in self.pools}
         self.dirty = Ranking(Tier.DEVICE, self._demotable)
-        self._rankings = (*self.drops.values(), self.dirty)
+        self._of_tier: dict[Tier, tuple[Ranking, ...]] = {tier: (ranking,) for tier, ranking in self.drops.items()}
+        self._of_tier[Tier.DEVICE] = (self.drops[Tier.DEVICE], self.dirty)
+        self._rankings = tuple(ranking for some in self._of_tier.values() for ranking in some)
 
     # ---- reading ------------------------------------------------------------------------------------------
 
@@ -137,7 +139,9 @@ class Directory:
         if slots is not None:
             self.leased[tier] -= len(slots)
         self._weigh(item)
-        self.offer(item)
+        for ranking in self._of_tier[tier]:
+            if ranking.offer(item):
+                ranking.trim(self.items)
 
     # ---- pages --------------------------------------------------------------------------------------------
 
@@ -174,6 +178,8 @@ class Directory:
         if item.what == "kv" and all(a is None for a in item.at):
             self.ghost_blocks -= blocks
             self.ghosts.pop(item.node, None)
+        if item.what == "kv" and item.node.parent is not None and (item.at[tier] is None) != (slots is None):
+            item.node.parent.kv.below[tier] += 1 if slots is not None else -1
         item.at[tier] = slots
         item.bad[tier] = False
         if item.what == "kv" and all(a is None for a in item.at):
@@ -336,15 +342,23 @@ class Directory:
     def _weigh(self, item: Item) -> None:
         """Bring `clean` up to date with what has changed about `item`, and with what that means for the KV above it."""
         while True:
-            free = item.at[Tier.DEVICE] is not None and not item.locks[Tier.DEVICE] and self.safe(item)
+            here = item.at[Tier.DEVICE] is not None
+            dirty = here and not self.safe(item)
+            free = here and not dirty and not item.locks[Tier.DEVICE]
             ready = item.size(Tier.DEVICE) if free and not item.held_up else 0
             self.clean += ready - item.ready
             item.ready = ready
-            stuck = item.what == "kv" and item.at[Tier.DEVICE] is not None and (not free or item.held_up > 0)
-            if stuck == item.stuck or item.node.parent is None:
+            parent = item.node.parent
+            if item.what == "image" or parent is None:
+                return
+            if dirty != item.dirty:
+                item.dirty = dirty
+                parent.kv.soiled += 1 if dirty else -1
+            stuck = here and (not free or item.held_up > 0)
+            if stuck == item.stuck:
                 return
             item.stuck = stuck
-            item = item.node.parent.kv
+            item = parent.kv
             item.held_up += 1 if stuck else -1
 
     def offer(self, item: Item) -> None:
@@ -367,8 +381,7 @@ class Directory:
             return False
         if self.safe(item):
             return False
-        children = item.node.children.values() if item.what == "kv" else ()
-        return all(c.kv.at[Tier.DEVICE] is None or self.safe(c.kv) for c in children)
+        return item.soiled == 0
 
 
 def _attached(item: Item) -> bool:

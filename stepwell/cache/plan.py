@@ -99,18 +99,23 @@ def plan(found: Survey, salt: str, epoch: int, room: Room, rules: CacheConfig, c
     hit = found.hit
     base = hit.position if hit else 0
     aims, reason, skipped = _aims(found, base, rules, costs)
+    # every chain shares what is resident, so what that pins is the same for all of them
+    spendable = room.free + room.idle - room.reserved - pinned_kv(found)
     for aim in aims:
-        for weakened, chain in enumerate(_fallbacks(aim, found, hit)):
-            if _fits(chain, found, room, rules):
-                need = _need(chain[0], found.tokens, rules)
-                return Plan(epoch, salt, found, chain, need, base, reason, skipped, weakened > 0)
+        need = _need(aim, found.tokens, rules)
+        weakest = (aim, Option(0, found.device))
+        if need <= spendable - pinned_images(weakest):
+            for weakened, chain in enumerate((*_fallbacks(aim, found, hit), weakest)):
+                if need <= spendable - pinned_images(chain):
+                    return Plan(epoch, salt, found, chain, need, base, reason, skipped, weakened > 0)
         skipped = max(skipped, aim.boundary)
         reason = _no_room(aim, found)
     chain = (_hit_option(found, hit, room, rules),)
     need = _need(chain[0], found.tokens, rules)
-    if _fits(chain, found, room, rules):
+    spendable -= pinned_images(chain)
+    if need <= spendable:
         return Plan(epoch, salt, found, chain, need, base, reason, skipped)
-    return Wait(Reason.NO_ROOM, need, _spendable(chain, found, room))
+    return Wait(Reason.NO_ROOM, need, spendable)
 
 
 def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[list[Option], Reason, int]:
@@ -179,7 +184,10 @@ def _seconds(option: Option, tokens: int, rules: CacheConfig, costs: Costs) -> f
 
 
 def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tuple[Option, ...]]:
-    """Chains for `aim`, strongest first. What a chain leases cannot pay for the load, so a weaker one may fit where a stronger cannot."""
+    """Chains for `aim`, strongest first, down to the deepest rung that no device page pays for.
+
+    What a chain leases cannot pay for the load, so a weaker one may fit where a stronger cannot.
+    """
     shared = found.device
     cold = Option(0, shared)
     resident = [f for f in found.footholds if f.position <= min(shared, aim.boundary - 1)]
@@ -190,7 +198,7 @@ def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tup
         copy = _below(foothold) if foothold.tier == Tier.DEVICE else foothold
         if copy is not None:
             yield (aim, Option(copy.position, shared, copy), cold)
-    yield (aim, cold)
+            return
 
 
 def _below(foothold: Foothold) -> Foothold | None:
@@ -219,32 +227,20 @@ def _need(option: Option, tokens: int, rules: CacheConfig) -> int:
     return max(rules.geometry.pages_for(tokens), option.leg_end // block) - option.shared // block
 
 
-def _fits(chain: tuple[Option, ...], found: Survey, room: Room, rules: CacheConfig) -> bool:
-    """Whether the need is there outside everything that the chain itself leases."""
-    return _need(chain[0], found.tokens, rules) <= _spendable(chain, found, room)
-
-
-def _spendable(chain: tuple[Option, ...], found: Survey, room: Room) -> int:
-    """Pages that may be taken for `chain`."""
-    return room.free + room.idle - room.reserved - pinned(chain, found)
-
-
-def pinned(chain: tuple[Option, ...], found: Survey) -> int:
-    """Device pages that are idle now and leased once `chain` is committed."""
+def pinned_kv(found: Survey) -> int:
+    """Device pages of resident KV that are idle now and leased by any plan."""
     pages = 0
-    reach = max(o.shared for o in chain)
-    for node, a, b in kv_nodes(found.path, 0, reach):
-        slots = node.kv.at[Tier.DEVICE]
-        if slots is not None and not node.kv.locks[Tier.DEVICE]:
-            pages += len(slots) * (b - a) // len(node.tokens)
-    images = {
-        id(o.foothold.rung): o.foothold.rung.image for o in chain if o.foothold and o.foothold.tier == Tier.DEVICE
-    }
-    for image in images.values():
-        slots = image.at[Tier.DEVICE]
-        if slots is not None and not image.locks[Tier.DEVICE]:
-            pages += len(slots)
+    for node, a, b in kv_nodes(found.path, 0, found.device):
+        if not node.kv.locks[Tier.DEVICE]:
+            pages += node.kv.size(Tier.DEVICE) * (b - a) // len(node.tokens)
     return pages
+
+
+def pinned_images(chain: tuple[Option, ...]) -> int:
+    """Device pages of images that are idle now and leased once `chain` is committed."""
+    footholds = (o.foothold for o in chain if o.foothold is not None and o.foothold.tier == Tier.DEVICE)
+    images = {id(f.rung): f.rung.image for f in footholds}
+    return sum(image.size(Tier.DEVICE) for image in images.values() if not image.locks[Tier.DEVICE])
 
 
 def _no_room(aim: Option, found: Survey) -> Reason:

@@ -25,7 +25,7 @@ def value(item: Item, tier: Tier) -> Value:
     """(class, last use) of the copy of `item` in `tier`; smaller goes first."""
     node = item.node
     if item.what == "kv":
-        dead_end = node.rung is None and not node.children
+        dead_end = node.rung is None and not any(item.below)
         return (0 if dead_end else 2), node.used
     assert node.rung is not None
     if tier != Tier.DEVICE:
@@ -37,9 +37,7 @@ def value(item: Item, tier: Tier) -> Value:
 
 def exposed(item: Item, tier: Tier) -> bool:
     """Whether the copy of `item` in `tier` may go as far as the tree's shape is concerned."""
-    if item.what == "image":
-        return True
-    return all(child.kv.at[tier] is None for child in item.node.children.values())
+    return item.below[tier] == 0
 
 
 class Ranking:

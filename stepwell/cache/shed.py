@@ -47,7 +47,7 @@ def demote_ahead(directory: Directory) -> list[Move]:
         return []
     use = directory.use(Tier.DEVICE)
     wanted = int(use.total * directory.config.clean_share)
-    return demote(directory, wanted - use.free - use.clean - in_flight(directory))
+    return demote(directory, wanted - use.free - use.clean)
 
 
 def in_flight(directory: Directory) -> int:
@@ -57,8 +57,9 @@ def in_flight(directory: Directory) -> int:
 
 
 def demote(directory: Directory, pages: int) -> list[Move]:
-    """Begin copying the least valuable dirty candidates to host until `pages` device pages are under way."""
+    """Begin copying the least valuable dirty candidates to host until `pages` device pages are under way in all."""
     moves: list[Move] = []
+    pages -= in_flight(directory)  # these are asked for already
     while pages > 0:
         item = directory.dirty.pop()
         if item is None:

@@ -22,7 +22,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Tier
 
-TIERS = len(Tier)
+TIERS = tuple(Tier)
 
 
 class RungKind(IntEnum):
@@ -52,21 +52,40 @@ class Item:
     refused   a copy downwards failed or found no room: drop it without one
     ready     device slots that could be dropped now, children first, without losing the only copy: all of them or 0
     stuck     KV on the device that is not ready; `held_up` counts the children that are: none above them can go either
+    dirty     KV whose device copy is the only one that is meant to be kept; `soiled` counts the children that are
+    below     per tier: children with KV there, so that a node of many children need not ask them all
     """
 
-    __slots__ = ("at", "bad", "held_up", "locks", "node", "pending", "ready", "refused", "stuck", "what")
+    __slots__ = (
+        "at",
+        "bad",
+        "below",
+        "dirty",
+        "held_up",
+        "locks",
+        "node",
+        "pending",
+        "ready",
+        "refused",
+        "soiled",
+        "stuck",
+        "what",
+    )
 
     def __init__(self, what: Literal["kv", "image"], node: Node) -> None:
         self.what = what
         self.node = node
-        self.at: list[Ints | None] = [None] * TIERS
-        self.locks = [0] * TIERS
-        self.bad = [False] * TIERS
+        self.at: list[Ints | None] = [None] * len(TIERS)
+        self.locks = [0] * len(TIERS)
+        self.bad = [False] * len(TIERS)
         self.pending: Pending | None = None
         self.refused = False
         self.ready = 0
         self.stuck = False
         self.held_up = 0
+        self.dirty = False
+        self.soiled = 0
+        self.below = [0] * len(TIERS)
 
     def has(self, tier: Tier) -> bool:
         """Whether a copy in `tier` may be read."""
@@ -79,7 +98,7 @@ class Item:
 
     def best(self) -> Tier | None:
         """The fastest tier with a readable copy."""
-        for tier in Tier:
+        for tier in TIERS:
             if self.at[tier] is not None and not self.bad[tier]:
                 return tier
         return None
@@ -90,7 +109,7 @@ class Item:
         return self.pending is None and not any(self.locks) and all(a is None for a in self.at)
 
     def __repr__(self) -> str:
-        where = "+".join(t.name.lower() for t in Tier if self.at[t] is not None) or "nowhere"
+        where = "+".join(t.name.lower() for t in TIERS if self.at[t] is not None) or "nowhere"
         return f"<{self.what} of {self.node!r} {where} locks={self.locks}>"
 
 
@@ -223,7 +242,7 @@ class Tree:
         """Fold the parent into `node`. No lease ends at the parent: its locks equal its only child's."""
         parent = node.parent
         assert parent is not None and parent.parent is not None
-        for tier in Tier:
+        for tier in TIERS:
             above, below = parent.kv.at[tier], node.kv.at[tier]
             if above is not None and below is not None:
                 node.kv.at[tier] = np.concatenate([above, below])
@@ -249,7 +268,7 @@ class Tree:
 
 def _divide(lower: Item, upper: Item, blocks: int) -> None:
     """Hand the first `blocks` slots of every extent, the leases and the pending copy to the upper half."""
-    for tier in Tier:
+    for tier in TIERS:
         slots = lower.at[tier]
         if slots is not None:
             upper.at[tier], lower.at[tier] = slots[:blocks].copy(), slots[blocks:].copy()
@@ -258,6 +277,9 @@ def _divide(lower: Item, upper: Item, blocks: int) -> None:
     upper.refused = lower.refused
     upper.stuck = lower.stuck
     upper.held_up = int(lower.stuck)
+    upper.dirty = lower.dirty
+    upper.soiled = int(lower.dirty)
+    upper.below = [int(slots is not None) for slots in lower.at]
     upper.ready = min(lower.ready, blocks)
     lower.ready -= upper.ready
     if lower.pending is not None:

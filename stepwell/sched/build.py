@@ -113,7 +113,7 @@ def _claim(queues: Queues, directory: Directory, running: Running, end: int, ima
         return _Pages.COMING if directory.in_flight else _Pages.NONE
     wanted = min(count + images, spendable)
     if not secure(directory, wanted):
-        queues.moves.extend(demote(directory, wanted - directory.pools[Tier.DEVICE].free))
+        queues.moves.extend(demote(directory, wanted - directory.room().instant))
         if directory.in_flight:
             return _Pages.COMING
         secure(directory, count, force=True)

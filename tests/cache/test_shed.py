@@ -47,7 +47,7 @@ class TestSecure:
         stem, middle = (node_ending(shelf, PROMPT, end) for end in (20, 32))
         stem.used = 5.0
         while middle.kv.pending is None:
-            assert demote(shelf, 1)
+            assert demote(shelf, in_flight(shelf) + 1)
         for ticket in list(shelf.in_flight):
             landed(shelf, Report(ticket, True))
         assert (where(stem.kv), where(middle.kv)) == ("d", "dh")

@@ -153,7 +153,8 @@ def planning_marks_what_it_looks_at(patch: pytest.MonkeyPatch) -> None:
 
 @bug(0, 9, seed=15)
 def what_the_plan_pins_is_counted_as_spendable(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(plan, "pinned", lambda chain, found: 0)
+    patch.setattr(plan, "pinned_kv", lambda found: 0)
+    patch.setattr(plan, "pinned_images", lambda chain: 0)
 
 
 # ---- 5: leases and pools -----------------------------------------------------------------------------------------------
