@@ -23,6 +23,9 @@ from stepwell.cache.shed import secure
 from stepwell.cache.survey import gather
 from stepwell.cache.table import BlockTable
 
+COPY_PAGES = 256
+"""Pages in one copy of a leg: long enough for the full speed of a link, short enough that one bad copy condemns little."""
+
 _LOSS = {
     Reason.NO_ROOM: Loss.NO_ROOM,
     Reason.PARTIAL_CHUNK_NO_ROOM: Loss.PARTIAL_CHUNK,
@@ -134,9 +137,12 @@ def _begin(
     moves: list[Move] = []
     at = option.shared // directory.tree.block
     for source, extent in zip(option.leg, legs, strict=True):
-        target = Extent(Tier.DEVICE, held.table.pages[at : at + len(extent.slots)].copy())
-        moves.append(Move(directory.ticket(), "kv", extent, target, source.end))
-        at += len(extent.slots)
+        for first in range(0, len(extent.slots), COPY_PAGES):
+            part = Extent(source.tier, extent.slots[first : first + COPY_PAGES])
+            target = Extent(Tier.DEVICE, held.table.pages[at : at + len(part.slots)].copy())
+            end = min(source.end, source.start + (first + len(part.slots)) * directory.tree.block)
+            moves.append(Move(directory.ticket(), "kv", part, target, end))
+            at += len(part.slots)
     foothold = option.foothold
     assert foothold is not None, "only a rung is worth a load"
     image = foothold.rung.image.at[foothold.tier]

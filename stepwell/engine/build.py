@@ -22,10 +22,12 @@ from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Fresh, Runner, Sample, Step, Work
+from stepwell.store.arena import Arena, PlainArena
 from stepwell.store.copier import Copier, HostCopier
 from stepwell.store.device import DeviceArena, LiveStates, Precision
 from stepwell.store.host import HostArena, available_memory
 from stepwell.store.mover import CopyMover
+from stepwell.store.streams import StreamCopier
 
 _PROBE_TOKENS = 512
 _CPU_SHARE = 0.25  # of the free memory, where nothing is said: the weights and the rest of the machine live there too
@@ -46,8 +48,8 @@ def build_engine(config: EngineConfig, report: Report) -> EngineLoop:
     device = _device(config.device)
     model = HybridConfig.from_file(Path(config.model))
     dtype = DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
-    decoder = load_decoder(Path(config.model), dtype, device)
     precision = Precision(dtype, dtype)
+    decoder = load_decoder(Path(config.model), dtype, device)
     sizes = _sizes(config, model, precision, device)
     arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, precision, device)
     live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, precision, device)
@@ -85,7 +87,7 @@ def _device(name: str) -> torch.device:
 
 def _sizes(config: EngineConfig, model: HybridConfig, precision: Precision, device: torch.device) -> Sizes:
     geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)
-    pages = _device_budget(config, device) // geometry.page_bytes
+    pages = _device_budget(config, device, config.max_num_seqs * geometry.image_bytes) // geometry.page_bytes
     least = geometry.image_pages + geometry.pages_for(config.rung_grid + 1)
     if pages < least:
         raise ConfigError(
@@ -100,17 +102,21 @@ def _sizes(config: EngineConfig, model: HybridConfig, precision: Precision, devi
     return Sizes(geometry, pages, config.host_memory // geometry.page_bytes, longest)
 
 
-def _device_budget(config: EngineConfig, device: torch.device) -> int:
-    """Bytes for the arena: what was asked for, or a share of what is free now that the weights are there."""
+def _device_budget(config: EngineConfig, device: torch.device, live: int) -> int:
+    """Bytes for the arena: what was asked for, or a share of what is free beside the weights and `live` bytes of states."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        budget = config.device_memory or int(total * config.gpu_memory_utilization) - (total - free)
+        budget = config.device_memory or int(total * config.gpu_memory_utilization) - (total - free) - live
+        taken = live
     else:
         free = available_memory()
         budget = config.device_memory or int(free * _CPU_SHARE)
-    if budget > free:
+        taken = live + config.host_memory  # the same memory; neither arena is touched before it is used
+    if budget + taken > free:
         raise ConfigError(
-            f"--device-memory {format_size(budget)} is more than the {format_size(free)} that are free: ask for less"
+            f"--device-memory {format_size(budget)} and {format_size(taken)} beside it (live states of --max-num-seqs "
+            f"{config.max_num_seqs}, --host-memory where that is the same memory) are more than the {format_size(free)} "
+            "that are free: ask for less"
         )
     return budget
 
@@ -118,19 +124,12 @@ def _device_budget(config: EngineConfig, device: torch.device) -> int:
 def _copier(config: EngineConfig, sizes: Sizes, arena: DeviceArena, live: LiveStates) -> Copier:
     cuda = arena.device.type == "cuda"
     host = None
-    if sizes.slots:
+    if config.host_memory:
         host = HostArena.within(config.host_memory, sizes.geometry.page_bytes, pin=cuda, verify=not cuda)
     if cuda and host is not None:
-        from stepwell.store.streams import StreamCopier
-
         return StreamCopier(arena.rows, host, live)
-    return HostCopier({Tier.HOST: host} if host is not None else {}, live) if cuda else _plain_copier(arena, host, live)
-
-
-def _plain_copier(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> HostCopier:
-    from stepwell.store.arena import PlainArena
-
-    arenas: dict[Tier, PlainArena | HostArena] = {Tier.DEVICE: PlainArena(arena.rows.numpy())}
+    rows = arena.rows if not cuda else torch.empty(0, arena.page_bytes, dtype=torch.uint8)  # no tier below: no move
+    arenas: dict[Tier, Arena] = {Tier.DEVICE: PlainArena(rows.numpy())}
     if host is not None:
         arenas[Tier.HOST] = host
     return HostCopier(arenas, live)

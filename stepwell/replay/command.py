@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,7 @@ def replay_command(
     rung_grid: Annotated[int, typer.Option(help="Rungs of prompts stand on multiples of so many tokens.")] = 64,
     state_checkpoint_interval_tokens: Annotated[int, typer.Option(help="Tokens between insurance rungs.")] = 8192,
     max_num_seqs: Annotated[int, typer.Option(help="Requests that run at the same time.", min=1)] = 64,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens computed in one step, at most.", min=1)] = 8192,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens computed in one step, at most.", min=1)] = 16_384,
     conversations: Annotated[int, typer.Option(help="For `synthetic`: how many to make up.", min=1)] = 200,
     scale: Annotated[float, typer.Option(help="For `synthetic`: multiplies every token count.")] = 1.0,
     json_line: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
@@ -92,6 +93,7 @@ def replay_command(
 def _replay(trace: Trace, rules: LaneRules, phases: Phases, sizes: MachineSizes, console: Console) -> Summary:
     source: Source = Timeline(trace, rules.max_prompt) if trace.open_loop else Lanes(trace.conversations, rules)
     machine = Machine(sizes, CostModel())
+    gc.freeze()  # the trace stays: collections need not walk it again and again
     simulation = Simulation(source, machine, Text(rules.seed), phases)
     wall = timed_run(simulation, console)
     return simulation.ledger.summary(machine.clock.now(), wall, machine.runner.steps, machine.mover.bytes_moved)

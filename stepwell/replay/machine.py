@@ -26,7 +26,7 @@ class MachineSizes:
     rung_grid: int = 64
     interval: int = 8192
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: int = 16_384
 
     def geometry(self, kv_bytes_per_token: int) -> Geometry:
         """Pages of one block; an image takes as many as its tokens would."""

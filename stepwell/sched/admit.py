@@ -62,6 +62,7 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
             if not (queues.running or queues.parked or queues.draining or directory.in_flight):
                 queues.waiting.pop(0)
                 message = f"{len(tokens)} tokens need {answer.needed} pages, an idle engine offers {answer.available}"
+                message += ": shorten the prompt or raise --device-memory"
                 queues.events.append(Finished(request.id, "error", message))
                 continue
             return

@@ -137,7 +137,7 @@ def _grow_or_preempt(queues: Queues, directory: Directory, running: Running, end
 
 
 def preempt(queues: Queues, directory: Directory, victim: Running) -> None:
-    """Back to waiting. What was computed is published already, so it resumes from there."""
+    """Back to waiting. What it computed is published already, so it resumes from there, unless it may not use the cache."""
     release(queues, directory, victim)
     queues.preemptions += 1
     enqueue(queues, victim.job)

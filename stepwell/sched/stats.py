@@ -10,7 +10,7 @@ from stepwell.cache.tally import Tally
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One look. `tiers` by number; `seconds` of the control plane alone (plans, commits, step building, publishing)."""
+    """One look. `tiers` by number; `sched_seconds` of the control plane alone (plans, commits, step building, publishing)."""
 
     waiting: int
     parked: int

@@ -62,7 +62,7 @@ class Work:
         │ shared: read only │  private: written  │
 
     tokens      int32 [n], positions start … start+n−1
-    pages       int32 [ceil((start+n)/block)], the block table: page i holds the KV of tokens [i·block, (i+1)·block)
+    pages       int32 [≥ ceil((start+n)/block)], the block table: page i holds the KV of tokens [i·block, (i+1)·block)
     write_from  KV of positions below it is already there and shared: computed for the state's sake, never written
     slot        live state slot; root numbers the salt's tree (only the tell-tale looks at it)
     """

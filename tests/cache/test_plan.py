@@ -146,7 +146,9 @@ class TestRoom:
         plan = planned(shelf, PROMPT)
         assert pinned_kv(plan.survey) + pinned_images(plan.options) == 6, "five pages of KV and the hit's image"
         lease = shelf.lease(rung_at(shelf, PROMPT, 20).image, Tier.DEVICE)
-        assert pinned_kv(plan.survey) + pinned_images(plan.options) == 5, "what is leased already is nobody's room anyway"
+        assert pinned_kv(plan.survey) + pinned_images(plan.options) == 5, (
+            "what is leased already is nobody's room anyway"
+        )
         shelf.release(lease)
 
     def test_reserved_pages_are_spoken_for(self) -> None:
