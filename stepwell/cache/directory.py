@@ -31,6 +31,7 @@ class Directory:
         self.pools = {Tier.DEVICE: Pool(config.device_pages)}
         if config.host_slots:
             self.pools[Tier.HOST] = Pool(config.host_slots)
+        self._below = len(self.pools) > 1
         self.epoch = 0
         self.reserved = 0
         self.leases: set[Lease] = set()
@@ -76,7 +77,10 @@ class Directory:
 
     def safe(self, item: Item) -> bool:
         """Whether dropping the device copy loses nothing that is meant to be kept."""
-        return len(self.pools) == 1 or item.refused or item.has(Tier.HOST) or item.has(Tier.DISK)
+        if item.refused or not self._below:
+            return True
+        at, bad = item.at, item.bad  # read on every change of every item: no calls
+        return (at[1] is not None and not bad[1]) or (at[2] is not None and not bad[2])
 
     def ticket(self) -> int:
         """A number for one copy, never used again."""
@@ -128,17 +132,18 @@ class Directory:
         slots = item.at[tier]
         if item.locks[tier] == 1 and slots is not None:
             self.leased[tier] += len(slots)
-        self._weigh(item)
+            if tier == Tier.DEVICE:
+                self._weigh(item)
 
     def _unlock(self, item: Item, tier: Tier) -> None:
         assert item.locks[tier] > 0, f"{item!r} is not locked"
         item.locks[tier] -= 1
         slots = item.at[tier]
-        if item.locks[tier]:
+        if item.locks[tier] or slots is None:
             return
-        if slots is not None:
-            self.leased[tier] -= len(slots)
-        self._weigh(item)
+        self.leased[tier] -= len(slots)
+        if tier == Tier.DEVICE:
+            self._weigh(item)
         for ranking in self._of_tier[tier]:
             if ranking.offer(item):
                 ranking.trim(self.items)

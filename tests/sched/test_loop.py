@@ -364,7 +364,7 @@ class TestProgress:
         rig.submit("a", PROMPT)
         rig.run()
         assert rig.end("a").reason == "error"
-        assert rig.end("a").message == "40 tokens need 10 pages, an idle engine offers 6"
+        assert rig.end("a").message.startswith("40 tokens need 10 pages, an idle engine offers 6: shorten the prompt")
         rig.directory.release(lease)
         rig.ask("b", PROMPT)
 
