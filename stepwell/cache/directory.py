@@ -8,6 +8,7 @@ so planning reads them in O(1); `check` recomputes them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig, Costs
@@ -32,22 +33,18 @@ class Directory:
         if config.host_slots:
             self.pools[Tier.HOST] = Pool(config.host_slots)
         self._below = len(self.pools) > 1
-        self.epoch = 0
-        self.reserved = 0
+        self.epoch = self.tickets = 0
+        self.reserved = self.clean = self.items = self.ghost_blocks = 0
         self.leases: set[Lease] = set()
         self.cached = dict.fromkeys(self.pools, 0)
         self.leased = dict.fromkeys(self.pools, 0)
-        self.clean = 0
-        self.items = 0
-        self.ghost_blocks = 0
         self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
         self.in_flight: dict[int, Flight] = {}
-        self.tickets = 0
         self.drops = {tier: Ranking(tier, self._droppable(tier)) for tier in self.pools}
         self.dirty = Ranking(Tier.DEVICE, self._demotable)
         self._of_tier: dict[Tier, tuple[Ranking, ...]] = {tier: (ranking,) for tier, ranking in self.drops.items()}
         self._of_tier[Tier.DEVICE] = (self.drops[Tier.DEVICE], self.dirty)
-        self._rankings = tuple(ranking for some in self._of_tier.values() for ranking in some)
+        self._rankings = (*self.drops.values(), self.dirty)
 
     # ---- reading ------------------------------------------------------------------------------------------
 
@@ -71,9 +68,7 @@ class Directory:
         """How a request for `prompt` would start now. Changes nothing, counters included."""
         found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), (), None)
         answer = plan(found, salt, self.epoch, self.room(), self.config, costs)
-        if not read and isinstance(answer, Plan):
-            return Plan(answer.epoch, salt, found, answer.options, answer.need, 0, Reason.NOT_READ, 0)
-        return answer
+        return answer if read or isinstance(answer, Wait) else replace(answer, reason=Reason.NOT_READ)
 
     def safe(self, item: Item) -> bool:
         """Whether dropping the device copy loses nothing that is meant to be kept."""
@@ -118,7 +113,7 @@ class Directory:
         path = self._path(lease.item)
         for held in path:
             self._unlock(held, lease.tier)
-        for held in path:
+        for held in path:  # only now: a copy must not go while what hangs on it is still locked
             if held.bad[lease.tier] and not held.locks[lease.tier]:
                 self.drop(held, lease.tier)
         self.tidy(lease.item.node)
