@@ -25,14 +25,21 @@ def value(item: Item, tier: Tier) -> Value:
     """(class, last use) of the copy of `item` in `tier`; smaller goes first."""
     node = item.node
     if item.what == "kv":
-        dead_end = node.rung is None and not any(item.below)
-        return (0 if dead_end else 2), node.used
+        return (0 if worthless(item) else 2), node.used
     assert node.rung is not None
     if tier != Tier.DEVICE:
         return (0 if node.kv.best() is None else 3), node.rung.used
     if not node.kv.has(tier):
         return 0, node.rung.used
     return (1 if node.rung.superseded else 2), node.rung.used
+
+
+def worthless(item: Item) -> bool:
+    """Whether nothing could resume from the bytes of `item` in any tier: not worth a copy. Class 0 alone does not say so, an
+    image whose KV has left the device for host is still a way back."""
+    if item.what == "image":
+        return item.node.kv.best() is None
+    return item.node.rung is None and not any(item.below)
 
 
 def exposed(item: Item, tier: Tier) -> bool:

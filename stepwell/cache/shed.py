@@ -9,7 +9,7 @@ from __future__ import annotations
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Flight
 from stepwell.cache.moves import Extent, Move, Report, Tier
-from stepwell.cache.ranking import exposed, value
+from stepwell.cache.ranking import exposed, worthless
 from stepwell.cache.tree import Item, Pending
 
 
@@ -66,7 +66,7 @@ def demote(directory: Directory, pages: int) -> list[Move]:
             break
         size, host = item.size(Tier.DEVICE), directory.pools[Tier.HOST].total
         held = item.at[Tier.HOST] is not None  # a copy that failed to load, still being read by an earlier load
-        if value(item, Tier.DEVICE)[0] == 0 or size > host or held:
+        if worthless(item) or size > host or held:
             directory.refuse(item)
             pages -= size
         elif not _room_in_host(directory, item):

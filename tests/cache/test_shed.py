@@ -183,3 +183,20 @@ class TestAhead:
 def ended(shelf: Directory) -> bool:
     before = content(shelf)
     return demote_ahead(shelf) == [] and content(shelf) == before
+
+
+class TestImagesWhoseKvHasLeft:
+    def test_they_are_still_copied_down(self) -> None:
+        """KV goes to host and leaves the device first; its image is then least in rank there, and yet the only way back."""
+        shelf = directory()
+        keep(shelf, PROMPT, 20, rungs=(20,))
+        node = node_ending(shelf, PROMPT, 20)
+        assert node.rung is not None
+        copy_down(shelf)
+        shelf.drop(node.rung.image, Tier.HOST)
+        shelf.drop(node.kv, Tier.DEVICE)
+        (move,) = demote(shelf, 1)
+        assert move.what == "image"
+        assert landed(shelf, Report(move.ticket, True))
+        assert node.rung.image.has(Tier.HOST)
+        assert shelf.survey("", PROMPT).footholds[-1].position == 20
