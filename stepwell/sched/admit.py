@@ -11,7 +11,7 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Move, Report
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.placement import prompt_rungs
-from stepwell.cache.plan import Plan, Wait
+from stepwell.cache.plan import Plan, Wait, pinned_images, pinned_kv
 from stepwell.cache.shed import demote, landed
 from stepwell.cache.tally import Tally
 from stepwell.cache.tree import RungKind
@@ -78,8 +78,9 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
 def _must_wait(queues: Queues, directory: Directory, plan: Plan) -> bool:
     """Whether the target pages of a load become free without a loss once copies downwards have ended."""
     pages = (plan.aim.leg_end - plan.aim.shared) // directory.tree.block
-    instant = directory.room().instant
-    if pages <= instant:
+    pinned = pinned_kv(plan.survey) + pinned_images(plan.options)  # what the plan itself will hold is no room for it
+    instant = directory.room().instant - pinned
+    if pages == 0 or pages <= instant:
         return False
     queues.moves.extend(demote(directory, pages - instant))
     return bool(directory.in_flight)
