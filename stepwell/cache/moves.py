@@ -1,10 +1,11 @@
-"""Copies that the directory asks for. Plain data: a store carries them out and reports each ticket once."""
+"""What the directory asks of the stores. Plain data: they carry it out, and report the ticket of each copy once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from stepwell.base.geometry import Ints
 
@@ -33,12 +34,29 @@ class LiveState:
 
 
 @dataclass(frozen=True, slots=True)
+class Name:
+    """What one record on disk holds, told by keyed digests alone (see `stepwell.cache.names`): no token can be had from it.
+
+    root    digest of the empty prefix of the salt       parent   of the tokens before `start`
+    digest  of the tokens before `end`                   An image stands at start == end, and parent == digest.
+    """
+
+    root: bytes
+    parent: bytes
+    digest: bytes
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """Copy `source` to `target`, then report `ticket` once.
 
     what   "kv": slot i of the source goes to slot i of the target.
            "image": the source's slots, in order, hold one image; the target is as many slots, or a live state.
     tokens the position the bytes belong to: end of the range for KV, tokens folded for an image.
+    names  to disk only: the records to be made, in order; each takes as many of the target's slots as it has blocks (or
+           an image pages).
     """
 
     ticket: int
@@ -46,6 +64,7 @@ class Move:
     source: Extent
     target: Extent | LiveState
     tokens: int
+    names: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +74,39 @@ class Report:
     ticket: int
     ok: bool
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """What these disk slots hold is to be found no more; they may be the target of a later move."""
+
+    slots: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Divide:
+    """Where the disk slots `last` and `first` follow each other in one record, let two records stand for it, the second from
+    token `at` on, whose prefix has this digest: a record is to end wherever a branch leaves it or an image stands."""
+
+    last: int
+    first: int
+    at: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """What these disk slots hold has been of use just now."""
+
+    slots: Ints
+
+
+Order: TypeAlias = Forget | Divide | Touch
+"""Bookkeeping for the disk: carried out in the order given, between the moves of the same list, and never reported."""
+
+Task: TypeAlias = Move | Order
+
+
+def moves_of(tasks: Iterable[Task]) -> list[Move]:
+    """The copies among `tasks`: all that concerns whoever has no disk."""
+    return [task for task in tasks if isinstance(task, Move)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from stepwell.base.clock import VirtualClock
-from stepwell.cache.moves import Move, Report, Tier
+from stepwell.cache.moves import Report, Task, Tier, moves_of
 from stepwell.replay.cost import CostModel, direction
 from stepwell.sched.step import Step, StepResult
 
@@ -45,8 +45,8 @@ class VirtualMover:
         self._serial = 0
         self.bytes_moved: dict[tuple[Tier, Tier], int] = {}
 
-    def start(self, moves: Sequence[Move]) -> None:
-        for move in moves:
+    def start(self, tasks: Sequence[Task]) -> None:
+        for move in moves_of(tasks):
             way = direction(move)
             begins = max(self._clock.now(), self._free_at.get(way, 0.0))
             ends = begins + self._costs.copy_seconds(move, self._page_bytes)

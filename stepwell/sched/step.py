@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.moves import Move, Report
+from stepwell.cache.moves import Report, Task
 from stepwell.sched.request import SamplingParams
 
 
@@ -110,10 +110,10 @@ class Runner(Protocol):
 
 
 class Mover(Protocol):
-    """Carries out moves beside the compute."""
+    """Carries out moves, and what the disk is to note, beside the compute."""
 
-    def start(self, moves: Sequence[Move]) -> None:
-        """Begin these copies; returns at once."""
+    def start(self, tasks: Sequence[Task]) -> None:
+        """Begin these in order; returns at once. Only a move is reported; who has no disk ignores the rest."""
 
     def poll(self) -> list[Report]:
         """Reports since the last call; never waits."""

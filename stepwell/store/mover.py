@@ -11,7 +11,7 @@ from types import TracebackType
 
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import StoreError
-from stepwell.cache.moves import LiveState, Move, Report, Tier
+from stepwell.cache.moves import LiveState, Move, Report, Task, Tier, moves_of
 from stepwell.store.copier import Copier, Fence, Flight
 
 
@@ -74,8 +74,9 @@ class CopyMover:
     ) -> None:
         self.close()
 
-    def start(self, moves: Sequence[Move]) -> None:
+    def start(self, tasks: Sequence[Task]) -> None:
         """Queue these copies. A ticket must not be open already. StoreError once the mover is closed."""
+        moves = moves_of(tasks)
         if self._closing:
             raise StoreError("the copy worker is closed: it takes no more moves")
         if not moves:

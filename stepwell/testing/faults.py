@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Literal, TypeAlias
 
 from stepwell.base.clock import Clock, WallClock
-from stepwell.cache.moves import Extent, LiveState, Move, Report, Tier
+from stepwell.cache.moves import Extent, LiveState, Move, Report, Task, Tier, moves_of
 from stepwell.sched.step import Mover
 
 Copy: TypeAlias = Callable[[Move], None]
@@ -177,8 +177,11 @@ class FaultyMover:
         self._fates: dict[int, Fate] = {}
         self._ready: list[Report] = []
 
-    def start(self, moves: Sequence[Move]) -> None:
-        for move in moves:
+    def start(self, tasks: Sequence[Task]) -> None:
+        for move in tasks:
+            if not isinstance(move, Move):
+                self._inner.start([move])
+                continue
             fate = self._plan.fate(move)
             if fate.polls or fate.seconds:
                 self.tally["delayed"] += 1
@@ -260,8 +263,8 @@ class InstantMover:
         self._copy = copy
         self._reports: list[Report] = []
 
-    def start(self, moves: Sequence[Move]) -> None:
-        self._reports += [_carry_out(self._copy, move) for move in moves]
+    def start(self, tasks: Sequence[Task]) -> None:
+        self._reports += [_carry_out(self._copy, move) for move in moves_of(tasks)]
 
     def poll(self) -> list[Report]:
         reports, self._reports = self._reports, []
@@ -279,8 +282,8 @@ class ManualMover:
         self._copy = copy
         self._reports: list[Report] = []
 
-    def start(self, moves: Sequence[Move]) -> None:
-        self.pending |= {move.ticket: move for move in moves}
+    def start(self, tasks: Sequence[Task]) -> None:
+        self.pending |= {move.ticket: move for move in moves_of(tasks)}
 
     def poll(self) -> list[Report]:
         reports, self._reports = self._reports, []

@@ -17,7 +17,7 @@ import numpy as np
 
 from stepwell.base.clock import VirtualClock
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.moves import Move, Report, Tier
+from stepwell.cache.moves import Move, Report, Task, Tier, moves_of
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.shed import demote
 from stepwell.sched.build import preempt
@@ -55,9 +55,9 @@ class _Watch:
     outstanding: set[int] = field(default_factory=set)
     reported: dict[int, bool] = field(default_factory=dict)
 
-    def start(self, moves: Sequence[Move]) -> None:
-        self.outstanding |= {move.ticket for move in moves}
-        self.inner.start(moves)
+    def start(self, tasks: Sequence[Task]) -> None:
+        self.outstanding |= {move.ticket for move in moves_of(tasks)}
+        self.inner.start(tasks)
 
     def poll(self) -> list[Report]:
         reports = self.inner.poll()

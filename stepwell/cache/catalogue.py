@@ -1,0 +1,44 @@
+"""What an earlier process left on disk, and nobody has asked for yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.moves import Name
+
+
+@dataclass(frozen=True, slots=True)
+class Dormant:
+    """A record on disk that no node of the tree stands for. `record` is the store's number for it."""
+
+    record: int
+    what: Literal["kv", "image"]
+    name: Name
+    pages: int
+
+
+class Catalogue(Protocol):
+    """The dormant records of one namespace.
+
+    It answers from an index, not from a copy of it, so that a million records cost nothing until they are asked for. Whoever
+    cannot answer (a broken index) says that there is nothing.
+    """
+
+    @property
+    def pages(self) -> int:
+        """Pages of all dormant records: room that the disk has not got."""
+
+    def under(self, parent: bytes) -> Sequence[Dormant]:
+        """The dormant records whose name has this parent, each whole and unaltered: KV that goes on from there, an image there."""
+
+    def adopt(self, dormant: Dormant, slots: Ints) -> None:
+        """The record is dormant no more: its pages, in order, are these slots from now on."""
+
+    def discard(self, dormant: Dormant) -> None:
+        """The record is of no use to anyone."""
+
+    def trim(self, pages: int) -> int:
+        """Discard the records least recently used, until `pages` pages are or none is left; how many pages that was."""
