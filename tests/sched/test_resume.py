@@ -10,6 +10,7 @@ import pytest
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Report, Tier
 from stepwell.cache.outcome import Reason
+from stepwell.cache.shed import demote
 from stepwell.sched.step import Carry, Fresh, FromImage
 from tests.cache.builders import device_pages, join, numbers, rung_at
 from tests.sched.rig import KV, LOADS, SAVES, STATE, Rig, Which
@@ -357,6 +358,32 @@ class TestHost:
         rungs = [f.position for f in rig.directory.survey("", history).footholds]
         assert rungs and rungs[-1] >= len(history) - 15 - 6 - 16, "no gap in host below what was computed"
         assert rig.ask("back", history).host >= rungs[-1] - 8
+
+
+class TestRoomForALoad:
+    def test_what_a_load_will_hold_is_no_room_for_its_own_pages(self) -> None:
+        """Its hit is clean, so that it counts as room until the load holds it. The rest of the device is dirty: two free pages
+        are too few for a leg of three, and taking the third at once would cost content that a short wait copies down."""
+        rig = Rig(17, clean=0.0)
+        other = numbers(33, 8)
+        rig.ask("first", PROMPT[:21], 1)
+        rig.ask("second", PROMPT[:33], 1)
+        while moves := demote(rig.directory, 17):
+            rig.loop.queues.moves.extend(moves)
+            rig.run()
+        rig.drop(PROMPT, 20, (32,))
+        rig.ask("other", other, 1)
+        room = rig.directory.room()
+        assert (room.free, room.instant) == (2, 8), "two are free, the six of the hit are clean"
+        rig.submit("a", PROMPT)
+        rig.step()
+        assert rig.loop.stats().waiting == 1 and rig.mover.pending, "it waits for copies down"
+        assert not [move for move in rig.mover.pending.values() if LOADS(move)]
+        rig.run()
+        rig.cold("a")
+        assert (rig.outcome("a").device, rig.outcome("a").host) == (20, 12)
+        assert rig.ask("other again", join(other, numbers(5, 9))).boundary == 32, "nothing was lost"
+        rig.drained()
 
 
 class TestLiveStates:
