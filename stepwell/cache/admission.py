@@ -211,22 +211,22 @@ def _ready(directory: Directory, held: Held, index: int, reason: Reason, skipped
         if lease is not image:
             directory.release(lease)
     touch(held.plan.survey, foothold.rung if foothold else None, option.boundary, now)
-    outcome = _outcome(directory, held, index, reason, skipped)
+    outcome = outcome_of(held.plan, held.request_id, directory.config.geometry.rung_grid, index, reason, skipped)
     state_loaded = foothold is not None and image is None
     return Ready(option.boundary, held.path.item.node.end, held.table, held.path, image, state_loaded, outcome)
 
 
-def _outcome(directory: Directory, held: Held, index: int, reason: Reason, skipped: int) -> AdmissionOutcome:
-    plan, option = held.plan, held.plan.options[index]
+def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reason, skipped: int) -> AdmissionOutcome:
+    """How the admission of `plan` ends where its option `index` is what came."""
+    option = plan.options[index]
     found, boundary = plan.survey, option.boundary
     below = {Tier.HOST: 0, Tier.DISK: 0}
     for source in option.leg:
         below[source.tier] += max(0, min(source.end, boundary) - max(source.start, found.device))
-    grid = directory.config.geometry.rung_grid
     why = _LOSS.get(reason, Loss.TOO_SMALL)
     foothold = option.foothold
     return AdmissionOutcome(
-        request_id=held.request_id,
+        request_id=request_id,
         prompt=found.tokens,
         device=boundary - sum(below.values()),
         host=below[Tier.HOST],
