@@ -1,0 +1,67 @@
+"""The answer to "what would this prompt get?"."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepwell.cache.admission import Ready, commit
+from stepwell.cache.explain import Explanation, Start, explain
+from stepwell.cache.moves import Tier
+from stepwell.cache.outcome import Loss, Reason
+from tests.cache.builders import COSTS, copy_down, directory, forget, hold, join, keep, numbers, planned, state_of
+
+PROMPT = numbers(48)
+
+
+def test_nothing_is_known_of_a_new_prompt() -> None:
+    told = explain(directory(), "", PROMPT, COSTS)
+    assert (told.matched, told.device, told.union, told.hit, told.rungs) == (0, 0, 0, 0, ())
+    assert told.starts == (Start(0, 0, None, ()),) and told.pages_needed == 12
+    assert told.outcome is not None and told.outcome.lost == ((Loss.NEW, 48),)
+
+
+def test_a_load_is_told_with_its_legs_and_its_fallbacks() -> None:
+    shelf = directory()
+    keep(shelf, PROMPT, 40, rungs=(20, 40))
+    copy_down(shelf)
+    forget(shelf, PROMPT, Tier.DEVICE, 20, (40,))
+    told = explain(shelf, "", PROMPT, COSTS)
+    assert (told.matched, told.device, told.union, told.hit) == (40, 20, 40, 20)
+    assert told.rungs == ((20, "device"), (40, "host"))
+    assert told.starts[0] == Start(40, 20, "host", (("host", 20, 40),))
+    assert [start.boundary for start in told.starts] == [40, 20, 0]
+    assert told.outcome is not None
+    assert (told.outcome.device, told.outcome.host, told.outcome.recomputed) == (20, 20, 8)
+
+
+def test_it_is_what_an_admission_then_does_and_asking_changes_nothing() -> None:
+    shelf = directory()
+    keep(shelf, PROMPT, 40, rungs=(20, 40))
+    asked = join(PROMPT[:30], numbers(20, 1))
+    before = state_of(shelf)
+    told = explain(shelf, "", asked, COSTS)
+    assert state_of(shelf) == before
+    ready = commit(shelf, planned(shelf, asked), "", asked, 0, 0.0)
+    assert isinstance(ready, Ready) and ready.outcome == told.outcome
+    assert told.diverged_at == 30 and ready.boundary == 20
+
+
+def test_a_request_that_would_wait_is_told_how_much_is_missing() -> None:
+    shelf = directory(pages=10)
+    hold(shelf, 6)
+    told = explain(shelf, "", numbers(40), COSTS)
+    assert told.starts == () and told.outcome is None
+    assert (told.pages_needed, told.pages_available) == (10, 4)
+
+
+def test_reading_may_be_left_out() -> None:
+    shelf = directory()
+    keep(shelf, PROMPT, 40, rungs=(40,))
+    told: Explanation = explain(shelf, "", PROMPT, COSTS, read=False)
+    assert told.outcome is not None and told.outcome.reason == Reason.NOT_READ and told.outcome.boundary == 0
+
+
+def test_other_salts_are_not_seen() -> None:
+    shelf = directory()
+    keep(shelf, PROMPT, 40, rungs=(40,), salt="theirs")
+    assert explain(shelf, "mine", np.asarray(PROMPT), COSTS).matched == 0
