@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from fastapi import Response
+from starlette.exceptions import HTTPException
 
 from stepwell.base.errors import CapacityError, EngineDead, RequestError, StepwellError
 
@@ -58,3 +59,14 @@ def problem_of(error: StepwellError) -> Problem:
             return Problem(503, f"the engine has stopped: {error}", None, "engine_dead")
         case _:
             return Problem(500, str(error), None, "generation_failed")
+
+
+def any_problem(error: Exception) -> Problem:
+    """What a client is told, whatever was raised."""
+    match error:
+        case StepwellError():
+            return problem_of(error)
+        case HTTPException():
+            return Problem(error.status_code, str(error.detail), None, None, dict(error.headers or {}))
+        case _:
+            return Problem(500, "an error inside the server: see its log", None, "internal_error")

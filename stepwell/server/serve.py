@@ -20,9 +20,10 @@ from stepwell.base.units import parse_size
 from stepwell.engine.config import EngineConfig, EngineFacts, engine_config, flag
 from stepwell.engine.spawn import DEFAULT_FACTORY, EngineProcess
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.app import Limits, Parts, create_app
+from stepwell.server.app import create_app
 from stepwell.server.client import EngineClient
 from stepwell.server.metrics import Metrics
+from stepwell.server.parts import Limits, Parts
 
 log = logging.getLogger("stepwell.server")
 

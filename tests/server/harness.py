@@ -23,9 +23,10 @@ from stepwell.engine.config import EngineConfig, Report
 from stepwell.engine.process import ServedLoop, answers_address, commands_address, serve
 from stepwell.engine.spawn import EngineLink
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.app import Limits, Parts, create_app
+from stepwell.server.app import create_app
 from stepwell.server.client import EngineClient
 from stepwell.server.metrics import Metrics
+from stepwell.server.parts import Limits, Parts
 from stepwell.testing.tokenizer import train_tokenizer, write_tokenizer
 from tests.engine.scripted import ScriptedLoop, facts
 

@@ -1,0 +1,46 @@
+"""From a request's bytes to a checked call."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import Request
+
+from stepwell.engine.config import EngineFacts
+from stepwell.server import schema
+from stepwell.server.body import read_json
+from stepwell.server.errors import ApiError, Problem
+
+log = logging.getLogger("stepwell.server")
+
+_FIELD_NAMES_LOGGED = 200
+
+
+class CallReader:
+    """Reads calls; names each unknown field once in the log."""
+
+    def __init__(self, facts: EngineFacts, body_bytes: int) -> None:
+        self._facts = facts
+        self._body_bytes = body_bytes
+        self._names_logged: set[str] = set()
+
+    async def read(self, kind: type[schema.Call], request: Request) -> schema.Call:
+        """The call in a request's body. Raises ApiError or RequestError."""
+        return self.parse(kind, await read_json(request, self._body_bytes))
+
+    def parse(self, kind: type[schema.Call], body: dict[str, Any]) -> schema.Call:
+        call, unknown = schema.parse(kind, body)
+        self.check_model(call.model)
+        for name in unknown:
+            if name not in self._names_logged and len(self._names_logged) < _FIELD_NAMES_LOGGED:
+                self._names_logged.add(name)
+                log.warning("unknown request field %.60r is ignored", name)
+        return call
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self._facts.model:
+            known = self._facts.model
+            raise ApiError(
+                Problem(404, f"there is no model {name[:200]!r} here, only {known!r}", "model", "model_not_found")
+            )
