@@ -11,11 +11,18 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from stepwell.base.geometry import Ints
 
 Run: TypeAlias = tuple[int, int]
 """(first id, count): the ids first … first + count − 1, in order."""
+
+MAX_TOKENS = 2**26
+"""Tokens of one prompt or answer."""
+MAX_BLOCK_ID = 2**24
+MAX_BLOCK = 2**16
+MAX_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,7 @@ class Turn:
     think   s between the end of the stream's previous answer and this request
     runs    ids of the prompt's blocks. They cover `prompt` rounded down or up to whole blocks: where down, the tokens
             past the last block are this request's alone; where up, the last block is cut short
+    body    the request as it was sent (JSON), where the trace is a log of such
     """
 
     time: float
@@ -34,6 +42,7 @@ class Turn:
     output: int
     think: float
     runs: tuple[Run, ...]
+    body: bytes | None = None
 
     @property
     def blocks(self) -> int:
@@ -107,3 +116,10 @@ class Trace:
     @property
     def requests(self) -> int:
         return sum(conversation.requests for conversation in self.conversations)
+
+
+def runs_of(ids: npt.NDArray[np.int64]) -> tuple[Run, ...]:
+    """`ids` as runs of ids that follow each other."""
+    starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+    counts = np.diff(starts, append=len(ids))
+    return tuple(zip(ids[starts].tolist(), counts.tolist(), strict=True))

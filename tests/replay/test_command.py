@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from stepwell.replay.command import replay_command
-from stepwell.replay.formats import write_trace
+from stepwell.replay.convert import write_trace
 from stepwell.replay.synthetic import Shape, synthetic
 
 SMALL = ["--lanes", "3", "--warmup", "20", "--duration", "300", "--rung-tokens", "300", "--device-tokens", "2e5"]
@@ -36,7 +36,7 @@ def test_a_made_up_trace_ends_with_a_table_and_the_figures() -> None:
 
 def test_a_trace_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl.gz"
-    write_trace(synthetic(4, 1, Shape(scale=0.1)).conversations, path)
+    write_trace(synthetic(4, 1, Shape(scale=0.1)), path)
     done = run(str(path), *SMALL)
     assert done.exit_code == 0, done.output
     assert "requests measured" in done.stdout

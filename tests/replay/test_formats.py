@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from stepwell.base.errors import ConfigError
-from stepwell.replay.formats import MAX_BLOCK_ID, read_trace, write_trace
+from stepwell.replay.convert import write_trace
+from stepwell.replay.formats import read_trace
 from stepwell.replay.synthetic import Shape, synthetic
+from stepwell.replay.trace import MAX_BLOCK_ID
 
 TURN = {"t": 0.0, "in": 130, "out": 5, "think_time": 0.0, "api_time": 2.0, "stop": "tool_use", "runs": [[1, 2]]}
 
@@ -79,10 +81,10 @@ def test_mooncake_form_is_one_open_loop_of_single_requests(tmp_path: Path) -> No
 def test_what_is_written_reads_back_equal(tmp_path: Path, name: str) -> None:
     made = synthetic(6, seed=3, shape=Shape(scale=0.05, agents=0.1))
     assert any(len(c.streams) > 2 for c in made.conversations)
-    write_trace(made.conversations, tmp_path / name)
+    write_trace(made, tmp_path / name)
     assert read_trace(tmp_path / name) == made
     first = (tmp_path / name).read_bytes()
-    write_trace(made.conversations, tmp_path / name)
+    write_trace(made, tmp_path / name)
     assert (tmp_path / name).read_bytes() == first
 
 
@@ -172,7 +174,7 @@ def test_a_broken_file_is_refused(tmp_path: Path, name: str, data: bytes, messag
 
 
 def test_a_line_may_not_be_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.replay.formats.MAX_LINE", 100)
+    monkeypatch.setattr("stepwell.replay.records.MAX_LINE", 100)
     with pytest.raises(ConfigError, match="line 1: longer than"):
         read_trace(written(tmp_path / "t.jsonl", conversation()))
 
