@@ -1,7 +1,9 @@
 """What a front end and its engine process say to each other: msgpack, typed, bounded by what the receiver declares.
 
-front end ──Submit · Abort · Stop──▶ engine
-front end ◀──Ready · Batch · Dead─── engine      Batch = [Accepted | Rejected | Admitted | Tokens | Finished …] + Stats
+front end ──Submit · Abort · Explain · Reset · Stop──▶ engine
+front end ◀──Ready · Batch · Explained · WasReset · Dead─── engine
+
+Batch = [Accepted | Rejected | Admitted | Tokens | Finished …] + Stats
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import msgspec
 import numpy as np
 
 from stepwell.base.errors import CapacityError, RequestError, StepwellError
+from stepwell.cache.explain import Explanation
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.sched import request as sched
@@ -24,6 +27,7 @@ class Start(msgspec.Struct):
     factory: str
     directory: str
     log_level: int
+    log_format: str = "text"
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
@@ -44,11 +48,27 @@ class Abort(msgspec.Struct, tag="abort", array_like=True):
     ids: list[str]
 
 
+class Explain(msgspec.Struct, tag="explain", array_like=True):
+    """Tell what this prompt would get if it came now; the answer carries the same number."""
+
+    number: int
+    prompt: bytes
+    salt: str
+    read_cache: bool
+
+
+class Reset(msgspec.Struct, tag="reset", array_like=True):
+    """Drop what nobody holds, under one salt or (None) under all; the answer carries the same number."""
+
+    number: int
+    salt: str | None
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True):
     """End the process."""
 
 
-Command: TypeAlias = Submit | Abort | Stop
+Command: TypeAlias = Submit | Abort | Explain | Reset | Stop
 
 
 class Accepted(msgspec.Struct, tag="accepted", array_like=True):
@@ -93,6 +113,7 @@ class Stats(msgspec.Struct, frozen=True):
     pages     by tier, then state
     gauges    other numbers that go up and down
     counters  numbers that only grow
+    copied    bytes by source and target, in the order of `stepwell.engine.stats.COPIES`
     joint     how joint loads went, on one line
     """
 
@@ -100,6 +121,7 @@ class Stats(msgspec.Struct, frozen=True):
     pages: dict[str, dict[str, int]] = {}
     gauges: dict[str, int] = {}
     counters: dict[str, float] = {}
+    copied: list[int] = []
     joint: str = ""
 
 
@@ -116,13 +138,25 @@ class Batch(msgspec.Struct, tag="batch", array_like=True):
     stats: Stats | None = None
 
 
+class Explained(msgspec.Struct, tag="explained", array_like=True):
+    number: int
+    explanation: Explanation
+
+
+class WasReset(msgspec.Struct, tag="was_reset", array_like=True):
+    """`freed` pages by tier."""
+
+    number: int
+    freed: dict[str, int]
+
+
 class Dead(msgspec.Struct, tag="dead", array_like=True):
     """The loop has ended; nothing will follow."""
 
     reason: str
 
 
-Answer: TypeAlias = Ready | Batch | Dead
+Answer: TypeAlias = Ready | Batch | Explained | WasReset | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)

@@ -19,12 +19,17 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 import zmq
 
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import CapacityError, ConfigError, RequestError, StepwellError
+from stepwell.base.geometry import Ints
+from stepwell.cache.explain import Explanation
+from stepwell.cache.moves import Tier
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
+from stepwell.engine.logs import set_up
 from stepwell.engine.stats import stats_message
 from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats
@@ -48,6 +53,10 @@ class ServedLoop(Protocol):
     def step(self) -> list[Event]: ...
 
     def stats(self) -> EngineStats: ...
+
+    def explain(self, salt: str, prompt: Ints, read: bool) -> Explanation: ...
+
+    def reset(self, salt: str | None) -> dict[Tier, int]: ...
 
 
 Factory: TypeAlias = Callable[[EngineConfig, Report], ServedLoop]
@@ -110,11 +119,21 @@ class EngineService:
             self._carry_out(command)
         return True
 
-    def _carry_out(self, command: messages.Submit | messages.Abort) -> None:
-        if isinstance(command, messages.Abort):
-            for request_id in command.ids:
-                self._loop.abort(request_id)
-            return
+    def _carry_out(self, command: messages.Submit | messages.Abort | messages.Explain | messages.Reset) -> None:
+        match command:
+            case messages.Submit():
+                self._submit(command)
+            case messages.Abort(ids):
+                for request_id in ids:
+                    self._loop.abort(request_id)
+            case messages.Explain(number, prompt, salt, read):
+                told = self._loop.explain(salt, np.frombuffer(prompt, np.int32), read)
+                self._send(messages.Explained(number, told))
+            case messages.Reset(number, salt):
+                freed = self._loop.reset(salt)
+                self._send(messages.WasReset(number, {tier.name.lower(): pages for tier, pages in freed.items()}))
+
+    def _submit(self, command: messages.Submit) -> None:
         try:
             self._loop.submit(messages.request_of(command))
         except (RequestError, CapacityError) as error:
@@ -163,7 +182,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=messages.Start)
-    logging.basicConfig(level=start.log_level, format="%(levelname)s %(name)s: %(message)s")
+    set_up(start.log_level, start.log_format)
     threading.Thread(target=_end_with_front_end, args=(start.directory,), daemon=True).start()
     context = zmq.Context()
     commands, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)

@@ -14,6 +14,7 @@ import zmq
 from stepwell.base.errors import ConfigError
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig
+from stepwell.engine.logs import LogFormat
 from stepwell.engine.process import answers_address, commands_address
 
 log = logging.getLogger("stepwell.engine")
@@ -64,7 +65,9 @@ class EngineProcess:
         self.link = link
 
     @classmethod
-    async def start(cls, config: EngineConfig, factory: str = DEFAULT_FACTORY) -> EngineProcess:
+    async def start(
+        cls, config: EngineConfig, factory: str = DEFAULT_FACTORY, log_format: LogFormat = "text"
+    ) -> EngineProcess:
         """Start the process; it builds the engine and sends Ready, or Dead with the reason."""
         directory = tempfile.mkdtemp(prefix="stepwell-")  # mode 0700
         try:
@@ -76,7 +79,7 @@ class EngineProcess:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         assert process.stdin is not None
-        start = messages.Start(config, factory, directory, log.getEffectiveLevel())
+        start = messages.Start(config, factory, directory, log.getEffectiveLevel(), log_format)
         process.stdin.write(msgspec.json.encode(start) + b"\n")
         return cls(process, link, directory)
 

@@ -9,7 +9,18 @@ from stepwell.sched.stats import EngineStats
 PHASES = ("waiting", "parked", "running", "draining")
 PAGE_STATES = ("free", "cached", "leased", "clean")
 GAUGES = ("leases", "nodes", "moves_in_flight")
+COPIES = (
+    ("device", "host"),
+    ("host", "device"),
+    ("device", "disk"),
+    ("host", "disk"),
+    ("disk", "host"),
+    ("disk", "device"),
+)
+"""Copies between tiers that there can be, as (source, target)."""
 COUNTERS = ("steps", "computed_tokens", "sampled_tokens", "preemptions", "rungs_left", "rungs_skipped", "sched_seconds")
+
+_COPIES = tuple((Tier[source.upper()], Tier[target.upper()]) for source, target in COPIES)
 
 
 def stats_message(stats: EngineStats) -> Stats:
@@ -19,5 +30,6 @@ def stats_message(stats: EngineStats) -> Stats:
         pages={tier.name.lower(): {state: getattr(stats.tiers[tier], state) for state in PAGE_STATES} for tier in Tier},
         gauges={name: getattr(stats, name) for name in GAUGES},
         counters={name: getattr(stats, name) for name in COUNTERS},
+        copied=[stats.pages_copied.get(pair, 0) * stats.page_bytes for pair in _COPIES],
         joint=stats.joint,
     )

@@ -7,13 +7,17 @@ Single-threaded: everything that changes state happens inside `submit`, `abort` 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from stepwell.base.clock import Clock
 from stepwell.base.errors import CapacityError, RequestError
+from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Tier
+from stepwell.cache.explain import Explanation, explain
+from stepwell.cache.moves import LiveState, Move, Tier
+from stepwell.cache.reset import reset
 from stepwell.cache.shed import demote_ahead
 from stepwell.cache.tree import root_number
 from stepwell.sched.admit import Queues, admit, enqueue, land
@@ -54,6 +58,7 @@ class EngineLoop:
         self._computed = 0
         self._sampled = 0
         self._seconds = 0.0
+        self._copied: Counter[tuple[Tier, Tier]] = Counter()
 
     @property
     def longest(self) -> int:
@@ -150,13 +155,29 @@ class EngineLoop:
             sched_seconds=self._seconds,
             tally=replace(queues.tally, reasons=dict(queues.tally.reasons), lost=dict(queues.tally.lost)),
             joint=queues.tally.joint_line(),
+            pages_copied=dict(self._copied),
+            page_bytes=directory.config.geometry.page_bytes,
         )
+
+    def explain(self, salt: str, prompt: Ints, read: bool = True) -> Explanation:
+        """What `prompt` would get if it came now. Changes nothing."""
+        return explain(self.directory, salt, prompt, self.costs, self.config.cache and read)
+
+    def reset(self, salt: str | None = None) -> dict[Tier, int]:
+        """Drop what nobody holds, under one salt or under all; slots freed by tier."""
+        return reset(self.directory, salt)
 
     def _start_moves(self) -> None:
         if self.queues.moves:
             moves, self.queues.moves = self.queues.moves, []
             self._copying |= {move.ticket for move in moves}
+            self._count(moves)
             self._mover.start(moves)
+
+    def _count(self, moves: list[Move]) -> None:
+        for move in moves:
+            target = Tier.DEVICE if isinstance(move.target, LiveState) else move.target.tier
+            self._copied[move.source.tier, target] += len(move.source.slots)
 
     def _knows(self, request_id: str) -> bool:
         queues = self.queues

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from stepwell.cache.leases import TierUse
+from stepwell.cache.moves import Tier
 from stepwell.cache.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One look. `tiers` by number; `sched_seconds` of the control plane alone (plans, commits, step building, publishing)."""
+    """One look. `tiers` by number; `sched_seconds` of the control plane alone (plans, commits, step building, publishing);
+    `pages_copied` by (source, target) as copies begin, a state's image counted by its pages."""
 
     waiting: int
     parked: int
@@ -29,6 +32,8 @@ class EngineStats:
     sched_seconds: float
     tally: Tally
     joint: str
+    pages_copied: Mapping[tuple[Tier, Tier], int] = field(default_factory=dict)
+    page_bytes: int = 0
 
     @property
     def admissions(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from stepwell.base.errors import CapacityError, RequestError
+from stepwell.cache.explain import Explanation
 from stepwell.cache.leases import TierUse
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
@@ -97,7 +98,18 @@ class ScriptedLoop:
             sched_seconds=0.25,
             tally=Tally(),
             joint="joint: nothing yet",
+            pages_copied={(Tier.DEVICE, Tier.HOST): self._steps},
+            page_bytes=4096,
         )
+
+    def explain(self, salt: str, prompt: np.ndarray, read: bool) -> Explanation:
+        cached = max((_common(prompt, p) for p in self._prompts), default=0) if read else 0
+        return Explanation(len(prompt), cached, cached, cached, 0, (), (), None, (), 1, None, None)
+
+    def reset(self, salt: str | None) -> dict[Tier, int]:
+        freed = len(self._prompts)
+        self._prompts.clear()
+        return {Tier.DEVICE: freed, Tier.HOST: 0}
 
     def _decode(self, request_id: str) -> list[Event]:
         request, done = self.running[request_id]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.errors import CapacityError, RequestError
+from stepwell.cache.explain import Explanation, Start
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine import messages
@@ -54,6 +55,15 @@ def test_config_and_facts_survive_the_journey() -> None:
     assert msgspec.json.decode(msgspec.json.encode(start), type=messages.Start) == start
     ready = messages.Ready(EngineFacts("m", 10, 20, (("pages", "1", ""),)))
     assert messages.decode_answer(messages.encode(ready)) == ready
+
+
+def test_answers_about_the_cache_survive_the_journey() -> None:
+    start = Start(40, 20, "host", (("host", 20, 40),))
+    told = Explanation(48, 40, 20, 40, 20, ((20, "device"),), (30,), 41, (start,), 7, None, OUTCOME)
+    for reply in (messages.Explained(5, told), messages.WasReset(6, {"device": 3})):
+        assert messages.decode_answer(messages.encode(reply)) == reply
+    for command in (messages.Explain(5, b"\0\0\0\0", "salt", True), messages.Reset(6, None), messages.Reset(7, "")):
+        assert messages.decode_command(messages.encode(command)) == command
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93\xa6submit\x01\x02", b"\x92\xa7unknown\x01", b"\x00" * 100])

@@ -91,6 +91,31 @@ def test_process_serves_refuses_aborts_and_stops() -> None:
     with_engine(work)
 
 
+def test_questions_and_resets_are_answered_by_number() -> None:
+    async def replies(process: EngineProcess) -> messages.Answer:
+        while isinstance(found := await answer(process), messages.Batch | messages.Ready):
+            pass
+        return found
+
+    async def work(process: EngineProcess) -> None:
+        submit(process, "a", [5, 6, 7])
+        await events_of_started(process)
+        prompt = np.array([5, 6, 9], np.int32).tobytes()
+        process.link.send(messages.Explain(3, prompt, "", True))
+        told = await replies(process)
+        assert isinstance(told, messages.Explained)
+        assert (told.number, told.explanation.tokens, told.explanation.matched) == (3, 3, 2)
+        process.link.send(messages.Reset(4, None))
+        assert await replies(process) == messages.WasReset(4, {"device": 1, "host": 0})
+
+    async def events_of_started(process: EngineProcess) -> None:
+        while isinstance(await answer(process), messages.Ready):
+            pass
+        await events_of(process, messages.Finished)
+
+    with_engine(work)
+
+
 def test_engine_that_falls_idle_sends_its_last_statistics() -> None:
     async def work(process: EngineProcess) -> None:
         assert isinstance(await answer(process), messages.Ready)

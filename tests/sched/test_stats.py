@@ -40,3 +40,24 @@ def test_work_done_is_counted() -> None:
     assert (stats.computed_tokens, stats.sampled_tokens, stats.steps) == (44, 5, len(rig.steps))
     assert stats.tiers[Tier.DEVICE].total == 128 and stats.tiers[Tier.DISK].total == 0
     assert stats.joint.startswith("joint: boundaries=0")
+
+
+def test_copies_are_counted_by_where_they_go() -> None:
+    rig = example(seqs=2)
+    rig.submit("loads", PROMPT)
+    rig.step()
+    copied = rig.loop.stats().pages_copied
+    loaded = sum(len(move.source.slots) for move in rig.mover.pending.values() if move.source.tier == Tier.HOST)
+    assert copied[Tier.HOST, Tier.DEVICE] == loaded > 0
+    rig.run()
+    rig.drained()
+
+
+def test_loop_answers_questions_and_empties_its_cache() -> None:
+    rig = Rig()
+    rig.ask("a", PROMPT)
+    told = rig.loop.explain("", PROMPT)
+    assert told.outcome is not None and told.outcome.boundary == told.hit > 0
+    assert rig.loop.reset()[Tier.DEVICE] > 0
+    assert rig.loop.explain("", PROMPT).hit == 0
+    rig.drained()

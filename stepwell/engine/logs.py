@@ -1,0 +1,54 @@
+"""Logs as people read them, or as machines do: one JSON object a line. Server and engine process write the same form."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias, get_args
+
+from stepwell.base.errors import ConfigError
+
+LogFormat: TypeAlias = Literal["text", "json"]
+
+LEVELS = ("debug", "info", "warning", "error")
+_TEXT = "%(levelname)s %(name)s: %(message)s"
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """`{"time", "level", "logger", "message"}`, whatever was given as `extra`, and `error` where a traceback belongs to it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _OWN}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """`LEVEL logger: message name=value …`, the values being those given as `extra`."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        extra = "".join(f" {name}={value}" for name, value in vars(record).items() if name not in _OWN)
+        return super().formatMessage(record) + extra
+
+
+def set_up(level: str | int, form: str) -> None:
+    """Write all logs of this process to standard error, in this form. Raises ConfigError, naming the flag."""
+    if isinstance(level, str) and level not in LEVELS:
+        raise ConfigError(f"--log-level {level!r} is unknown: use one of {', '.join(LEVELS)}")
+    if form not in get_args(LogFormat):
+        raise ConfigError(f"--log-format {form!r} is unknown: use one of {', '.join(get_args(LogFormat))}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper() if isinstance(level, str) else level, handlers=[handler])

@@ -1,0 +1,52 @@
+"""Logs in both forms."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from stepwell.base.errors import ConfigError
+from stepwell.engine.logs import JsonFormatter, TextFormatter, set_up
+
+
+def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("stepwell.server", logging.WARNING, __file__, 1, message, args, None)
+    vars(made).update(extra)
+    return made
+
+
+def test_a_machine_reads_one_object_with_whatever_was_added() -> None:
+    line = JsonFormatter().format(record("of %d\nlines", 2, request_id="r1", seconds=0.5))
+    assert "\n" not in line
+    told = json.loads(line)
+    assert told.pop("time").endswith("+00:00")
+    assert told == {
+        "level": "warning",
+        "logger": "stepwell.server",
+        "message": "of 2\nlines",
+        "request_id": "r1",
+        "seconds": 0.5,
+    }
+
+
+def test_an_error_brings_its_traceback_on_the_same_line() -> None:
+    made = record("failed")
+    try:
+        raise RuntimeError("the cause")
+    except RuntimeError:
+        made.exc_info = sys.exc_info()
+    line = JsonFormatter().format(made)
+    assert "\n" not in line and "the cause" in json.loads(line)["error"]
+
+
+def test_people_read_the_additions_at_the_end() -> None:
+    assert TextFormatter().format(record("hello", request_id="r1")) == "WARNING stepwell.server: hello request_id=r1"
+
+
+@pytest.mark.parametrize(("level", "form", "named"), [("loud", "text", "--log-level"), ("info", "xml", "--log-format")])
+def test_unknown_words_are_refused(level: str, form: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        set_up(level, form)
