@@ -17,7 +17,7 @@ import numpy as np
 
 from stepwell.base.clock import VirtualClock
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.moves import Move, Report, Task, Tier, moves_of
+from stepwell.cache.moves import Move, Tier
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.shed import demote
 from stepwell.sched.build import preempt
@@ -28,10 +28,11 @@ from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Step, StepResult, Work
 from stepwell.testing import laws
-from stepwell.testing.faults import FaultPlan, FaultyMover, InstantMover
+from stepwell.testing.faults import FaultPlan
 from stepwell.testing.laws import LawBroken, require
+from stepwell.testing.ranks import Ranks, Watch
 from stepwell.testing.reference import Reference
-from stepwell.testing.telltale import POISON, Memory, TellTaleRunner, answer
+from stepwell.testing.telltale import POISON, Memory, TellTaleRunner, answer, shards
 
 _PATIENCE = 200
 
@@ -45,30 +46,6 @@ class Told:
     tokens: list[int] = field(default_factory=list)
     outcome: AdmissionOutcome | None = None
     finished: Finished | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Watch:
-    """A mover that notes what passes: copies under way, and what this step has reported."""
-
-    inner: FaultyMover
-    outstanding: set[int] = field(default_factory=set)
-    reported: dict[int, bool] = field(default_factory=dict)
-
-    def start(self, tasks: Sequence[Task]) -> None:
-        self.outstanding |= {move.ticket for move in moves_of(tasks)}
-        self.inner.start(tasks)
-
-    def poll(self) -> list[Report]:
-        reports = self.inner.poll()
-        for report in reports:
-            if report.ticket in self.outstanding:
-                self.reported[report.ticket] = report.ok
-                self.outstanding.discard(report.ticket)
-        return reports
-
-    def wait(self, seconds: float) -> None:
-        self.inner.wait(seconds)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +64,9 @@ class Harness:
 
     told       by request id: what its caller has heard        memory     every byte of both tiers
     faults     the mover's faults; more may be added           reference  what could be reused at most
+    ranks      all ranks, of which `memory`, `mover` and `faults` are the first's
+
+    `rank_faults` are each rank's faults, in place of `faults`; with `same_kv` the ranks differ in their states alone.
     """
 
     def __init__(
@@ -97,17 +77,25 @@ class Harness:
         costs: Costs | None = None,
         vocab: int = 1000,
         step_seconds: float = 0.001,
+        ranks: int = 1,
+        rank_faults: Sequence[FaultPlan] = (),
+        same_kv: bool = False,
     ) -> None:
         sched = sched or SchedConfig(max_num_seqs=4, max_num_batched_tokens=64)
         self.vocab = vocab
         self.told: dict[str, Told] = {}
-        self.faults = faults or FaultPlan()
+        plans = tuple(rank_faults) or (faults or FaultPlan(), *(FaultPlan() for _ in range(ranks - 1)))
+        self.faults = plans[0]
         self.clock = VirtualClock()
-        self.memory = Memory(cache.geometry, cache.device_pages, cache.host_slots, sched.max_num_seqs)
+        self.shards = shards(ranks, same_kv)
+        sizes = (cache.geometry, cache.device_pages, cache.host_slots, sched.max_num_seqs)
+        self.memories = tuple(Memory(*sizes, shard) for shard in self.shards)
+        self.memory = self.memories[0]
         self.reference = Reference(cache.geometry.block)
-        self.mover = FaultyMover(InstantMover(self._copy), self.faults, self.clock)
-        self._watch = _Watch(self.mover)
-        runner = TellTaleRunner(self.memory, cache.geometry, vocab)
+        self.ranks = Ranks(self.memories, plans, self.clock, self._copy)
+        self.mover = self.ranks.movers[0]
+        self._watch = Watch(self.ranks.mover)
+        runner = TellTaleRunner(self.memory, cache.geometry, vocab, self.memories[1:])
         self.loop = EngineLoop(cache, sched, _Guard(self, runner), self._watch, self.clock, costs)
         self._truth = laws.Truth()
         self._step_seconds = step_seconds
@@ -176,9 +164,7 @@ class Harness:
 
     def deliver(self) -> None:
         """Have every lost report in the next poll."""
-        lost, self.mover.lost = self.mover.lost, []
-        for report in lost:
-            self.mover.deliver(report)
+        self.ranks.deliver()
 
     def flush(self, tier: Tier, demote_first: bool = False, keep: int = 0) -> None:
         """Drop every unlocked copy in `tier` of what ends past the first `keep` tokens.
@@ -213,7 +199,7 @@ class Harness:
     def check_all(self) -> None:
         """Every law that can be judged between two steps. Raises LawBroken."""
         laws.check_holds(self.loop)
-        laws.check_content(self.loop, self.memory, self._truth)
+        self._check_content()
         for waiting in self.loop.queues.waiting[:1]:
             laws.check_plan(self.loop, waiting.job.request.salt, waiting.job.tokens.view)
         self._check_counts()
@@ -223,12 +209,13 @@ class Harness:
     def run_step(self, runner: TellTaleRunner, step: Step) -> StepResult:
         """Judge `step`, run it, and see that it wrote what it said and nothing else."""
         pages = laws.check_writes(self.loop, step)
-        laws.check_content(self.loop, self.memory, self._truth)
+        self._check_content()
         for work in step.works:
             self._enter(work)
-        before = self.memory.arenas[Tier.DEVICE].copy()
+        before = [memory.arenas[Tier.DEVICE].copy() for memory in self.memories]
         result = runner.run(step)
-        same = (before == self.memory.arenas[Tier.DEVICE]).all(axis=1)
+        after = [memory.arenas[Tier.DEVICE] for memory in self.memories]
+        same = (np.array(before) == np.array(after)).all(axis=(0, 2))
         same[pages] = True
         require(1, bool(same.all()), f"pages {np.flatnonzero(~same).tolist()} changed, which nobody was to write")
         self._ran = True
@@ -245,15 +232,15 @@ class Harness:
         running = self.loop.queues.find_running(work.request_id)
         assert running is not None
         key = (work.request_id, running.job.starts)
-        laws.check_start(self.loop, self.memory, self._truth, self.reference, work, key not in self._entered)
+        for memory in self.memories:
+            laws.check_start(self.loop, memory, self._truth, self.reference, work, key not in self._entered)
         self._entered.setdefault(key, work.start)
 
     def _ruin(self, work: Work, repeat: int) -> None:
         self._spoiled.discard(work.request_id)
-        arena = self.memory.arenas[Tier.DEVICE]
-        arena[laws.written(work, repeat, self.loop.directory.tree.block)] = POISON
+        self.ranks.poison(Tier.DEVICE, laws.written(work, repeat, self.loop.directory.tree.block))
         for cut in work.cuts:
-            arena[cut.pages] = POISON
+            self.ranks.poison(Tier.DEVICE, cut.pages)
 
     def _remember(self, work: Work, sampled: tuple[int, ...], repeat: int) -> None:
         """Tell the reference what now exists, if others may find it."""
@@ -266,18 +253,23 @@ class Harness:
         known = np.concatenate([running.job.tokens.view, np.array(sampled, np.int32)])[:end]
         self.reference.computed(request.salt, known, [cut.position for cut in work.cuts])
 
-    def _copy(self, move: Move) -> None:
+    def _check_content(self) -> None:
+        for memory in self.memories:
+            laws.check_content(self.loop, memory, self._truth)
+
+    def _copy(self, memory: Memory, move: Move) -> None:
         try:
             laws.check_copy(self.loop, move)
         except LawBroken as broken:  # the mover would report it as a failed copy
             self._broken = self._broken or broken
-        self.memory.copy(move)
+        memory.copy(move)
 
     def _poison(self) -> None:
         """Overwrite what nobody may read any more."""
         for tier, pool in self.loop.directory.pools.items():
-            self.memory.poison(tier, pool.free_slots)
-        self.memory.live[self.loop.queues.slots] = POISON
+            self.ranks.poison(tier, pool.free_slots)
+        for memory in self.memories:
+            memory.live[self.loop.queues.slots] = POISON
 
     # ---- what callers hear ------------------------------------------------------------------------------------------
 
@@ -311,7 +303,7 @@ class Harness:
 
     def _check_answer(self, told: Told) -> None:
         request = told.request
-        cold = answer(request.prompt, len(told.tokens), self.vocab, request.salt)
+        cold = answer(request.prompt, len(told.tokens), self.vocab, request.salt, self.shards)
         require(10, told.tokens == cold, f"{request.id} answers {told.tokens}, a cold run {cold}")
 
     def _check_end(self, told: Told, end: Finished) -> None:
@@ -365,6 +357,6 @@ class Harness:
         moving = bool(self._watch.outstanding)
         alive = self._ran or bool(events) or not waits or not self.loop.busy
         require(9, alive or moving, f"stuck: {self.loop.stats()}")
-        alive = alive or bool(self._watch.reported or self.mover.lost)
+        alive = alive or bool(self._watch.reported or self.ranks.lost)
         self._idle_steps = 0 if alive else self._idle_steps + 1
         require(9, self._idle_steps <= _PATIENCE, f"{_PATIENCE} steps without a token: {self.loop.stats()}")

@@ -6,11 +6,12 @@
     4  planning changes nothing, and twice gives the same
     5  what is leased stays; what nobody holds is free or cached
     6  a failed load resumes at the next option of its own plan
+    7  every rank holds its own shard of all this
     8  tokens by source sum to the prompt; 0 ≤ cached < prompt; each request ends once
     9  while anything waits, a token is computed or a byte is moving
     10 every answer is the cold one
 
-Law 7, of ranks, has nothing to judge in one process.
+Law 7 has no check of its own: whatever concerns bytes is judged on each rank's memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from stepwell.sched.job import Draining, Parked, Running
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.step import Carry, Fresh, FromImage, Step, Work
 from stepwell.testing.reference import Reference
-from stepwell.testing.telltale import LAYERS, Memory, Words, blank, content
+from stepwell.testing.telltale import LAYERS, Memory, Shard, Words, blank, content
 
 
 class LawBroken(AssertionError):
@@ -64,13 +65,13 @@ class Truth:
     """`telltale.content`, remembered: the same prefixes are judged again and again."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, bytes], tuple[Words, Words]] = {}
+        self._known: dict[tuple[str, bytes, Shard], tuple[Words, Words]] = {}
 
-    def of(self, tokens: Ints, salt: str) -> tuple[Words, Words]:
-        key = (salt, tokens.tobytes())
+    def of(self, tokens: Ints, salt: str, shard: Shard) -> tuple[Words, Words]:
+        key = (salt, tokens.tobytes(), shard)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = content(tokens, salt)
+            known = self._known[key] = content(tokens, salt, shard)
         return known
 
 
@@ -141,10 +142,11 @@ def check_start(loop: EngineLoop, memory: Memory, truth: Truth, reference: Refer
     assert running is not None
     request, known = running.job.request, running.job.tokens.view
     require(2, (known[work.start : work.start + len(work.tokens)] == work.tokens).all(), "a work computes other tokens")
-    digests, cells = truth.of(known, request.salt)
-    state = (int(digests[work.start - 1]), work.start) if work.start else (blank(request.salt), 0)
-    found = _state(memory, work, request.salt)
-    name = f"{work.request_id} at {work.start}"
+    states, cells = truth.of(known, request.salt, memory.shard)
+    empty = (blank(request.salt, memory.shard), 0)
+    state = (int(states[work.start - 1]), work.start) if work.start else empty
+    found = empty if isinstance(work.state, Fresh) else _state(memory, work)
+    name = f"{work.request_id} at {work.start}, rank {memory.shard.state},"
     require(2, found == state, f"{name} starts from the state {found}, not {state}")
     here = max(work.start, min(work.write_from, len(known)))
     kv = _cells(memory, Tier.DEVICE, work.pages)[:here]
@@ -154,10 +156,8 @@ def check_start(loop: EngineLoop, memory: Memory, truth: Truth, reference: Refer
         require(2, work.start in may, f"{name} resumes where nothing was ever left; it could at {may}")
 
 
-def _state(memory: Memory, work: Work, salt: str) -> tuple[int, int]:
-    """The state that `work` starts from."""
-    if isinstance(work.state, Fresh):
-        return blank(salt), 0
+def _state(memory: Memory, work: Work) -> tuple[int, int]:
+    """The state of an earlier step that `work` starts from."""
     if isinstance(work.state, FromImage):
         digest, count = memory.unpack(memory.arenas[Tier.DEVICE][work.state.pages])
     else:
@@ -179,21 +179,23 @@ def check_content(loop: EngineLoop, memory: Memory, truth: Truth) -> None:
         stack: list[tuple[Node, Ints]] = [(child, child.tokens) for child in root.children.values()]
         while stack:
             node, tokens = stack.pop()
-            _check_node(memory, node, *truth.of(tokens, salt))
+            _check_node(memory, node, *truth.of(tokens, salt, memory.shard))
             stack += [(child, np.concatenate([tokens, child.tokens])) for child in node.children.values()]
 
 
-def _check_node(memory: Memory, node: Node, digests: Words, cells: Words) -> None:
+def _check_node(memory: Memory, node: Node, states: Words, cells: Words) -> None:
+    rank = memory.shard.state
     for tier in memory.arenas:
         slots = node.kv.at[tier]
         if slots is not None:
             same = (_cells(memory, tier, slots) == cells[node.start :]).all()
-            require(3, bool(same), f"KV of {node!r} in {tier.name.lower()} is not that of its tokens")
+            require(3, bool(same), f"KV of {node!r} in {tier.name.lower()} of rank {rank} is not that of its tokens")
         slots = node.rung.image.at[tier] if node.rung is not None else None
         if slots is not None:
             digest, count = (int(word) for word in memory.unpack(memory.arenas[tier][slots]))
-            good = (digest, count) == (int(digests[-1]), node.end)
-            require(3, good, f"the image at the end of {node!r} in {tier.name.lower()} is of another state ({count})")
+            good = (digest, count) == (int(states[-1]), node.end)
+            where = f"the image at the end of {node!r} in {tier.name.lower()} of rank {rank}"
+            require(3, good, f"{where} is of another state ({count})")
 
 
 # ---- law 4 ------------------------------------------------------------------------------------------------

@@ -2,15 +2,19 @@
 
 Its state is a rolling digest of everything it has read; each KV cell is a digest of (root, tokens so far, layer) and fills
 the page's whole stride; the next token is a digest of the state and of every KV cell up to here. A byte that is missing, stale,
-shifted, foreign or doubled anywhere changes the next token and all that follow. There is no tolerance.
+shifted, foreign or doubled anywhere changes the next token and all that follow. There is no tolerance. Each rank has its own
+state and cells, and the next token depends on all ranks'.
 
     answer   what a cold run must say, computed without engine, pages or cache
     content  what a cache of a prompt must hold, byte for byte
-    Memory   device, host and live states as plain arrays; copies between them
-    TellTaleRunner   a `Runner` over that memory
+    Memory   device, host and live states of one rank as plain arrays; copies between them
+    TellTaleRunner   a `Runner` over the memory of every rank
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +31,29 @@ POISON = np.uint64(0xDEADDEADDEADDEAD)
 _MULTIPLIER = 0x9E3779B97F4A7C15 | 1
 _MASK = (1 << 64) - 1
 _INVERSE = pow(_MULTIPLIER, -1, 1 << 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part a rank holds of every state, and of every KV cell. States differ on all ranks; KV may be the same on several, as
+    where there are fewer KV heads than ranks."""
+
+    state: int = 0
+    kv: int = 0
+
+    @property
+    def mask(self) -> np.uint64:
+        """The rank's states are digests in this mask: another rank's state, unmasked, is no digest of anything. 0 on rank 0."""
+        return np.uint64(self.state * 0x8CB92BA72F3D8DD7 & _MASK)
+
+
+ALONE = (Shard(),)
+"""The one rank of an engine that has no others."""
+
+
+def shards(ranks: int, same_kv: bool = False) -> tuple[Shard, ...]:
+    """One shard for each rank; with `same_kv` all hold the same KV."""
+    return tuple(Shard(rank, 0 if same_kv else rank) for rank in range(ranks))
 
 
 def _powers(base: int, count: int) -> Words:
@@ -54,39 +81,46 @@ def _seed(root: int) -> int:
     return (root * 0x632BE59BD9B4E019 + 0x1234567) & _MASK
 
 
-def _cells(digests: Words) -> Words:
-    """KV of each token in each layer, [n, LAYERS]."""
-    return _mix(digests[:, None] + np.arange(1, LAYERS + 1, dtype=np.uint64) * np.uint64(0xD6E8FEB86659FD93))
+def _cells(digests: Words, kv: int = 0) -> Words:
+    """KV of each token in each layer, [n, LAYERS], in this shard of it."""
+    layers = np.arange(1, LAYERS + 1, dtype=np.uint64) + np.uint64(kv * LAYERS)
+    return _mix(digests[:, None] + layers * np.uint64(0xD6E8FEB86659FD93))
 
 
-def _choose(digest: int, count: int, cells: Words, vocab: int) -> int:
-    """The next token: depends on the state and on every cell at its own place."""
+def _read_out(digest: int, count: int, cells: Words, rank: int) -> int:
+    """What one rank adds to the choice of the next token: depends on its state, and on every cell at its own place."""
     places = np.arange(cells.size, dtype=np.uint64).reshape(cells.shape)
     read = int(np.bitwise_xor.reduce(_mix(cells + places * np.uint64(0xA0761D6478BD642F)), axis=None))
-    word = np.array([(read * _MULTIPLIER + digest + count) & _MASK], np.uint64)
-    return int(_mix(word)[0] % np.uint64(vocab))
+    word = np.array([(read * _MULTIPLIER + digest + count + rank * 0xA24BAED4963EE407) & _MASK], np.uint64)
+    return int(_mix(word)[0])
 
 
-def answer(prompt: Ints, count: int, vocab: int, salt: str = "") -> list[int]:
-    """The `count` tokens that follow `prompt` under `salt`, as a cold run gives them."""
+def _choose(read_outs: Sequence[int], vocab: int) -> int:
+    """The next token: as after an all-reduce, it depends on what every rank has read."""
+    return int(np.bitwise_xor.reduce(np.array(read_outs, np.uint64)) % np.uint64(vocab))
+
+
+def answer(prompt: Ints, count: int, vocab: int, salt: str = "", ranks: Sequence[Shard] = ALONE) -> list[int]:
+    """The `count` tokens that follow `prompt` under `salt`, as a cold run on these ranks gives them."""
     tokens = np.asarray(prompt, np.int32)
     out: list[int] = []
     digests = _fold(_seed(root_number(salt)), tokens)
     for _ in range(count):
-        out.append(_choose(int(digests[-1]), len(digests), _cells(digests), vocab))
+        last, here = int(digests[-1]), len(digests)
+        out.append(_choose([_read_out(last, here, _cells(digests, r.kv), r.state) for r in ranks], vocab))
         digests = np.concatenate([digests, _fold(int(digests[-1]), np.array(out[-1:], np.int32))])
     return out
 
 
-def content(tokens: Ints, salt: str = "") -> tuple[Words, Words]:
-    """What a cache of `tokens` under `salt` must hold: digests after each token, uint64 [n], and KV, uint64 [n, LAYERS]."""
+def content(tokens: Ints, salt: str = "", shard: Shard = ALONE[0]) -> tuple[Words, Words]:
+    """What a rank's cache of `tokens` under `salt` must hold: states after each token, uint64 [n], and KV, uint64 [n, LAYERS]."""
     digests = _fold(_seed(root_number(salt)), np.asarray(tokens, np.int32))
-    return digests, _cells(digests)
+    return digests ^ shard.mask, _cells(digests, shard.kv)
 
 
-def blank(salt: str = "") -> int:
-    """The digest of the empty prefix of `salt`."""
-    return _seed(root_number(salt))
+def blank(salt: str = "", shard: Shard = ALONE[0]) -> int:
+    """A rank's state after the empty prefix of `salt`."""
+    return _seed(root_number(salt)) ^ int(shard.mask)
 
 
 def geometry(block: int = 4, rung_grid: int = 8, image_pages: int = 2) -> Geometry:
@@ -96,9 +130,12 @@ def geometry(block: int = 4, rung_grid: int = 8, image_pages: int = 2) -> Geomet
 
 
 class Memory:
-    """Slots of both tiers, [slots, words of a page], and live states, [slots, (digest, tokens folded)]."""
+    """One rank's slots of both tiers, [slots, words of a page], and live states, [slots, (masked digest, tokens folded)]."""
 
-    def __init__(self, sizes: Geometry, device_pages: int, host_slots: int, live_slots: int) -> None:
+    def __init__(
+        self, sizes: Geometry, device_pages: int, host_slots: int, live_slots: int, shard: Shard = ALONE[0]
+    ) -> None:
+        self.shard = shard
         self.words = sizes.block * LAYERS
         self.arenas = {
             Tier.DEVICE: np.full((device_pages, self.words), POISON, np.uint64),
@@ -136,57 +173,65 @@ class Memory:
 
 
 class TellTaleRunner:
-    """Computes steps exactly as told, faults included; raises only where a work contradicts itself."""
+    """Computes steps exactly as told, faults included, on every rank; raises only where a work contradicts itself."""
 
-    def __init__(self, memory: Memory, sizes: Geometry, vocab: int = 1000) -> None:
+    def __init__(self, memory: Memory, sizes: Geometry, vocab: int = 1000, others: Sequence[Memory] = ()) -> None:
         self.vocab = vocab
         self.steps: list[Step] = []
-        self._memory = memory
+        self._ranks = (memory, *others)
         self._block = sizes.block
 
     def run(self, step: Step) -> StepResult:
         self.steps = [step]
-        for work in step.works:
-            self._start(work)
+        for memory in self._ranks:
+            for work in step.works:
+                self._start(memory, work)
         return StepResult(tuple(self._run(work, step.repeat) for work in step.works))
 
-    def _start(self, work: Work) -> None:
-        live, device = self._memory.live, self._memory.arenas[Tier.DEVICE]
+    def _start(self, memory: Memory, work: Work) -> None:
         if isinstance(work.state, Fresh):
-            live[work.slot] = (_seed(work.root), 0)
+            memory.live[work.slot] = (_seed(work.root) ^ int(memory.shard.mask), 0)
         elif isinstance(work.state, FromImage):
-            live[work.slot] = self._memory.unpack(device[work.state.pages])
+            memory.live[work.slot] = memory.unpack(memory.arenas[Tier.DEVICE][work.state.pages])
 
     def _run(self, work: Work, repeat: int) -> tuple[int, ...]:
         tokens, sampled, start = work.tokens, [], work.start
         for _ in range(repeat):
-            self._forward(work, tokens, start)
+            for memory in self._ranks:
+                self._forward(memory, work, tokens, start)
             start += len(tokens)
             if work.sample is None:
                 return ()
-            digest, count = (int(word) for word in self._memory.live[work.slot])
-            sampled.append(_choose(digest, count, self._read(work.pages, start), self.vocab))
+            sampled.append(_choose([self._read(memory, work, start) for memory in self._ranks], self.vocab))
             tokens = np.array(sampled[-1:], np.int32)
         return tuple(sampled)
 
-    def _forward(self, work: Work, tokens: Ints, start: int) -> None:
+    def _forward(self, memory: Memory, work: Work, tokens: Ints, start: int) -> None:
         """Fold the tokens, write their cells, leave images at the cuts."""
-        memory = self._memory
-        digest, count = (int(word) for word in memory.live[work.slot])
+        shard = memory.shard
+        digest, count = _unmasked(memory, work.slot)
         digests = _fold(digest, tokens)
+        states = digests ^ shard.mask
         end = start + len(tokens)
         positions = np.arange(start, end)
         written = positions >= work.write_from
         pages = work.pages[positions[written] // self._block]
         view = memory.arenas[Tier.DEVICE].reshape(-1, self._block, LAYERS)
-        view[pages, positions[written] % self._block] = _cells(digests)[written]
+        view[pages, positions[written] % self._block] = _cells(digests, shard.kv)[written]
         for cut in work.cuts:
             if start < cut.position <= end:
-                state = (int(digests[cut.position - start - 1]), (count + cut.position - start) & _MASK)
+                state = (int(states[cut.position - start - 1]), (count + cut.position - start) & _MASK)
                 memory.arenas[Tier.DEVICE][cut.pages] = memory.pack(state, len(cut.pages))
-        memory.live[work.slot] = (int(digests[-1]), (count + len(tokens)) & _MASK)
+        memory.live[work.slot] = (int(states[-1]), (count + len(tokens)) & _MASK)
 
-    def _read(self, pages: Ints, count: int) -> Words:
-        """Cells of positions [0, count), [count, LAYERS]."""
-        view = self._memory.arenas[Tier.DEVICE].reshape(-1, self._block, LAYERS)
-        return view[pages].reshape(-1, LAYERS)[:count]
+    def _read(self, memory: Memory, work: Work, count: int) -> int:
+        """A rank's part in the choice after `count` tokens: of its live state, and of the cells of positions [0, count)."""
+        view = memory.arenas[Tier.DEVICE].reshape(-1, self._block, LAYERS)
+        cells = view[work.pages].reshape(-1, LAYERS)[:count]
+        return _read_out(*_unmasked(memory, work.slot), cells, memory.shard.state)
+
+
+def _unmasked(memory: Memory, slot: int) -> tuple[int, int]:
+    """(digest, count) of a live state."""
+    digest, count = memory.live[slot]
+    return int(digest ^ memory.shard.mask), int(count)
