@@ -23,8 +23,9 @@ from stepwell.cache.shed import secure
 from stepwell.cache.survey import gather
 from stepwell.cache.table import BlockTable
 
-COPY_PAGES = 256
-"""Pages in one copy of a leg: long enough for the full speed of a link, short enough that one bad copy condemns little."""
+COPY_PAGES = {Tier.HOST: 256, Tier.DISK: 32}
+"""Pages in one copy of a leg: long enough for full speed, short enough that one bad copy condemns little. Copies from disk are
+shorter, so that some are read while others go on to the device."""
 
 _LOSS = {
     Reason.NO_ROOM: Loss.NO_ROOM,
@@ -38,7 +39,7 @@ _LOSS = {
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What commit took. `path` holds the resident KV of every option, `images[i]` the image of option i."""
+    """What commit took. `path` holds the resident KV of every option, `images[i]` the image of option i, `sources` what the leg reads."""
 
     request_id: str
     plan: Plan
@@ -46,13 +47,13 @@ class Held:
     slot: int
     path: Lease
     images: tuple[Lease | None, ...]
-    sources: Lease | None
+    sources: tuple[Lease, ...]
     table: BlockTable
 
     @property
     def leases(self) -> list[Lease]:
         """Every hold but the one on the shared path."""
-        return [lease for lease in (*self.images, self.sources) if lease is not None]
+        return [lease for lease in (*self.images, *self.sources) if lease is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,8 @@ def commit(directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot
         directory.lease(o.foothold.rung.image, o.foothold.tier) if o.foothold is not None else None
         for o in plan.options
     )
-    sources = None
-    if aim.leg:
-        sources = directory.lease(next(n for n in found.path if n.end >= aim.leg_end).kv, Tier.HOST)
+    tiers = sorted({source.tier for source in aim.leg})
+    sources = tuple(directory.lease(next(n for n in found.path if n.end >= aim.leg_end).kv, t) for t in tiers)
     path = _lease_path(directory, plan, now)
     table = BlockTable(directory.pages_of(path.item.node, aim.shared))
     directory.promise(table, plan.need)
@@ -137,8 +137,9 @@ def _begin(
     moves: list[Move] = []
     at = option.shared // directory.tree.block
     for source, extent in zip(option.leg, legs, strict=True):
-        for first in range(0, len(extent.slots), COPY_PAGES):
-            part = Extent(source.tier, extent.slots[first : first + COPY_PAGES])
+        size = COPY_PAGES[source.tier]
+        for first in range(0, len(extent.slots), size):
+            part = Extent(source.tier, extent.slots[first : first + size])
             target = Extent(Tier.DEVICE, held.table.pages[at : at + len(part.slots)].copy())
             end = min(source.end, source.start + (first + len(part.slots)) * directory.tree.block)
             moves.append(Move(directory.ticket(), "kv", part, target, end))
@@ -192,12 +193,14 @@ def _condemn_source(directory: Directory, held: Held, option: Option, move: Move
         assert option.foothold is not None
         directory.condemn(option.foothold.rung.image, tier)
         return
-    assert held.sources is not None
-    read = set(move.source.slots.tolist())
-    for node in held.sources.item.node.up():
-        slots = node.kv.at[tier]
-        if slots is not None and not read.isdisjoint(slots.tolist()):
-            directory.condemn(node.kv, tier)
+    start = move.tokens - len(move.source.slots) * directory.tree.block
+    leaf = next(lease.item.node for lease in held.sources if lease.tier == tier)
+    for node in directory.node_at(leaf, move.tokens).up():
+        if node.end <= start:
+            break
+        if node.start < start:
+            directory.split(node, start)  # what other copies have read stays good
+        directory.condemn(node.kv, tier)
 
 
 def _ready(directory: Directory, held: Held, index: int, reason: Reason, skipped: int, now: float) -> Ready:
@@ -210,7 +213,7 @@ def _ready(directory: Directory, held: Held, index: int, reason: Reason, skipped
     for lease in held.leases:
         if lease is not image:
             directory.release(lease)
-    touch(held.plan.survey, foothold.rung if foothold else None, option.boundary, now)
+    touch(directory, held.plan.survey, foothold.rung if foothold else None, option.boundary, now)
     outcome = outcome_of(held.plan, held.request_id, directory.config.geometry.rung_grid, index, reason, skipped)
     state_loaded = foothold is not None and image is None
     return Ready(option.boundary, held.path.item.node.end, held.table, held.path, image, state_loaded, outcome)

@@ -24,7 +24,8 @@ class Catalogue(Protocol):
     """The dormant records of one namespace.
 
     It answers from an index, not from a copy of it, so that a million records cost nothing until they are asked for. Whoever
-    cannot answer (a broken index) says that there is nothing.
+    cannot answer (a broken index) says that there is nothing. A store never merges two records of one name: the directory looks
+    here before it writes.
     """
 
     @property

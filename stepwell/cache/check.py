@@ -9,7 +9,6 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.ranking import Ranking
 from stepwell.cache.tree import Item, Node
 
 
@@ -43,7 +42,7 @@ def _check_node(directory: Directory, node: Node) -> None:
         assert parent.kv.at[Tier.DEVICE] is not None, f"{node!r} is on the device below a gap"
     children = [child.kv for child in node.children.values()]
     assert node.kv.below == [sum(kv.at[t] is not None for kv in children) for t in Tier], f"{node!r} miscounts children"
-    assert node.kv.dirty == (node.kv.at[Tier.DEVICE] is not None and not directory.safe(node.kv))
+    assert node.kv.dirty == (node.kv.at[Tier.DEVICE] is not None and not directory.offers.safe(node.kv, Tier.DEVICE))
     assert node.kv.soiled == sum(kv.dirty for kv in children), f"{node!r} miscounts dirty children"
     if node.rung is not None:
         assert node.rung.image.node is node
@@ -76,6 +75,12 @@ def _check_totals(directory: Directory, nodes: list[Node]) -> None:
         leased = sum(size for item, size in sized if item.locks[tier])
         assert directory.cached[tier] == cached, f"{tier.name}: {directory.cached[tier]} cached, counted {cached}"
         assert directory.leased[tier] == leased, f"{tier.name}: {directory.leased[tier]} leased, counted {leased}"
+    if Tier.HOST in directory.pools:
+        backed = sum(i.size(Tier.HOST) for i in items if directory.offers.safe(i, Tier.HOST))
+        assert directory.backed == backed, f"{directory.backed} slots of host backed, counted {backed}"
+    if Tier.DISK in directory.pools:
+        dormant, free = directory.archive.catalogue.pages, directory.pools[Tier.DISK].free
+        assert 0 <= dormant <= free, f"{dormant} dormant pages on disk, {free} slots for them"
     _check_clean(directory, nodes)
     assert directory.items == len(items), f"{directory.items} items, counted {len(items)}"
     ghosts = sum(len(n.tokens) for n in nodes if all(a is None for a in n.kv.at)) // directory.tree.block
@@ -89,7 +94,11 @@ def _check_clean(directory: Directory, nodes: list[Node]) -> None:
     for node in sorted(nodes, key=lambda n: -n.start):
         held_up = any(id(child) in stuck for child in node.children.values())
         for item in node.items():
-            free = item.at[Tier.DEVICE] is not None and not item.locks[Tier.DEVICE] and directory.safe(item)
+            free = (
+                item.at[Tier.DEVICE] is not None
+                and not item.locks[Tier.DEVICE]
+                and directory.offers.safe(item, Tier.DEVICE)
+            )
             free = free and not (item.what == "kv" and held_up)
             assert item.ready == (item.size(Tier.DEVICE) if free else 0), f"{item!r} counts {item.ready} slots as ready"
             clean += item.ready
@@ -116,16 +125,11 @@ def _check_locks(directory: Directory, nodes: list[Node]) -> None:
 
 def _check_candidates(directory: Directory, nodes: list[Node]) -> None:
     """Whatever may be dropped or copied down is on offer, so no idle page is ever out of reach."""
-    offered = {tier: ranking.items() for tier, ranking in directory.drops.items()}
-    dirty = directory.dirty.items()
+    rankings = (*directory.offers.drops.values(), *directory.offers.dirty.values())
+    offered = [(ranking, ranking.items()) for ranking in rankings]
     for item in _items(nodes):
-        for tier, ranking in directory.drops.items():
-            _check_offer(ranking, offered[tier], item)
-        _check_offer(directory.dirty, dirty, item)
-
-
-def _check_offer(ranking: Ranking, offered: set[int], item: Item) -> None:
-    assert not ranking.live(item) or id(item) in offered, f"{item!r} is a candidate that nobody offers"
+        for ranking, ids in offered:
+            assert not ranking.live(item) or id(item) in ids, f"{item!r} is a candidate that nobody offers"
 
 
 def _items(nodes: Iterable[Node]) -> Iterable[Item]:

@@ -12,24 +12,27 @@ from stepwell.base.geometry import Geometry
 class CacheConfig:
     """Sizes and rules that never change while the engine runs.
 
-    device_pages, host_slots   room of each tier, in pages; 0 host slots: no host tier
+    device_pages, host_slots, disk_slots   room of each tier, in pages; 0: the tier is not there
     chunk                      tokens; the copy unit below the device
     whole_chunks               the store below reads whole chunks only (LMCache); a native store reads single blocks
     interval                   tokens between insurance rungs
     min_load_tokens            load from a tier only what gains at least this much; None: decide by expected time
-    clean_share                share of the device kept free or already copied below
+    clean_share                share of a tier kept free or already copied below
+    write_idle                 write to disk while nothing else is to be done, so that little is lost with the process
     ghost_blocks               evicted blocks that are remembered by their tokens alone, to say what was lost
     """
 
     geometry: Geometry
     device_pages: int
     host_slots: int = 0
+    disk_slots: int = 0
     chunk: int = 256
     whole_chunks: bool = False
     interval: int = 8192
     min_load_tokens: int | None = None
     clean_share: float = 0.05
     ghost_blocks: int = 1 << 20
+    write_idle: bool = True
 
     def __post_init__(self) -> None:
         block, grid = self.geometry.block, self.geometry.rung_grid

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
@@ -20,19 +22,9 @@ def publish(
     Content that is there already keeps the first entry: the table then uses that entry's pages and gives its own back. With
     `adopt` off (a request that must not read the cache) it stops there: such a request only adds where nothing is yet.
     """
-    block = directory.tree.block
     node = lease.item.node
     while node.end < end:
-        at = node.end
-        child = node.children.get(directory.tree.key(tokens, at))
-        if child is None:
-            child = directory.attach(node, tokens[at:end], now)
-        else:
-            size = min(len(child.tokens), end - at)
-            same = child.tokens[:size] == tokens[at : at + size]
-            common = size if same.all() else int(same.argmin())
-            if common - common % block < len(child.tokens):
-                child = directory.split(child, at + common - common % block)
+        child = follow(directory, node, tokens, end, now)
         if not adopt and child.kv.at[Tier.DEVICE] is not None:
             break
         _fill(directory, child, table)
@@ -40,6 +32,19 @@ def publish(
         directory.extend(lease, child)
         node = child
     directory.tidy(node)
+
+
+def follow(directory: Directory, node: Node, tokens: Ints, end: int, now: float) -> Node:
+    """The child of `node` along `tokens`, up to `end` at most: made if there is none, cut where it goes on differently."""
+    at, block = node.end, directory.tree.block
+    child = node.children.get(directory.tree.key(tokens, at))
+    if child is None:
+        return directory.attach(node, tokens[at:end], now)
+    size = min(len(child.tokens), end - at)
+    same = child.tokens[:size] == tokens[at : at + size]
+    common = size if same.all() else int(same.argmin())
+    common -= common % block
+    return directory.split(child, at + common) if common < len(child.tokens) else child
 
 
 def _fill(directory: Directory, node: Node, table: BlockTable) -> None:
@@ -85,11 +90,15 @@ def retract(directory: Directory, rung: Rung) -> None:
         directory.remove_rung(rung)
 
 
-def touch(found: Survey, rung: Rung | None, boundary: int, now: float) -> None:
+def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int, now: float) -> None:
     """A request resumed at `boundary`: its KV was used, and of the rungs only the one it resumed from."""
-    for node in found.path:
-        if node.start < boundary:
-            node.used = now
+    used = [node for node in found.path if node.start < boundary]
+    for node in used:
+        node.used = now
     if rung is not None:
         rung.used = now
         rung.superseded = False
+    items = (*(node.kv for node in used), *((rung.image,) if rung is not None else ()))
+    on_disk = [slots for item in items if (slots := item.at[Tier.DISK]) is not None]
+    if on_disk:
+        directory.archive.touch(np.concatenate(on_disk))

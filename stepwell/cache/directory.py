@@ -7,17 +7,17 @@ so planning reads them in O(1); `check` recomputes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.leases import Flight, Lease, TierUse
 from stepwell.cache.moves import Tier
+from stepwell.cache.offers import Offers
 from stepwell.cache.outcome import Reason
 from stepwell.cache.plan import Plan, Room, Wait, plan
 from stepwell.cache.pool import Pool
-from stepwell.cache.ranking import Ranking, exposed
 from stepwell.cache.survey import Survey, gather, survey
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Item, Node, Root, Rung, RungKind, Tree
@@ -26,25 +26,20 @@ from stepwell.cache.tree import Item, Node, Root, Rung, RungKind, Tree
 class Directory:
     """See the module. Mutating methods never fail half way: what they need is asserted before the first change."""
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, archive: Archive | None = None) -> None:
         self.config = config
+        self.archive = archive or Archive()
         self.tree = Tree(config.geometry.block)
-        self.pools = {Tier.DEVICE: Pool(config.device_pages)}
-        if config.host_slots:
-            self.pools[Tier.HOST] = Pool(config.host_slots)
-        self._below = len(self.pools) > 1
+        sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
+        self.pools = {tier: Pool(size) for tier, size in sizes if size}
+        self.offers = Offers(tuple(self.pools))
         self.epoch = self.tickets = 0
-        self.reserved = self.clean = self.items = self.ghost_blocks = 0
+        self.reserved = self.clean = self.backed = self.items = self.ghost_blocks = 0
         self.leases: set[Lease] = set()
         self.cached = dict.fromkeys(self.pools, 0)
         self.leased = dict.fromkeys(self.pools, 0)
         self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
         self.in_flight: dict[int, Flight] = {}
-        self.drops = {tier: Ranking(tier, self._droppable(tier)) for tier in self.pools}
-        self.dirty = Ranking(Tier.DEVICE, self._demotable)
-        self._of_tier: dict[Tier, tuple[Ranking, ...]] = {tier: (ranking,) for tier, ranking in self.drops.items()}
-        self._of_tier[Tier.DEVICE] = (self.drops[Tier.DEVICE], self.dirty)
-        self._rankings = (*self.drops.values(), self.dirty)
 
     # ---- reading ------------------------------------------------------------------------------------------
 
@@ -57,9 +52,11 @@ class Directory:
         """How the slots of `tier` are used; all zero where the tier is not there."""
         if tier not in self.pools:
             return TierUse(0, 0, 0, 0, 0)
-        pool = self.pools[tier]
-        clean = self.clean if tier == Tier.DEVICE else self.cached[tier] - self.leased[tier]
-        return TierUse(pool.total, pool.free, self.cached[tier], self.leased[tier], clean)
+        pool, cached = self.pools[tier], self.cached[tier]
+        dormant = self.archive.catalogue.pages if tier == Tier.DISK else 0
+        below = cached - self.leased[tier] if self.offers.lower[tier] is None else self.backed
+        clean = self.clean if tier == Tier.DEVICE else below
+        return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean)
 
     def survey(self, salt: str, prompt: Ints) -> Survey:
         return survey(self.tree, salt, prompt)
@@ -69,13 +66,6 @@ class Directory:
         found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), (), None)
         answer = plan(found, salt, self.epoch, self.room(), self.config, costs)
         return answer if read or isinstance(answer, Wait) else replace(answer, reason=Reason.NOT_READ)
-
-    def safe(self, item: Item) -> bool:
-        """Whether dropping the device copy loses nothing that is meant to be kept."""
-        if item.refused or not self._below:
-            return True
-        at, bad = item.at, item.bad  # read on every change of every item: no calls
-        return (at[1] is not None and not bad[1]) or (at[2] is not None and not bad[2])
 
     def ticket(self) -> int:
         """A number for one copy, never used again."""
@@ -139,9 +129,7 @@ class Directory:
         self.leased[tier] -= len(slots)
         if tier == Tier.DEVICE:
             self._weigh(item)
-        for ranking in self._of_tier[tier]:
-            if ranking.offer(item):
-                ranking.trim(self.items)
+        self.offers.add(item, self.items, tier)
 
     # ---- pages --------------------------------------------------------------------------------------------
 
@@ -161,6 +149,8 @@ class Directory:
 
     def give(self, tier: Tier, slots: Ints) -> None:
         self.pools[tier].give(slots)
+        if tier == Tier.DISK:
+            self.archive.forget(slots)
         self.epoch += 1
 
     def close(self, table: BlockTable) -> None:
@@ -210,7 +200,9 @@ class Directory:
         """A load from this copy failed: nobody is to find it again, and it goes when the last reader lets go."""
         if item.at[tier] is None:
             return
+        self._count(item, -1)
         item.bad[tier] = True
+        self._count(item, +1)
         self._weigh(item)
         self.epoch += 1
         if item.locks[tier]:
@@ -218,9 +210,11 @@ class Directory:
         else:
             self.drop(item, tier)
 
-    def refuse(self, item: Item) -> None:
-        """No copy of `item` will be made below: it may be dropped as it is."""
-        item.refused = True
+    def refuse(self, item: Item, tier: Tier) -> None:
+        """No copy of `item` will be made in `tier`: the one above it may be dropped as it is."""
+        self._count(item, -1)
+        item.refused[tier] = True
+        self._count(item, +1)
         self._weigh(item)
         self.offer(item)
         if item.node.parent is not None:
@@ -228,8 +222,10 @@ class Directory:
 
     def _reconsider(self, item: Item) -> None:
         """`item` is worth more than when its copy was refused, if it was: try again."""
-        if item.refused:
-            item.refused = False
+        if any(item.refused):
+            self._count(item, -1)
+            item.refused = [False] * len(item.refused)
+            self._count(item, +1)
             self._weigh(item)
             self.offer(item)
 
@@ -269,6 +265,12 @@ class Directory:
         self.items += 1
         if upper.kv.pending is not None:
             self.in_flight[upper.kv.pending.ticket].items.append(upper.kv)
+        on_disk = [
+            kv.pending.slots if kv.pending and kv.pending.tier == Tier.DISK else kv.at[Tier.DISK]
+            for kv in (upper.kv, node.kv)
+        ]
+        if on_disk[0] is not None and on_disk[1] is not None:
+            self.archive.divide(int(on_disk[0][-1]), int(on_disk[1][0]), node, at)
         self.offer(upper.kv)
         self.offer(node.kv)
         return upper
@@ -338,12 +340,14 @@ class Directory:
             self.cached[tier] += size
             if item.locks[tier]:
                 self.leased[tier] += size
+            if tier == Tier.HOST and self.offers.safe(item, tier):
+                self.backed += size
 
     def _weigh(self, item: Item) -> None:
         """Bring `clean` up to date with what has changed about `item`, and with what that means for the KV above it."""
         while True:
             here = item.at[Tier.DEVICE] is not None
-            dirty = here and not self.safe(item)
+            dirty = here and not self.offers.safe(item, Tier.DEVICE)
             free = here and not dirty and not item.locks[Tier.DEVICE]
             ready = item.size(Tier.DEVICE) if free and not item.held_up else 0
             self.clean += ready - item.ready
@@ -363,33 +367,7 @@ class Directory:
 
     def offer(self, item: Item) -> None:
         """Let every ranking know that `item` may have become a candidate or lost value."""
-        for ranking in self._rankings:
-            if ranking.offer(item):
-                ranking.trim(self.items)
-
-    def _droppable(self, tier: Tier) -> Callable[[Item], bool]:
-        def live(item: Item) -> bool:
-            if item.at[tier] is None or item.locks[tier] or not _attached(item) or not exposed(item, tier):
-                return False
-            # below the device, the copy that lets a resident one be dropped at once stays: dropping it would win nothing
-            return self.safe(item) if tier == Tier.DEVICE else item.at[Tier.DEVICE] is None
-
-        return live
-
-    def _demotable(self, item: Item) -> bool:
-        if item.at[Tier.DEVICE] is None or item.locks[Tier.DEVICE] or item.pending is not None or not _attached(item):
-            return False
-        if self.safe(item):
-            return False
-        return item.soiled == 0
-
-
-def _attached(item: Item) -> bool:
-    """Whether `item` is still part of the tree."""
-    node = item.node
-    if item.what == "image":
-        return node.rung is not None and node.rung.image is item
-    return node.parent is not None
+        self.offers.add(item, self.items)
 
 
 def _vacant(node: Node) -> bool:

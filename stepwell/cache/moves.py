@@ -17,6 +17,8 @@ class Tier(IntEnum):
     HOST = 1
     DISK = 2
 
+    __hash__ = int.__hash__  # an enum hashes its name, in Python; tiers are looked up on every path
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:

@@ -12,7 +12,7 @@ from stepwell.cache.tree import Item, Node, Root
 def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
     """Drop every copy that is not leased, in every tier, under one salt or (None) under all. Returns the slots freed by tier.
 
-    Running requests keep what they read; the tokens of what was dropped are remembered as those of anything evicted.
+    What an earlier process left on disk under one salt, and nobody has asked for since, stays: its salt cannot be told. Running requests keep what they read; the tokens of what was dropped are remembered as those of anything evicted.
     """
     freed = dict.fromkeys(directory.pools, 0)
     while dropped := list(_droppable(directory, salt)):
@@ -21,6 +21,9 @@ def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
                 if item.node.parent is not None and _idle(item, tier):
                     freed[tier] += item.size(tier)
                     directory.drop(item, tier)
+    catalogue = directory.archive.catalogue
+    if salt is None and catalogue.pages:
+        freed[Tier.DISK] += catalogue.trim(catalogue.pages)
     return freed
 
 

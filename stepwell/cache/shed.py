@@ -20,22 +20,25 @@ def secure(directory: Directory, pages: int, force: bool = False) -> bool:
     """
     pool = directory.pools[Tier.DEVICE]
     while pool.free < pages:
-        item = directory.drops[Tier.DEVICE].pop()
+        item = directory.offers.drops[Tier.DEVICE].pop()
         if item is None and force:
-            item = _dirty_leaf(directory)
+            item = dirty_leaf(directory, Tier.DEVICE)
         if item is None:
             return False
         directory.drop(item, Tier.DEVICE)
     return True
 
 
-def _dirty_leaf(directory: Directory) -> Item | None:
-    """The least valuable dirty candidate that no deeper device KV hangs on; the others stay on offer."""
+def dirty_leaf(directory: Directory, tier: Tier) -> Item | None:
+    """The least valuable dirty candidate that no deeper KV of the tier hangs on; the others stay on offer."""
+    ranking = directory.offers.dirty.get(tier)
+    if ranking is None:
+        return None
     passed: list[Item] = []
-    item = directory.dirty.pop()
-    while item is not None and not exposed(item, Tier.DEVICE):
+    item = ranking.pop()
+    while item is not None and not exposed(item, tier):
         passed.append(item)
-        item = directory.dirty.pop()
+        item = ranking.pop()
     for other in passed:
         directory.offer(other)
     return item
@@ -50,55 +53,63 @@ def demote_ahead(directory: Directory) -> list[Move]:
     return demote(directory, wanted - use.free - use.clean)
 
 
-def in_flight(directory: Directory) -> int:
-    """Device pages that a copy downwards is reading; clean once it is done."""
-    items = (item for flight in directory.in_flight.values() for item in flight.items)
+def in_flight(directory: Directory, source: Tier) -> int:
+    """Pages of `source` that a copy downwards is reading; clean once it is done."""
+    flights = (flight for flight in directory.in_flight.values() if flight.lease.tier == source)
+    items = (item for flight in flights for item in flight.items)
     return sum(len(item.pending.slots) for item in items if item.pending is not None)
 
 
 def demote(directory: Directory, pages: int) -> list[Move]:
     """Begin copying the least valuable dirty candidates to host until `pages` device pages are under way in all."""
     moves: list[Move] = []
-    pages -= in_flight(directory)  # these are asked for already
+    if Tier.HOST not in directory.pools:
+        return moves
+    pages -= in_flight(directory, Tier.DEVICE)  # these are asked for already
+    ranking = directory.offers.dirty[Tier.DEVICE]
     while pages > 0:
-        item = directory.dirty.pop()
+        item = ranking.pop()
         if item is None:
             break
         size, host = item.size(Tier.DEVICE), directory.pools[Tier.HOST].total
         held = item.at[Tier.HOST] is not None  # a copy that failed to load, still being read by an earlier load
         if worthless(item) or size > host or held:
-            directory.refuse(item)
+            directory.refuse(item, Tier.HOST)
             pages -= size
         elif not _room_in_host(directory, item):
             directory.offer(item)
             break
-        elif directory.dirty.live(item):
+        elif ranking.live(item):
             pages -= item.size(Tier.DEVICE)
-            moves.append(_begin(directory, item))
+            moves.append(begin(directory, item, Tier.DEVICE, Tier.HOST))
         # else what was dropped in host let its node join another, which is on offer now
     return moves
 
 
 def _room_in_host(directory: Directory, item: Item) -> bool:
-    """Free host slots for a copy of `item`, which may grow meanwhile as nodes join."""
+    """Free host slots for a copy of `item`, which may grow meanwhile as nodes join.
+
+    Where nothing in host is on disk yet, its least valuable copy is lost: the device does not wait for the disk.
+    """
     pool = directory.pools[Tier.HOST]
     while pool.free < item.size(Tier.DEVICE):
-        victim = directory.drops[Tier.HOST].pop()
+        victim = directory.offers.drops[Tier.HOST].pop() or dirty_leaf(directory, Tier.HOST)
         if victim is None:
             return False
         directory.drop(victim, Tier.HOST)
     return True
 
 
-def _begin(directory: Directory, item: Item) -> Move:
-    """Lock the source, take the target, and name the copy."""
-    source = item.at[Tier.DEVICE]
-    assert source is not None
-    target = directory.pools[Tier.HOST].take(len(source))
+def begin(directory: Directory, item: Item, source: Tier, target: Tier) -> Move:
+    """Begin a copy downwards: lock the source, take the target, name the copy. The target has room."""
+    slots = item.at[source]
+    assert slots is not None and item.pending is None and item.at[target] is None
+    taken = directory.pools[target].take(len(slots))
     ticket = directory.ticket()
-    item.pending = Pending(ticket, Tier.HOST, target)
-    directory.in_flight[ticket] = Flight(directory.lease(item, Tier.DEVICE), [item])
-    return Move(ticket, item.what, Extent(Tier.DEVICE, source), Extent(Tier.HOST, target), item.node.end)
+    item.pending = Pending(ticket, target, taken)
+    directory.in_flight[ticket] = Flight(directory.lease(item, source), [item])
+    names = directory.archive.names_of(item) if target == Tier.DISK else ()
+    return Move(ticket, item.what, Extent(source, slots), Extent(target, taken), item.node.end, names)
 
 
 def landed(directory: Directory, report: Report) -> bool:
@@ -114,6 +125,6 @@ def landed(directory: Directory, report: Report) -> bool:
             directory.place(item, pending.tier, pending.slots)
         else:
             directory.give(pending.tier, pending.slots)
-            directory.refuse(item)
+            directory.refuse(item, pending.tier)
     directory.release(flight.lease)
     return True

@@ -36,7 +36,7 @@ class RungKind(IntEnum):
 
 @dataclass(slots=True)
 class Pending:
-    """Slots in the tier below that a copy in flight is filling."""
+    """Slots in a lower tier that a copy in flight is filling."""
 
     ticket: int
     tier: Tier
@@ -49,7 +49,7 @@ class Item:
     at        slots per tier, or None
     locks     leases per tier; what is locked is never dropped
     bad       per tier: a load from here failed; invisible, dropped at the last unlock
-    refused   a copy downwards failed or found no room: drop it without one
+    refused   per tier: no copy will be made there (one failed, or it is not worth the bytes); what is above may go without
     ready     device slots that could be dropped now, children first, without losing the only copy: all of them or 0
     stuck     KV on the device that is not ready; `held_up` counts the children that are: none above them can go either
     dirty     KV whose device copy is the only one that is meant to be kept; `soiled` counts the children that are
@@ -79,7 +79,7 @@ class Item:
         self.locks = [0] * len(TIERS)
         self.bad = [False] * len(TIERS)
         self.pending: Pending | None = None
-        self.refused = False
+        self.refused = [False] * len(TIERS)
         self.ready = 0
         self.stuck = False
         self.held_up = 0
@@ -169,6 +169,14 @@ class Root(Node):
     def __init__(self, salt: str, now: float) -> None:
         super().__init__(None, 0, np.empty(0, np.int32), now)
         self.salt = salt
+
+
+def path_tokens(node: Node) -> tuple[Root, Ints]:
+    """The root of the path to `node`, and all its tokens from there."""
+    path = list(node.up())
+    root = path.pop()
+    assert isinstance(root, Root), f"{node!r} is not part of the tree"
+    return root, np.concatenate([root.tokens, *(n.tokens for n in reversed(path))])
 
 
 def root_number(salt: str) -> int:
@@ -274,7 +282,7 @@ def _divide(lower: Item, upper: Item, blocks: int) -> None:
             upper.at[tier], lower.at[tier] = slots[:blocks].copy(), slots[blocks:].copy()
     upper.locks = list(lower.locks)
     upper.bad = list(lower.bad)
-    upper.refused = lower.refused
+    upper.refused = list(lower.refused)
     upper.stuck = lower.stuck
     upper.held_up = int(lower.stuck)
     upper.dirty = lower.dirty

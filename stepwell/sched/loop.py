@@ -13,10 +13,13 @@ from dataclasses import replace
 from stepwell.base.clock import Clock
 from stepwell.base.errors import CapacityError, RequestError
 from stepwell.base.geometry import Ints
+from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.explain import Explanation, explain
-from stepwell.cache.moves import LiveState, Move, Tier
+from stepwell.cache.moves import LiveState, Move, Tier, moves_of
+from stepwell.cache.persist import persist_ahead, persist_rest
+from stepwell.cache.recall import recall
 from stepwell.cache.reset import reset
 from stepwell.cache.shed import demote_ahead
 from stepwell.cache.tree import root_number
@@ -43,16 +46,18 @@ class EngineLoop:
         mover: Mover,
         clock: Clock,
         costs: Costs | None = None,
+        archive: Archive | None = None,
     ) -> None:
         config.validate(cache.geometry)
         self.config = config
-        self.directory = Directory(cache)
+        self.directory = Directory(cache, archive)
         self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)))
         self.costs = costs or Costs()
         self._runner = runner
         self._mover = mover
         self._clock = clock
         self._copying: set[int] = set()
+        self._persisted = -1  # the epoch at which nothing was left that is worth a write to disk
         self._orders = 0
         self._steps = 0
         self._computed = 0
@@ -69,8 +74,14 @@ class EngineLoop:
     @property
     def busy(self) -> bool:
         """Whether a step could do anything."""
+        unsaved = Tier.DISK in self.directory.pools and self.directory.epoch != self._persisted
+        return self._serving or bool(self.directory.in_flight) or unsaved
+
+    @property
+    def _serving(self) -> bool:
+        """Whether there is anything that a request waits for."""
         q = self.queues
-        return bool(q.waiting or q.parked or q.draining or q.running or q.events or self.directory.in_flight)
+        return bool(q.waiting or q.parked or q.draining or q.running or q.events)
 
     def submit(self, request: Request) -> None:
         """Take `request`. Raises RequestError or CapacityError, and keeps nothing, if it can never be served."""
@@ -92,6 +103,8 @@ class EngineLoop:
             raise RequestError(f"a request with id {request.id!r} is being served already", "request_id")
         limit = self.longest if wanted is None else min(self.longest, count + wanted)
         self._orders += 1
+        if self.config.cache and request.read_cache:
+            recall(self.directory, request.salt, request.prompt, self._clock.now())
         enqueue(self.queues, Job(request, self._orders, Tokens(request.prompt), limit, root_number(request.salt)))
 
     def abort(self, request_id: str) -> None:
@@ -127,8 +140,7 @@ class EngineLoop:
             self._steps += built.step.repeat
             self._computed += built.step.tokens * built.step.repeat
             self._sampled += sum(map(len, result.sampled))
-        self.queues.moves.extend(demote_ahead(self.directory))
-        self._start_moves()
+        self._copy_down(idle=built is None)
         self._seconds += self._clock.now() - began
         events, self.queues.events = self.queues.events, []
         if built is None and not events and self._copying:
@@ -167,12 +179,24 @@ class EngineLoop:
         """Drop what nobody holds, under one salt or under all; slots freed by tier."""
         return reset(self.directory, salt)
 
+    def _copy_down(self, idle: bool) -> None:
+        """Copies ahead of need; with nothing else to do, to disk whatever is worth it."""
+        directory, now = self.directory, self._clock.now()
+        self.queues.moves.extend(demote_ahead(directory))
+        persist_ahead(directory, self.costs, now)
+        if idle and not self._serving and directory.epoch != self._persisted:
+            more = persist_rest(directory, self.costs, now)
+            self._persisted = self._persisted if more else directory.epoch
+        self._start_moves()
+
     def _start_moves(self) -> None:
-        if self.queues.moves:
-            moves, self.queues.moves = self.queues.moves, []
+        tasks = [*self.directory.archive.send(), *self.queues.moves]
+        self.queues.moves = []
+        if tasks:
+            moves = moves_of(tasks)
             self._copying |= {move.ticket for move in moves}
             self._count(moves)
-            self._mover.start(moves)
+            self._mover.start(tasks)
 
     def _count(self, moves: list[Move]) -> None:
         for move in moves:

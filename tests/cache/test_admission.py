@@ -382,7 +382,7 @@ class TestRaces:
         state = loading(start(shelf))
         kv, image = state.moves
         held = set(kv.source.slots.tolist()) | set(image.source.slots.tolist())
-        while (victim := shelf.drops[Tier.HOST].pop()) is not None:
+        while (victim := shelf.offers.drops[Tier.HOST].pop()) is not None:
             shelf.drop(victim, Tier.HOST)
         assert held.isdisjoint(shelf.pools[Tier.HOST].free_slots.tolist())
         leave(shelf, end(shelf, state))

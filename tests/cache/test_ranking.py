@@ -14,7 +14,7 @@ PROMPT = numbers(60)
 def order(shelf: Directory, tier: Tier = Tier.DEVICE) -> list[str]:
     """What would go, in order, each dropped before the next is asked for."""
     out = []
-    while (item := shelf.drops[tier].pop()) is not None:
+    while (item := shelf.offers.drops[tier].pop()) is not None:
         out.append(f"{item.what} {item.node.end}")
         shelf.drop(item, tier)
     return out
@@ -31,7 +31,7 @@ def shelf_of_two() -> Directory:
 def order_of_prompts(shelf: Directory) -> list[int]:
     """The conversations of `shelf_of_two`, as their last copies go."""
     out = []
-    while (item := shelf.drops[Tier.DEVICE].pop()) is not None:
+    while (item := shelf.offers.drops[Tier.DEVICE].pop()) is not None:
         shelf.drop(item, Tier.DEVICE)
         gone = [seed for seed in (0, 1) if seed not in out and shelf.survey("", numbers(24, seed)).hit is None]
         out += gone

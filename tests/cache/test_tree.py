@@ -97,7 +97,7 @@ class TestJoin:
             case "bad":
                 upper.kv.bad[Tier.HOST] = True
             case "refused":
-                node.kv.refused = True
+                node.kv.refused[Tier.HOST] = True
             case "sibling":
                 tree.attach(upper, numbers(4, 9), 0.0)
         assert not tree.joinable(node)

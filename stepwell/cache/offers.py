@@ -1,0 +1,68 @@
+"""What may be dropped from each tier, and what is to be copied to the tier below it, in order of value.
+
+    drops[tier]   copies that can go now without losing what is meant to be kept
+    dirty[tier]   copies that are the only one meant to be kept: to be copied down first
+
+A copy in a tier is safe once the next tier has one too, or will not get one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stepwell.cache.moves import Tier
+from stepwell.cache.ranking import Ranking, exposed
+from stepwell.cache.tree import Item
+
+
+class Offers:
+    """The rankings of one directory. Whoever changes an item offers it again; who stays a candidate is found out when popped."""
+
+    __slots__ = ("_all", "_of", "dirty", "drops", "lower")
+
+    def __init__(self, tiers: tuple[Tier, ...]) -> None:
+        self.lower: dict[Tier, Tier | None] = dict(zip(tiers, (*tiers[1:], None), strict=True))
+        self.drops = {tier: Ranking(tier, self._droppable(tier)) for tier in tiers}
+        self.dirty = {tier: Ranking(tier, self._demotable(tier)) for tier in tiers[:-1]}
+        self._of = {t: tuple(r[t] for r in (self.drops, self.dirty) if t in r) for t in tiers}
+        self._all = tuple(ranking for rankings in self._of.values() for ranking in rankings)
+
+    def safe(self, item: Item, tier: Tier) -> bool:
+        """Whether dropping the copy in `tier` loses nothing that is meant to be kept."""
+        lower = self.lower[tier]
+        return lower is None or item.refused[lower] or (item.at[lower] is not None and not item.bad[lower])
+
+    def add(self, item: Item, items: int, tier: Tier | None = None) -> None:
+        """`item` may have become a candidate, or lost value, in `tier` (None: in any). `items` are there in all."""
+        for ranking in self._all if tier is None else self._of[tier]:
+            if ranking.offer(item):
+                ranking.trim(items)
+
+    def _droppable(self, tier: Tier) -> Callable[[Item], bool]:
+        def live(item: Item) -> bool:
+            if item.at[tier] is None or item.locks[tier] or not attached(item) or not exposed(item, tier):
+                return False
+            # in host, the copy that lets a resident one be dropped at once stays: dropping it would win nothing
+            return (tier != Tier.HOST or item.at[Tier.DEVICE] is None) and self.safe(item, tier)
+
+        return live
+
+    def _demotable(self, tier: Tier) -> Callable[[Item], bool]:
+        def live(item: Item) -> bool:
+            if item.at[tier] is None or item.locks[tier] or item.pending is not None or not attached(item):
+                return False
+            if self.safe(item, tier):
+                return False
+            if tier == Tier.DEVICE:
+                return item.soiled == 0
+            return item.at[Tier.DEVICE] is None and exposed(item, tier)
+
+        return live
+
+
+def attached(item: Item) -> bool:
+    """Whether `item` is still part of the tree."""
+    node = item.node
+    if item.what == "image":
+        return node.rung is not None and node.rung.image is item
+    return node.parent is not None

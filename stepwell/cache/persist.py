@@ -1,0 +1,157 @@
+"""Copying to disk: what is worth a write, and in which order, so that whatever is on disk can be resumed from there alone.
+
+The unit is a rung with all that it hangs on: its image, the KV of its node, and the KV of every node above that is not on disk yet,
+topmost first. Written behind: ahead of need while the tier above is nearly full of copies that are nowhere else, and while
+nothing else is to be done. Nothing is written twice, and only what is sooner read back than computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell.cache.config import Costs
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Tier
+from stepwell.cache.offers import attached
+from stepwell.cache.recall import recall
+from stepwell.cache.shed import begin, in_flight
+from stepwell.cache.tree import Item, Node, RungKind, path_tokens
+
+
+def persist_ahead(directory: Directory, costs: Costs, now: float) -> None:
+    """Begin writes that bring the clean share of the tier above the disk back to where the configuration wants it."""
+    if Tier.DISK not in directory.pools:
+        return
+    upper = _above(directory)
+    use = directory.use(upper)
+    wanted = int(use.total * directory.config.clean_share) - use.free - use.clean - in_flight(directory, upper)
+    ranking = directory.offers.dirty[upper]
+    later: list[Item] = []
+    while wanted > 0 and _may_begin(directory, now):
+        item = ranking.pop()
+        if item is None:
+            break
+        wanted -= item.size(upper)
+        if not _write(directory, item, costs, now):
+            later.append(item)
+    for item in later:
+        directory.offer(item)
+
+
+def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
+    """Begin writing what has been of use most recently and is not on disk; False if nothing is left that is worth it."""
+    if Tier.DISK not in directory.pools or not directory.config.write_idle:
+        return False
+    rungs = (node.rung for node in directory.tree.nodes() if node.rung is not None)
+    images = [(rung.used, rung.image) for rung in rungs if _unsaved(rung.image)]
+    for _, image in sorted(images, key=lambda pair: -pair[0]):
+        if not _may_begin(directory, now):
+            return True
+        if _unsaved(image):  # a write of another may have brought it along
+            _write(directory, image, costs, now)
+    return bool(directory.in_flight)
+
+
+def _unsaved(image: Item) -> bool:
+    return image.best() not in (None, Tier.DISK) and not image.has(Tier.DISK) and not _settled(image)
+
+
+def _settled(item: Item) -> bool:
+    """Whether the disk has, or is getting, or will not get `item`."""
+    return item.at[Tier.DISK] is not None or item.refused[Tier.DISK] or _coming(item)
+
+
+def _coming(item: Item) -> bool:
+    return item.pending is not None and item.pending.tier == Tier.DISK
+
+
+def _above(directory: Directory) -> Tier:
+    """The tier above the disk."""
+    return Tier.HOST if Tier.HOST in directory.pools else Tier.DEVICE
+
+
+def _may_begin(directory: Directory, now: float) -> bool:
+    """Whether another write may begin: not too much of the tier above is being read already, and the budget allows it."""
+    upper = _above(directory)
+    most = max(directory.config.geometry.image_pages, directory.pools[upper].total // 8)
+    return in_flight(directory, upper) < most and directory.archive.budget.allows(now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Items to be written, topmost first, and how many pages they have."""
+
+    items: tuple[Item, ...]
+    pages: int
+
+
+def _write(directory: Directory, item: Item, costs: Costs, now: float) -> bool:
+    """Begin writing `item` with all that it hangs on, or decide that it never will be. False: not just now."""
+    _remember(directory, item.node, now)
+    if _settled(item):
+        return True
+    batch = _batch(item)
+    if batch is None:
+        return False
+    if not _worth(directory, item, batch, costs) or batch.pages > directory.pools[Tier.DISK].total:
+        directory.refuse(item, Tier.DISK)
+        return True
+    if not _room_on_disk(directory, item.node, batch.pages):
+        return False
+    if not attached(item) or _settled(item) or (batch := _batch(item)) is None:
+        return True  # what went to make room let its node join another, which is on offer now
+    for part in batch.items:
+        source = Tier.HOST if part.has(Tier.HOST) else Tier.DEVICE
+        directory.archive.outbox.append(begin(directory, part, source, Tier.DISK))
+    directory.archive.budget.spend(batch.pages, now)
+    return True
+
+
+def _remember(directory: Directory, node: Node, now: float) -> None:
+    """What an earlier process wrote of this path need not be written again."""
+    if directory.archive.catalogue.pages:
+        root, tokens = path_tokens(node)
+        recall(directory, root.salt, tokens, now)
+
+
+def _batch(item: Item) -> _Batch | None:
+    """What is to be written for `item`; None while a part of it is on its way elsewhere, or a copy that failed is still read."""
+    node = item.node
+    wanted = [above.kv for above in node.up() if above.parent is not None][::-1]
+    if node.rung is not None and node.rung.image.best() is not None:
+        wanted.append(node.rung.image)
+    missing = [part for part in wanted if not part.has(Tier.DISK) and not _coming(part)]
+    if any(part.pending is not None or part.at[Tier.DISK] is not None for part in missing):
+        return None
+    pages = sum(part.size(best) for part in missing if (best := part.best()) is not None)
+    return _Batch(tuple(missing), pages)
+
+
+def _worth(directory: Directory, item: Item, batch: _Batch, costs: Costs) -> bool:
+    """Whether reading `batch` back would beat computing again what it spares, from the last rung above that the disk has."""
+    node = item.node
+    if any(part.best() is None for part in batch.items):
+        return False  # below a gap: nothing resumes from there
+    if node.rung is None or node.rung.image.best() is None:
+        return item.below[Tier.DISK] > 0  # what the disk has below is of no use without it
+    if node.rung.superseded and node.rung.kind not in (RungKind.BRANCH, RungKind.INTERVAL):
+        return False
+    above = (n for n in node.up() if n is not node and n.rung is not None)
+    anchor = next((n.end for n in above if n.rung and (n.rung.image.has(Tier.DISK) or _coming(n.rung.image))), 0)
+    size = batch.pages * directory.config.geometry.page_bytes
+    return (node.end - anchor) / costs.prefill_tokens_per_s > size / costs.bytes_per_s[Tier.DISK]
+
+
+def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
+    """Free disk slots for `pages` pages, at the price of what nobody has asked for since an earlier process, then of the least valuable."""
+    pool, catalogue = directory.pools[Tier.DISK], directory.archive.catalogue
+    path = directory.lease(node.kv, Tier.DISK)  # what is about to be built on must not make room for it
+    while (lack := pages + catalogue.pages - pool.free) > 0:
+        if catalogue.pages and catalogue.trim(lack):
+            continue
+        victim = directory.offers.drops[Tier.DISK].pop()
+        if victim is None:
+            break
+        directory.drop(victim, Tier.DISK)
+    directory.release(path)
+    return lack <= 0

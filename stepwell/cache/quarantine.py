@@ -1,0 +1,37 @@
+"""Taking out what is no longer trusted: cached bytes that led to another answer than a cold run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.directory import Directory
+from stepwell.cache.tree import Node
+
+
+def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
+    """Condemn every copy, in every tier, of all that shares its first block with `tokens`; how many copies that were.
+
+    Which byte is wrong cannot be told, and whatever was computed after it read it as well: branches of the same beginning too.
+    What is leased goes with its last lease, and a copy of it under way will not be found.
+    """
+    path = directory.survey(salt, tokens).path
+    condemned = 0
+    for node in _leaves_first(path[0]) if path else ():
+        for item in reversed(list(node.items())):
+            for tier in directory.pools:
+                if item.at[tier] is not None and not item.bad[tier]:
+                    directory.condemn(item, tier)
+                    condemned += 1
+    return condemned
+
+
+def _leaves_first(top: Node) -> Iterator[Node]:
+    """`top` and all below it, children before parents. As these empty, the tree joins only what has been visited."""
+    found: list[Node] = []
+    stack = [top]
+    while stack:
+        node = stack.pop()
+        found.append(node)
+        stack.extend(node.children.values())
+    return reversed(found)

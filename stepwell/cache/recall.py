@@ -1,0 +1,110 @@
+"""Bringing back into the tree what an earlier process left on disk, as far as a prompt matches it.
+
+    tree      0 ───── node ───── node ┊                    known by its tokens
+    disk                              └╌╌ record ╌╌ record ⟂ image       known by their names alone
+
+From every boundary on the prompt's path the catalogue is asked what goes on from there. A record whose digest is that of the prompt
+becomes part of the tree, with the prompt's tokens; the rest stays dormant. Nothing is read but the index.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.catalogue import Dormant
+from stepwell.cache.content import follow
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Tier
+from stepwell.cache.names import Trail
+from stepwell.cache.survey import survey
+from stepwell.cache.tree import Node, RungKind
+
+
+def recall(directory: Directory, salt: str, tokens: Ints, now: float) -> int:
+    """Let the tree know what the disk holds of `tokens` under `salt`. Returns how many records came back."""
+    names, catalogue = directory.archive.names, directory.archive.catalogue
+    if names is None or not catalogue.pages or len(tokens) < directory.tree.block:
+        return 0
+    trail = names.trail(salt, tokens)
+    root = directory.tree.roots.get(salt)
+    if root is None:
+        if not catalogue.under(trail.root):
+            return 0
+        root = directory.tree.root(salt, now)
+    found = survey(directory.tree, salt, tokens)
+    ends: list[Node] = [root, *(node for node in found.path if node.end <= found.matched)]
+    count = 0
+    while ends and catalogue.pages:
+        node = ends.pop()
+        for dormant in catalogue.under(trail.at(node.end)):
+            if dormant.what == "image":
+                count += _adopt_image(directory, node, dormant, now)
+            elif run := _run(directory, dormant, trail):
+                ends.extend(_adopt_kv(directory, node, run, tokens, now))
+                count += len(run)
+                for adopted in ends[-1].up():
+                    directory.tidy(adopted)
+    directory.tidy(root)
+    return count
+
+
+def _run(directory: Directory, first: Dormant, trail: Trail) -> list[Dormant]:
+    """`first`, if it matches, and the records that follow it one by one up to the next image: one node stands for them all."""
+    run: list[Dormant] = []
+    follower: Dormant | None = first
+    while follower is not None and _matches(directory, follower, trail):
+        run.append(follower)
+        after = directory.archive.catalogue.under(follower.name.digest)
+        kv = [d for d in after if d.what == "kv"]
+        follower = kv[0] if len(kv) == len(after) == 1 else None
+    return run
+
+
+def _matches(directory: Directory, dormant: Dormant, trail: Trail) -> bool:
+    name = dormant.name
+    size = dormant.pages * directory.tree.block
+    return name.end == name.start + size and name.end <= len(trail) and trail.at(name.end) == name.digest
+
+
+def _take(directory: Directory, dormant: Dormant) -> Ints:
+    """Slots for what it holds: the disk has kept their room free all along."""
+    slots = directory.pools[Tier.DISK].take(dormant.pages)
+    directory.archive.catalogue.adopt(dormant, slots)
+    return slots
+
+
+def _adopt_kv(directory: Directory, node: Node, run: list[Dormant], tokens: Ints, now: float) -> list[Node]:
+    """Give the slots of these records to the nodes of their tokens, made or cut as need be. Returns the nodes, topmost first."""
+    slots = np.concatenate([_take(directory, dormant) for dormant in run])
+    block, start, end = directory.tree.block, node.end, run[-1].name.end
+    nodes: list[Node] = []
+    while node.end < end:
+        at = node.end
+        child = follow(directory, node, tokens, end, now)
+        part = slots[(at - start) // block : (child.end - start) // block]
+        if at > start:
+            last = int(slots[(at - start) // block - 1])
+            directory.archive.divide(last, int(part[0]), child, at)
+        if child.kv.at[Tier.DISK] is None and (child.kv.pending is None or child.kv.pending.tier != Tier.DISK):
+            directory.place(child.kv, Tier.DISK, part)
+        else:
+            directory.give(Tier.DISK, part)
+        nodes.append(child)
+        node = child
+    return nodes
+
+
+def _adopt_image(directory: Directory, node: Node, dormant: Dormant, now: float) -> bool:
+    """Give the record to the rung at the end of `node`, made if need be; False, and it goes, if one is on disk already."""
+    rung = node.rung
+    if rung is not None and rung.image.pending is not None:
+        return False  # it may be on its way to disk again: left dormant
+    on_disk = rung is not None and rung.image.at[Tier.DISK] is not None
+    if on_disk or node.parent is None or dormant.pages != directory.config.geometry.image_pages:
+        directory.archive.catalogue.discard(dormant)
+        return False
+    if rung is None:
+        rung = directory.add_rung(node, RungKind.PROMPT_END, now)
+    directory.place(rung.image, Tier.DISK, _take(directory, dormant))
+    return True
