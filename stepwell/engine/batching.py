@@ -17,10 +17,14 @@ from stepwell.sched.step import Cut, Step, Work
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A batch, and the index in the step of each work whose logits it asks for, in the logits' order."""
+    """A batch, and the index in the step of each work whose logits it asks for, in the logits' order.
+
+    Behind those rows come, for each index of `scoring`, the rows of all its work's targets.
+    """
 
     batch: Batch
     sampling: tuple[int, ...]
+    scoring: tuple[int, ...] = ()
 
 
 def inner_cuts(work: Work) -> list[Cut]:
@@ -44,6 +48,9 @@ def plan_batch(
     order = [*decoding, *filling]
     last_row = _last_rows(order, works)
     sampling = tuple(i for i in order if works[i].sample is not None)
+    scored = [(i, score) for i in order if (score := works[i].score) is not None]
+    targets = [last_row[i] + 1 - len(works[i].tokens) + np.arange(len(score.targets)) for i, score in scored]
+    asked = np.concatenate([np.array([last_row[i] for i in sampling], np.int64), *targets])
     positions = np.concatenate([np.arange(w.start, w.start + len(w.tokens)) for w in (works[i] for i in order)])
     write_from = np.repeat([works[i].write_from for i in order], [len(works[i].tokens) for i in order])
     pages = np.concatenate([_page_of_each(works[i], block) for i in order])
@@ -56,9 +63,9 @@ def plan_batch(
         written=None if len(kept) == len(positions) else _long(kept, device),
         page=_long(pages[kept], device),
         offset=_long(positions[kept] % block, device),
-        asked=_long(np.array([last_row[i] for i in sampling], np.int64), device),
+        asked=_long(asked, device),
     )
-    return Planned(batch, sampling)
+    return Planned(batch, sampling, tuple(i for i, _ in scored))
 
 
 def _prefill(work: Work, first: int, images: Sequence[States], kernels: Kernels) -> Prefill:

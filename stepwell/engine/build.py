@@ -15,6 +15,8 @@ from stepwell.base.units import format_size
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
+from stepwell.engine.guide import Guides
+from stepwell.engine.sampler import Sampler
 from stepwell.engine.torch_runner import TorchRunner
 from stepwell.model.config import HybridConfig
 from stepwell.model.loading import DTYPES, load_decoder
@@ -53,7 +55,8 @@ def build_engine(config: EngineConfig, report: Report) -> EngineLoop:
     sizes = _sizes(config, model, precision, device)
     arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, precision, device)
     live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, precision, device)
-    runner = TorchRunner(decoder, arena, live, model.eos_token_ids)
+    guides = Guides(config.model, model.shape.vocab, model.eos_token_ids, keep=2 * config.max_num_seqs)
+    runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
     cache = CacheConfig(
         sizes.geometry,
         sizes.pages,

@@ -92,9 +92,14 @@ class Admitted(msgspec.Struct, tag="admitted", array_like=True):
     outcome: AdmissionOutcome
 
 
-class Tokens(msgspec.Struct, tag="tokens", array_like=True):
+class Tokens(msgspec.Struct, tag="tokens", array_like=True, omit_defaults=True):
+    """`scores` and `prompt_scores` are empty unless they were asked for."""
+
     id: str
     tokens: list[int]
+    scores: list[sched.Scored] = []
+    prompt_scores: list[sched.Scored] = []
+    prompt_from: int = 0
 
 
 class Finished(msgspec.Struct, tag="finished", array_like=True):
@@ -195,8 +200,8 @@ def wire_event(event: sched.Event) -> WireEvent:
     match event:
         case sched.Admitted(request_id, outcome):
             return Admitted(request_id, outcome)
-        case sched.Tokens(request_id, tokens):
-            return Tokens(request_id, list(tokens))
+        case sched.Tokens(request_id, tokens, scores, prompt_scores, prompt_from):
+            return Tokens(request_id, list(tokens), list(scores), list(prompt_scores), prompt_from)
         case sched.Finished(request_id, reason, message):
             return Finished(request_id, reason, message)
 

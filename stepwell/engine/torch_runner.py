@@ -6,19 +6,16 @@ image, the draws. Images of cuts inside a work come out of that same pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from stepwell.engine.batching import inner_cuts, plan_batch
+from stepwell.engine.sampler import Sampler, score_targets
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
-from stepwell.ops.sampling import Draw, sample
-from stepwell.sched.step import Cut, Fresh, FromImage, Sample, Step, StepResult, Work
+from stepwell.sched.step import Cut, Fresh, FromImage, Step, StepResult, Work
 from stepwell.store.device import DeviceArena, Image, LiveStates
-
-_BROKEN = "the model's logits for this request were not finite: send it again without reading the cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +29,13 @@ class _Left:
 class TorchRunner:
     """The `Runner` that serves. Owns no bytes: pages are the arena's, live states the running set's."""
 
-    __slots__ = ("_arena", "_decoder", "_eos", "_live", "_memory")
+    __slots__ = ("_arena", "_decoder", "_live", "_memory", "_sampler")
 
-    def __init__(
-        self, decoder: HybridDecoder, arena: DeviceArena, live: LiveStates, eos_token_ids: tuple[int, ...] = ()
-    ) -> None:
-        """`eos_token_ids` are not sampled before a request's `min_tokens`."""
+    def __init__(self, decoder: HybridDecoder, arena: DeviceArena, live: LiveStates, sampler: Sampler) -> None:
         self._decoder = decoder
         self._arena = arena
         self._live = live
-        self._eos = eos_token_ids
+        self._sampler = sampler
         self._memory = Memory(arena.keys, arena.values, States(live.conv, live.recurrent))
 
     @torch.inference_mode()
@@ -60,10 +54,15 @@ class TorchRunner:
             self._decoder.kernels,
             self._arena.device,
         )
-        logits = self._decoder.forward(planned.batch, self._memory)
+        hidden = self._decoder.hidden(planned.batch, self._memory)
         for i, work in enumerate(step.works):
             self._leave(work, left[i])
-        return self._sampled(step, planned.sampling, logits)
+        count = len(planned.sampling)
+        result = self._sampler.choose(step, planned.sampling, self._decoder.logits(hidden[:count]))
+        if not planned.scoring:
+            return result
+        scores = score_targets([step.works[i] for i in planned.scoring], hidden[count:], self._decoder.logits)
+        return replace(result, target_scores=tuple(zip(planned.scoring, scores, strict=True)))
 
     def _restore(self, work: Work) -> None:
         if isinstance(work.state, Fresh):
@@ -78,20 +77,3 @@ class TorchRunner:
         for cut in work.cuts:
             if cut.position == work.start + len(work.tokens):
                 self._arena.put(cut.pages, self._live.pack(work.slot).rows)
-
-    def _sampled(self, step: Step, sampling: tuple[int, ...], logits: Tensor) -> StepResult:
-        samples = [step.works[i].sample for i in sampling]
-        draws = [self._draw(s, logits.shape[1]) for s in samples if s is not None]
-        tokens = dict(zip(sampling, sample(logits, draws), strict=True))
-        return StepResult(
-            tuple(() if (token := tokens.get(i)) is None else (token,) for i in range(len(step.works))),
-            tuple((i, _BROKEN) for i in sorted(tokens) if tokens[i] is None),
-        )
-
-    def _draw(self, one: Sample, vocab: int) -> Draw:
-        params = one.params
-        banned: tuple[int, ...] = ()
-        if one.index < params.min_tokens:
-            ends = params.stop_token_ids + (() if params.ignore_eos else self._eos)
-            banned = tuple(token for token in ends if 0 <= token < vocab)
-        return Draw(params.temperature, params.top_k, params.top_p, params.seed, one.index, banned)

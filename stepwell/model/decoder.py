@@ -58,11 +58,20 @@ class HybridDecoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, memory: Memory) -> Tensor:
         """Fold the batch into the memory; returns float32 logits [rows asked for, vocab]."""
+        return self.logits(self.hidden(batch, memory))
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch, memory: Memory) -> Tensor:
+        """Fold the batch into the memory; returns what `logits` reads of the rows asked for, [rows, hidden]."""
         eps, kernels = self.config.eps, self._kernels
         x = F.embedding(batch.tokens, self._embedding)
         angles = self._rotary(batch.positions)
         for layer in self._layers:
             x.add_(layer.mixer(rms_norm(x, layer.mixer_norm, eps), batch, memory, angles, kernels))
             x.add_(layer.mlp(rms_norm(x, layer.mlp_norm, eps)))
-        last = rms_norm(x.index_select(0, batch.asked), self._norm, eps)
-        return F.linear(last, self._head).float()
+        return rms_norm(x.index_select(0, batch.asked), self._norm, eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 logits [rows, vocab] of rows of `hidden`."""
+        return F.linear(hidden, self._head).float()

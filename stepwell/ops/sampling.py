@@ -13,7 +13,8 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How to choose one row's token. `index` counts the request's earlier draws; `banned` tokens are never chosen."""
+    """How to choose one row's token. `index` counts the request's earlier draws; `banned` tokens are never chosen,
+    nor those whose chance is below `min_p` of the likeliest."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -21,6 +22,7 @@ class Draw:
     seed: int = 0
     index: int = 0
     banned: tuple[int, ...] = ()
+    min_p: float = 0.0
 
     @property
     def greedy(self) -> bool:
@@ -71,6 +73,8 @@ def _draw(logits: Tensor, largest: float, draw: Draw) -> int:
     if draw.top_k > 0:
         ordered, order = ordered[: draw.top_k], order[: draw.top_k]
     chances = ordered.exp_()
+    if draw.min_p > 0:
+        chances = chances[: max(1, int((chances >= draw.min_p).sum()))]  # the likeliest stands at 1
     reached = chances.cumsum(0)
     if draw.top_p < 1.0:
         # the fewest tokens whose chances reach top_p; the first one always

@@ -18,8 +18,8 @@ from stepwell.cache.shed import demote, secure
 from stepwell.cache.tree import RungKind
 from stepwell.sched.admit import Queues, enqueue
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.job import Running
-from stepwell.sched.step import Cut, Sample, Step, Work
+from stepwell.sched.job import Job, Running
+from stepwell.sched.step import Cut, Sample, Score, Step, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,5 +202,19 @@ def _work(share: Share) -> Work:
         write_from=running.shared,
         state=running.start,
         cuts=tuple(Cut(position, pages) for position, _, pages in share.rungs),
-        sample=Sample(job.request.params, job.generated) if samples else None,
+        sample=_sample(job) if samples else None,
+        score=_score(job, running.computed, share.end),
     )
+
+
+def _sample(job: Job) -> Sample:
+    params = job.request.params
+    history = job.tokens.view.copy() if params.looks_back else None
+    return Sample(params, job.generated, history, job.keeps_logits)
+
+
+def _score(job: Job, start: int, end: int) -> Score | None:
+    """The prompt tokens whose log-probabilities this part of the prompt yields, if they are wanted."""
+    top = job.request.params.prompt_logprobs
+    targets = job.request.prompt[start + 1 : end + 1]
+    return None if top is None or len(targets) == 0 else Score(targets, top)

@@ -19,12 +19,16 @@ def finish(
     queues: Queues, directory: Directory, config: SchedConfig, built: Built, result: StepResult, now: float
 ) -> None:
     """Apply one result. Content becomes findable here, after the step that computed it has run, and never before."""
-    errors = dict(result.errors)
+    errors, scores, of_prompt = dict(result.errors), dict(result.scores), dict(result.target_scores)
     for index, (share, sampled) in enumerate(zip(built.shares, result.sampled, strict=True)):
         if index in errors:
             _discard(queues, directory, share, errors[index])
         else:
-            _apply(queues, directory, config, share, sampled, now)
+            job, start = share.running.job, share.running.computed
+            kept, reason = _take(job, sampled, config)
+            own = scores.get(index, ())[: len(kept)]
+            said = Tokens(job.request.id, kept, own, of_prompt.get(index, ()), start + 1)
+            _apply(queues, directory, config, share, said, reason, now)
 
 
 def _discard(queues: Queues, directory: Directory, share: Share, message: str) -> None:
@@ -36,10 +40,15 @@ def _discard(queues: Queues, directory: Directory, share: Share, message: str) -
 
 
 def _apply(
-    queues: Queues, directory: Directory, config: SchedConfig, share: Share, sampled: tuple[int, ...], now: float
+    queues: Queues,
+    directory: Directory,
+    config: SchedConfig,
+    share: Share,
+    said: Tokens,
+    reason: FinishReason | None,
+    now: float,
 ) -> None:
     running, job = share.running, share.running.job
-    kept, reason = _take(job, sampled, config)
     running.computed = share.end
     running.start = Carry()
     if running.image is not None:
@@ -47,8 +56,8 @@ def _apply(
         running.image = None
     if config.cache and job.request.write_cache:
         _publish(directory, share, now)
-    if kept:
-        queues.events.append(Tokens(job.request.id, kept))
+    if said.tokens or said.prompt_scores:
+        queues.events.append(said)
     if reason is not None:
         release(queues, directory, running)
         queues.events.append(Finished(job.request.id, reason))

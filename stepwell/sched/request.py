@@ -17,6 +17,14 @@ class SamplingParams:
 
     temperature 0 is greedy. `top_k` 0 and `top_p` 1 keep every token. Draw i of a request depends on (seed, i) alone,
     so a seeded answer is the same in any batch. `max_tokens` None: as many as the context has room for.
+
+    min_p             tokens less likely than this share of the likeliest are left out
+    *_penalty         repetition: of every token of prompt and answer; presence and frequency: of the answer's
+    logit_bias        (token, what is added to its logit)
+    logprobs          log-probabilities of each answer token and of this many most likely ones; None: of none
+    prompt_logprobs   the same of every prompt token but the first; needs a request that does not read the cache
+    grammar           what the answer must follow, in the form that the runner understands; "" for anything
+    grammar_after     the grammar begins after this token of the answer; None: at once
     """
 
     max_tokens: int | None = 16
@@ -27,6 +35,24 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: str = ""
+    grammar_after: int | None = None
+
+    @property
+    def penalises(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the next token depends on the tokens so far in ways that the model does not know of."""
+        return self.penalises or bool(self.grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +83,26 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """The log-probability of one token under the model alone, and the likeliest (token, log-probability) in its place."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
-    """Newly sampled tokens, in order."""
+    """Newly sampled tokens, in order.
+
+    scores         one for each token, where the request asks for them
+    prompt_scores  of prompt tokens `prompt_from`, `prompt_from` + 1, …; after a preemption some come twice
+    """
 
     request_id: str
     tokens: tuple[int, ...]
+    scores: tuple[Scored, ...] = ()
+    prompt_scores: tuple[Scored, ...] = ()
+    prompt_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

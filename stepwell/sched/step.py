@@ -10,9 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Report, Task
-from stepwell.sched.request import SamplingParams
+from stepwell.sched.request import SamplingParams, Scored
+
+Logits: TypeAlias = npt.NDArray[np.float32]
+"""The model's own answer at one position, [vocab], before anything is added to it, banned or drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +54,24 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Choose the token after the last one of this work. `index` counts the request's earlier draws."""
+    """Choose the token after the last one of this work. `index` counts the request's earlier draws.
+
+    history  prompt and answer so far, where the params look back on it; the answer is its last `index` tokens
+    keep_logits  hand out what the first token of this work is chosen from
+    """
 
     params: SamplingParams
     index: int
+    history: Ints | None = None
+    keep_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Give the log-probabilities of `targets`, the known tokens after the work's first, second, … one, and `top` rivals each."""
+
+    targets: Ints
+    top: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +97,7 @@ class Work:
     state: StateStart
     cuts: tuple[Cut, ...]
     sample: Sample | None
+    score: Score | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +118,15 @@ class StepResult:
     """Sampled tokens, aligned with `Step.works`: `repeat` of them where the work samples, none where it does not.
 
     `errors` maps the index of a work whose own numbers went wrong (NaN logits) to what to tell its caller; the others stand.
+    `logits`, by index of the work, where they are to be kept; a runner that has none (a cost model) leaves them out.
+    `scores` and `target_scores`, by index of the work: of sampled tokens and of `Score.targets`, where they were asked for.
     """
 
     sampled: tuple[tuple[int, ...], ...]
     errors: tuple[tuple[int, str], ...] = ()
+    scores: tuple[tuple[int, tuple[Scored, ...]], ...] = ()
+    target_scores: tuple[tuple[int, tuple[Scored, ...]], ...] = ()
+    logits: tuple[tuple[int, Logits], ...] = ()
 
 
 class Runner(Protocol):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from stepwell.base.geometry import Ints
+from stepwell.engine.sampler import Sampler
 from stepwell.engine.torch_runner import TorchRunner
 from stepwell.model.batch import Batch, Memory
 from stepwell.model.decoder import HybridDecoder
@@ -25,11 +26,14 @@ class Recorder:
     def __init__(self, decoder: HybridDecoder) -> None:
         self.decoder = decoder
         self.kernels = decoder.kernels
-        self.logits = torch.empty(0)
+        self.last = torch.empty(0)
 
-    def forward(self, batch: Batch, memory: Memory) -> torch.Tensor:
-        logits = self.decoder.forward(batch, memory)
-        self.logits = logits.clone()
+    def hidden(self, batch: Batch, memory: Memory) -> torch.Tensor:
+        return self.decoder.hidden(batch, memory)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.decoder.logits(hidden)
+        self.last = logits.clone()
         return logits
 
 
@@ -56,7 +60,7 @@ class Rig:
             memory.view(torch.uint8).fill_(poison)
         self.recorder = Recorder(decoder)
         recorder: Any = self.recorder
-        self.runner = TorchRunner(recorder, self.arena, self.live, eos)
+        self.runner = TorchRunner(recorder, self.arena, self.live, Sampler(eos))
         self._free = np.random.default_rng(seed).permutation(pages).astype(np.int32)
 
     def take(self, count: int) -> Ints:
@@ -78,7 +82,7 @@ class Rig:
         result = self.runner.run(Step(works))
         decoding = sorted((i for i, w in enumerate(works) if len(w.tokens) == 1), key=lambda i: works[i].slot)
         order = [*decoding, *(i for i, w in enumerate(works) if len(w.tokens) > 1)]
-        rows = iter(self.recorder.logits)
+        rows = iter(self.recorder.last)
         logits = {i: next(rows) for i in order if works[i].sample is not None}
         return result, [logits.get(i) for i in range(len(works))]
 

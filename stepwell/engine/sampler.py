@@ -1,0 +1,124 @@
+"""From the logits of a step to its result: adjusts each row as its request asks, draws, and says what the model thought.
+
+    logits ─▶ scores ─▶ penalties ▸ bias ▸ grammar ▸ ends before min_tokens ─▶ draw
+
+Log-probabilities are the model's own, from before any adjustment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from stepwell.base.geometry import Ints
+from stepwell.engine.guide import GuideError, Guides
+from stepwell.ops.adjust import add_bias, penalise, repeat_less, score
+from stepwell.ops.sampling import Draw, sample
+from stepwell.sched.request import SamplingParams, Scored
+from stepwell.sched.step import Sample, Step, StepResult, Work
+
+_BROKEN = "the model's logits for this request were not finite: send it again without reading the cache"
+_NO_GUIDES = "this engine was built without grammars"
+_ROWS_AT_ONCE = 256  # rows of a prompt that are scored at once: their logits are large
+
+
+class Sampler:
+    """Chooses the tokens of steps. `guides` None: requests with a grammar fail."""
+
+    __slots__ = ("_eos", "_guides")
+
+    def __init__(self, eos_token_ids: tuple[int, ...] = (), guides: Guides | None = None) -> None:
+        """`eos_token_ids` are not sampled before a request's `min_tokens`."""
+        self._eos = eos_token_ids
+        self._guides = guides
+
+    def choose(self, step: Step, sampling: Sequence[int], logits: Tensor) -> StepResult:
+        """Sample each work of `sampling` from its row of float32 [n, vocab], which may be written to."""
+        works = [step.works[i] for i in sampling]
+        samples = [work.sample for work in works if work.sample is not None]
+        wanting = [row for row, one in enumerate(samples) if one.params.logprobs is not None]
+        untouched = logits[wanting] if wanting else logits  # a copy: rows picked by a list
+        failed: dict[int, str] = {}
+        for row, (work, one) in enumerate(zip(works, samples, strict=True)):
+            try:
+                self._adjust(logits[row], work, one)
+            except GuideError as error:
+                failed[sampling[row]] = str(error)
+        chosen = sample(logits, [self._draw(one, logits.shape[1]) for one in samples])
+        tokens = {i: token for i, token in zip(sampling, chosen, strict=True) if token is not None and i not in failed}
+        failed |= {i: _BROKEN for i in sampling if i not in tokens and i not in failed}
+        scores = _scored(untouched, [(samples[row].params, sampling[row]) for row in wanting], tokens)
+        return StepResult(
+            tuple((tokens[i],) if i in tokens else () for i in range(len(step.works))),
+            tuple(sorted(failed.items())),
+            scores,
+        )
+
+    def _adjust(self, row: Tensor, work: Work, one: Sample) -> None:
+        params = one.params
+        if params.looks_back:
+            assert one.history is not None, "a request that looks back brings its tokens"
+            if params.penalises:
+                _penalise(row, params, one.history, one.index)
+        if params.logit_bias:
+            add_bias(row, params.logit_bias)
+        if params.grammar and one.history is not None:
+            if self._guides is None:
+                raise GuideError(_NO_GUIDES)
+            answer = one.history[len(one.history) - one.index :]
+            allowed = self._guides.allowed(work.request_id, params, answer)
+            if allowed is not None:
+                row.masked_fill_(~torch.from_numpy(allowed).to(row.device), float("-inf"))
+
+    def _draw(self, one: Sample, vocab: int) -> Draw:
+        params = one.params
+        banned: tuple[int, ...] = ()
+        if one.index < params.min_tokens and not params.grammar:  # a grammar knows best when it has ended
+            ends = params.stop_token_ids + (() if params.ignore_eos else self._eos)
+            banned = tuple(token for token in ends if 0 <= token < vocab)
+        return Draw(params.temperature, params.top_k, params.top_p, params.seed, one.index, banned, params.min_p)
+
+
+def score_targets(
+    works: Sequence[Work], hidden: Tensor, logits: Callable[[Tensor], Tensor]
+) -> list[tuple[Scored, ...]]:
+    """Scores of each work's targets. `hidden` holds their rows one after the other; `logits` makes float32 [n, vocab] of rows."""
+    out: list[tuple[Scored, ...]] = []
+    first = 0
+    for work in works:
+        assert work.score is not None
+        targets = torch.as_tensor(work.score.targets, dtype=torch.int64, device=hidden.device)
+        found: list[Scored] = []
+        for at in range(0, len(targets), _ROWS_AT_ONCE):
+            part = targets[at : at + _ROWS_AT_ONCE]
+            rows = logits(hidden[first + at : first + at + len(part)])
+            found += _as_scores(score(rows, part, work.score.top))
+        out.append(tuple(found))
+        first += len(targets)
+    return out
+
+
+def _penalise(row: Tensor, params: SamplingParams, history: Ints, index: int) -> None:
+    seen = torch.as_tensor(history, dtype=torch.int64, device=row.device)
+    if params.repetition_penalty != 1.0:
+        repeat_less(row, seen, params.repetition_penalty)
+    if index and (params.presence_penalty or params.frequency_penalty):
+        penalise(row, seen[len(history) - index :], params.presence_penalty, params.frequency_penalty)
+
+
+def _scored(
+    logits: Tensor, wanting: Sequence[tuple[SamplingParams, int]], tokens: dict[int, int]
+) -> tuple[tuple[int, tuple[Scored, ...]], ...]:
+    """Scores of chosen tokens, by work; `logits` has one row for each that wants them."""
+    out = []
+    for row, (params, index) in enumerate(wanting):
+        if index in tokens:
+            target = torch.tensor([tokens[index]], device=logits.device)
+            out.append((index, _as_scores(score(logits[row : row + 1], target, params.logprobs or 0))))
+    return tuple(out)
+
+
+def _as_scores(rows: Sequence[tuple[float, list[tuple[int, float]]]]) -> tuple[Scored, ...]:
+    return tuple(Scored(own, tuple(top)) for own, top in rows)
