@@ -173,9 +173,24 @@ def settle(directory: Directory, loading: Loading, now: float) -> Ready | Loadin
         return _ready(directory, held, loading.index, loading.reason, loading.skipped, now)
     for move in loading.failed:
         _condemn_source(directory, held, option, move)
-    kv = any(move.what == "kv" for move in loading.failed)
-    reason = Reason.LOAD_FAILED_KV if kv else Reason.LOAD_FAILED_STATE
+    reason = _failed_leg(loading.failed)
     return _begin(directory, held, loading.index + 1, (), reason, max(loading.skipped, option.boundary), now)
+
+
+def give_up(directory: Directory, loading: Loading) -> Reason:
+    """No report will be waited for: condemn what the copies read that failed or are open, and say which leg that was.
+
+    All but the reservation stays held until `abandon`: an open copy may still be writing.
+    """
+    lost = (*loading.failed, *(move for move in loading.moves if move.ticket in loading.waiting))
+    for move in lost:
+        _condemn_source(directory, loading.held, loading.option, move)
+    directory.promise(loading.held.table, 0)
+    return _failed_leg(lost)
+
+
+def _failed_leg(failed: tuple[Move, ...]) -> Reason:
+    return Reason.LOAD_FAILED_KV if any(move.what == "kv" for move in failed) else Reason.LOAD_FAILED_STATE
 
 
 def _share_path(directory: Directory, held: Held) -> None:

@@ -121,7 +121,7 @@ def landed(directory: Directory, report: Report) -> bool:
         pending = item.pending
         assert pending is not None and pending.ticket == report.ticket
         item.pending = None
-        if report.ok:
+        if report.ok and not item.bad[flight.lease.tier]:  # condemned meanwhile: so is the copy
             directory.place(item, pending.tier, pending.slots)
         else:
             directory.give(pending.tier, pending.slots)

@@ -9,7 +9,7 @@ from stepwell.cache.admission import Loading, Ready, abandon, commit, reported, 
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Move, Report
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.placement import prompt_rungs
 from stepwell.cache.plan import Plan, Wait, pinned_images, pinned_kv
 from stepwell.cache.shed import demote, landed
@@ -71,8 +71,16 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
         queues.waiting.pop(0)
         slot = queues.slots.pop()
         # a copy: the tokens of a job may move while its load is in flight, a plan's may not
-        state = commit(directory, answer, request.id, tokens.copy(), slot, clock.now())
-        _enter(queues, directory, config, job, slot, state)
+        now = clock.now()
+        state = commit(directory, _giving_reason(answer, job.given_up), request.id, tokens.copy(), slot, now)
+        _enter(queues, directory, config, job, slot, state, now)
+
+
+def _giving_reason(plan: Plan, given_up: tuple[Reason, int] | None) -> Plan:
+    """`plan`, saying so where it reaches no further because a load was given up."""
+    if given_up is None or plan.aim.boundary >= given_up[1]:
+        return plan
+    return replace(plan, reason=given_up[0], skipped=max(plan.skipped, given_up[1]))
 
 
 def _must_wait(queues: Queues, directory: Directory, plan: Plan) -> bool:
@@ -110,22 +118,25 @@ def _advance(
 ) -> None:
     request_id = parked.job.request.id
     if loading.waiting:
-        queues.parked[request_id] = replace(parked, loading=loading)
+        queues.parked[request_id] = replace(parked, loading=loading, heard=clock.now())
         return
     del queues.parked[request_id]
-    _enter(queues, directory, config, parked.job, parked.slot, settle(directory, loading, clock.now()))
+    now = clock.now()
+    _enter(queues, directory, config, parked.job, parked.slot, settle(directory, loading, now), now)
 
 
 def _enter(
-    queues: Queues, directory: Directory, config: SchedConfig, job: Job, slot: int, state: Ready | Loading
+    queues: Queues, directory: Directory, config: SchedConfig, job: Job, slot: int, state: Ready | Loading, now: float
 ) -> None:
     """Park `job` or let it run."""
     if isinstance(state, Loading):
         queues.moves.extend(state.moves)
-        queues.parked[job.request.id] = Parked(job, slot, state)
+        queues.parked[job.request.id] = Parked(job, slot, state, now)
         return
     outcome = replace(state.outcome, readmission=job.starts > 0)
-    queues.tally.add(outcome)
+    job.given_up = None
+    if not job.internal:
+        queues.tally.add(outcome)
     if job.starts == 0:
         queues.events.append(Admitted(job.request.id, outcome))
     job.starts += 1

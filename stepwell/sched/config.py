@@ -19,6 +19,7 @@ class SchedConfig:
     eos                      tokens that end an answer
     vocab                    token ids are below this; 0: not checked
     cache                    whether prompts are read from the cache and left in it
+    load_timeout             seconds without a report after which a request gives its load up; 0: never
     """
 
     max_num_seqs: int = 32
@@ -28,6 +29,7 @@ class SchedConfig:
     eos: tuple[int, ...] = ()
     vocab: int = 0
     cache: bool = True
+    load_timeout: float = 0.0
 
     def validate(self, geometry: Geometry) -> None:
         """Raise ConfigError where a step could not make progress."""
@@ -43,5 +45,7 @@ class SchedConfig:
             raise ConfigError(
                 f"--decode-rung-tokens {self.decode_rung_tokens} must be a multiple of --block-size {geometry.block}"
             )
+        if self.load_timeout < 0:
+            raise ConfigError(f"--load-timeout must be at least 0, not {self.load_timeout}")
         if self.max_model_len < 2:
             raise ConfigError(f"--max-model-len must be at least 2, not {self.max_model_len}")

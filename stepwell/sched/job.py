@@ -3,7 +3,7 @@
 Waiting ──▶ Parked ──▶ Running ──▶ (finished)         Waiting ──▶ Running where nothing is to be loaded
    ▲           │          │
    │           ▼          │                           aborted while its load is in flight: Draining, then gone
-   └───────────┼──────────┘  preempted
+   └───────────┼──────────┘  preempted                     given up for want of a report: Waiting, its load Draining
             Draining
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.admission import Loading
 from stepwell.cache.leases import Lease
+from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Rung, RungKind
 from stepwell.sched.request import Request
@@ -50,8 +51,14 @@ class Tokens:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """What outlives a request's states. `order` is by arrival; `limit` tokens are the most it may have;
-    `root` numbers its salt; `starts` counts admissions."""
+    """What outlives a request's states.
+
+    order     by arrival              limit    tokens that it may have at most
+    root      numbers its salt        starts   admissions so far
+    internal  the engine's own: no caller hears of it, and no count of admissions includes it
+    watched   how it was resumed, where the logits of its first token are to be kept
+    given_up  the failed leg and the boundary of a load that was not reported in time
+    """
 
     request: Request
     order: int
@@ -59,10 +66,18 @@ class Job:
     limit: int
     root: int
     starts: int = 0
+    internal: bool = False
+    watched: AdmissionOutcome | None = None
+    given_up: tuple[Reason, int] | None = None
 
     @property
     def generated(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether those of its next token are wanted: the first one's alone."""
+        return self.generated == 0 and (self.internal or self.watched is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +89,21 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Holds a live slot and all that its plan leased; its load is in flight."""
+    """Holds a live slot and all that its plan leased; its load is in flight, and was last heard of at `heard`."""
 
     job: Job
     slot: int
     loading: Loading
+    heard: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The request is gone; a copy may still write its pages and its live slot."""
+    """No request waits for this load any more, since `since`; a copy may still write its pages and its live slot."""
 
     slot: int
     loading: Loading
+    since: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

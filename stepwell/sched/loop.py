@@ -24,10 +24,12 @@ from stepwell.cache.reset import reset
 from stepwell.cache.shed import demote_ahead
 from stepwell.cache.tree import root_number
 from stepwell.sched.admit import Queues, admit, enqueue, land
+from stepwell.sched.audit import Auditor
 from stepwell.sched.build import build, release
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.finish import finish
 from stepwell.sched.job import Draining, Job, Tokens
+from stepwell.sched.overdue import expire, refuse_stranded
 from stepwell.sched.request import Event, Finished, Request
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Mover, Runner
@@ -47,12 +49,14 @@ class EngineLoop:
         clock: Clock,
         costs: Costs | None = None,
         archive: Archive | None = None,
+        auditor: Auditor | None = None,
     ) -> None:
         config.validate(cache.geometry)
         self.config = config
         self.directory = Directory(cache, archive)
         self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)))
         self.costs = costs or Costs()
+        self.auditor = auditor or Auditor()
         self._runner = runner
         self._mover = mover
         self._clock = clock
@@ -81,7 +85,7 @@ class EngineLoop:
     def _serving(self) -> bool:
         """Whether there is anything that a request waits for."""
         q = self.queues
-        return bool(q.waiting or q.parked or q.draining or q.running or q.events)
+        return bool(q.waiting or q.parked or q.draining or q.running or q.events or self.auditor.busy)
 
     def submit(self, request: Request) -> None:
         """Take `request`. Raises RequestError or CapacityError, and keeps nothing, if it can never be served."""
@@ -99,6 +103,7 @@ class EngineLoop:
         wanted = request.params.max_tokens
         if wanted is not None and wanted < 1:
             raise RequestError(f"max_tokens must be at least 1, not {wanted}", "max_tokens")
+        self.auditor.interrupt(self.queues, self.directory)
         if self._knows(request.id):
             raise RequestError(f"a request with id {request.id!r} is being served already", "request_id")
         limit = self.longest if wanted is None else min(self.longest, count + wanted)
@@ -117,7 +122,7 @@ class EngineLoop:
         elif running is not None:
             release(queues, self.directory, running)
         elif parked is not None:
-            queues.draining.append(Draining(parked.slot, parked.loading))
+            queues.draining.append(Draining(parked.slot, parked.loading, self._clock.now()))
         else:
             return
         queues.events.append(Finished(request_id, "abort"))
@@ -128,7 +133,11 @@ class EngineLoop:
         for report in self._mover.poll():
             self._copying.discard(report.ticket)
             land(self.queues, self.directory, self.config, report, self._clock)
+        expire(self.queues, self.directory, self.config, self._clock)
+        self.auditor.begin(self.queues, self.directory)
         admit(self.queues, self.directory, self.config, self.costs, self._clock)
+        refuse_stranded(self.queues, self.directory, self.config, self._clock)
+        self.auditor.choose(self.queues)
         self._start_moves()
         built = build(self.queues, self.directory, self.config, max_repeat)
         self._start_moves()
@@ -137,12 +146,13 @@ class EngineLoop:
             result = self._runner.run(built.step)
             began = self._clock.now()
             finish(self.queues, self.directory, self.config, built, result, began)
+            self.auditor.collect(self.directory, built, result)
             self._steps += built.step.repeat
             self._computed += built.step.tokens * built.step.repeat
             self._sampled += sum(map(len, result.sampled))
         self._copy_down(idle=built is None)
         self._seconds += self._clock.now() - began
-        events, self.queues.events = self.queues.events, []
+        events, self.queues.events = self.auditor.strip(self.queues.events), []
         if built is None and not events and self._copying:
             self._mover.wait(_IDLE_WAIT)
         return events
@@ -167,6 +177,10 @@ class EngineLoop:
             sched_seconds=self._seconds,
             tally=replace(queues.tally, reasons=dict(queues.tally.reasons), lost=dict(queues.tally.lost)),
             joint=queues.tally.joint_line(),
+            audits=self.auditor.counts.audits,
+            audit_mismatches=self.auditor.counts.mismatches,
+            audits_skipped=self.auditor.counts.skipped,
+            quarantined=self.auditor.counts.quarantined,
             pages_copied=dict(self._copied),
             page_bytes=directory.config.geometry.page_bytes,
         )

@@ -34,6 +34,10 @@ class EngineStats:
     joint: str
     pages_copied: Mapping[tuple[Tier, Tier], int] = field(default_factory=dict)
     page_bytes: int = 0
+    audits: int = 0
+    audit_mismatches: int = 0
+    audits_skipped: int = 0
+    quarantined: int = 0
 
     @property
     def admissions(self) -> int:
