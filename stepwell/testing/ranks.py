@@ -12,16 +12,21 @@ from stepwell.cache.moves import Move, Report, Task, Tier, moves_of
 from stepwell.sched.step import Mover
 from stepwell.store.ranks import JointMover
 from stepwell.testing.faults import FaultPlan, FaultyMover, InstantMover
+from stepwell.testing.shelf import Shelf
 from stepwell.testing.telltale import Memory
 
 Carry = Callable[[Memory, Move], None]
 
 
 class Ranks:
-    """memories, movers: one of each by rank; `mover` is what the loop is given. `carry` makes one rank's part of a copy."""
+    """By rank: `memories`, `plans` (more faults may be added), `movers`; `mover` is what the loop is given.
+
+    `carry` makes one rank's part of a copy.
+    """
 
     def __init__(self, memories: Sequence[Memory], plans: Sequence[FaultPlan], clock: Clock, carry: Carry) -> None:
         self.memories = tuple(memories)
+        self.plans = tuple(plans)
         self.movers = tuple(
             FaultyMover(InstantMover(partial(carry, memory)), plan, clock)
             for memory, plan in zip(memories, plans, strict=True)
@@ -48,15 +53,19 @@ class Ranks:
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """A mover that notes what passes: copies under way, and what this step has reported."""
+    """A mover that notes what passes: copies under way, and what this step has reported. The shelf gets its orders here."""
 
     inner: Mover
+    shelf: Shelf
     outstanding: set[int] = field(default_factory=set)
     reported: dict[int, bool] = field(default_factory=dict)
 
     def start(self, tasks: Sequence[Task]) -> None:
         self.outstanding |= {move.ticket for move in moves_of(tasks)}
-        self.inner.start(tasks)
+        for task in tasks:
+            if not isinstance(task, Move):
+                self.shelf.obey(task)
+            self.inner.start([task])
 
     def poll(self) -> list[Report]:
         reports = self.inner.poll()

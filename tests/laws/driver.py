@@ -38,8 +38,8 @@ def chance(rng: Chooser, percent: int) -> bool:
     return rng.randint(1, 100) <= percent
 
 
-def engine(rng: Chooser, seed: int) -> Harness:
-    """An engine of random sizes, down to the smallest that is legal."""
+def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
+    """An engine of random sizes, down to the smallest that is legal; each of its ranks has faults of its own."""
     block = number(rng, 4, 4, 1, 2)
     grid = block * number(rng, 2, 1, 3, 4)
     geometry = telltale.geometry(block, grid, image_pages=number(rng, 2, 1, 3))
@@ -66,7 +66,9 @@ def engine(rng: Chooser, seed: int) -> Harness:
         cache=not chance(rng, 4),
     )
     costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9), latency_s=1e-6)
-    return Harness(cache, sched, _faults(rng, seed), costs, VOCAB)
+    plans = tuple(_faults(rng, seed * ranks + rank) for rank in range(ranks))
+    same_kv = ranks > 1 and chance(rng, 30)
+    return Harness(cache, sched, None, costs, VOCAB, ranks=ranks, rank_faults=plans, same_kv=same_kv)
 
 
 def _faults(rng: Chooser, seed: int) -> FaultPlan:
@@ -95,8 +97,8 @@ _COPIED: tuple[Copied, ...] = ("none", "half", "all")
 class Driver:
     """Draws one action after another, and carries it out."""
 
-    def __init__(self, rng: Chooser, seed: int = 0) -> None:
-        self.harness = engine(rng, seed)
+    def __init__(self, rng: Chooser, seed: int = 0, ranks: int = 1) -> None:
+        self.harness = engine(rng, seed, ranks)
         self.rng = rng
         self._count = 0
 
@@ -182,9 +184,9 @@ class Driver:
         return np.array([start, *(noise.randint(0, VOCAB - 1) for _ in range(count - 1))], np.int32)
 
 
-def fuzz(seed: int, actions: int = 80) -> Driver:
+def fuzz(seed: int, actions: int = 80, ranks: int = 1) -> Driver:
     """A whole random run, to its end. Raises what the laws say."""
-    driver = Driver(random.Random(seed), seed)
+    driver = Driver(random.Random(seed), seed, ranks)
     for _ in range(actions):
         driver.act()
     driver.harness.drain()
