@@ -1,0 +1,154 @@
+"""Conversations as agents and people hold them, and how much of each prompt is computed again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.moves import Tier
+from stepwell.testing.harness import Harness
+from tests.cache.builders import join, numbers
+from tests.cases.serving import Bare, ask, engine, history, outcome, rules, submit
+
+GRID = 8
+INTERVAL = 64
+
+
+def talker(pages: int = 600, budget: int = 256, clean: float = 0.1) -> Harness:
+    return engine(rules(pages, 2000, grid=GRID, image=2, interval=INTERVAL, clean=clean), budget=budget)
+
+
+class TestTwelveTurns:
+    """A chat with tools: what is computed again is what changed, and at most a stretch between rungs before it."""
+
+    def turn(self, number: int) -> Ints:
+        """What a user or a tool adds: from a few tokens to many."""
+        return numbers((9, 31, 4, 70)[number % 4], 100 + number)
+
+    def test_where_history_is_only_ever_appended_to(self) -> None:
+        harness, prompt = talker(), numbers(75, 1)
+        for number in range(12):
+            how = ask(harness, f"{number}", prompt, 11)
+            if number:
+                new = len(prompt) - len(history(harness, f"{number - 1}"))
+                assert how.recomputed <= new + 1 + GRID + GRID, "the answer is reused too, to its last rung"
+            prompt = join(history(harness, f"{number}"), self.turn(number))
+
+    @pytest.mark.parametrize("kept", range(0, 12, 3))
+    def test_where_the_last_answers_reasoning_is_left_out(self, kept: int) -> None:
+        """Of an answer of 16 tokens the client sends back the last few."""
+        harness, prompt = talker(), numbers(75, 1)
+        for number in range(12):
+            how = ask(harness, f"{number}", prompt, 16)
+            if number:
+                assert how.recomputed <= kept + len(self.turn(number - 1)) + GRID
+                assert how.diverged_at is not None or not kept
+            answer = history(harness, f"{number}")[len(prompt) :]
+            prompt = join(prompt, answer[len(answer) - kept :], self.turn(number))
+
+    @pytest.mark.parametrize("trimmed", [1, 4, 9])
+    def test_where_an_old_tool_output_is_cut_short(self, trimmed: int) -> None:
+        harness = talker()
+        parts: list[Ints] = [numbers(75, 1)]
+        for number in range(12):
+            prompt = join(*parts)
+            ask(harness, f"{number}", prompt, 5)
+            parts += [history(harness, f"{number}")[len(prompt) :], self.turn(number)]
+        at = 2 * trimmed
+        before = len(join(*parts[:at]))
+        parts[at] = parts[at][: len(parts[at]) // 2]
+        edited = join(*parts)
+        how = ask(harness, "edited", edited, 5)
+        assert how.diverged_at is not None and how.diverged_at >= before
+        assert how.recomputed <= len(edited) - how.diverged_at + INTERVAL
+        again = ask(harness, "next turn", join(history(harness, "edited"), self.turn(0)), 5)
+        assert again.recomputed <= len(self.turn(0)) + 1 + 2 * GRID, "once, and not every turn from then on"
+
+    @pytest.mark.parametrize("lead", range(72, 81))
+    def test_where_the_end_of_each_prompt_is_rendered_anew(self, lead: int) -> None:
+        """The last three tokens ask for an answer, and are not there once it has been given: wherever they fall on the grid, the
+        next turn goes back no further than to the end of the prompt before."""
+        harness, stem, marker = talker(), numbers(lead, 1), numbers(3, 2)
+        starts = [0]
+        for number in range(8):
+            how = ask(harness, f"{number}", join(stem, marker), 6)
+            if number:
+                assert how.boundary >= min(starts[-1] // GRID * GRID, INTERVAL * (starts[-1] // INTERVAL))
+                assert how.recomputed <= len(stem) + 3 - starts[-1] + INTERVAL
+                assert number == 1 or how.diverged_at in (starts[-1], starts[-1] + 1, starts[-1] + 2, None)
+            starts.append(len(stem))
+            answer = history(harness, f"{number}")[len(stem) + 3 :]
+            stem = join(stem, answer, self.turn(number))
+
+
+@pytest.mark.parametrize("budget", [24, 64, 400])
+@pytest.mark.parametrize("company", [0, 3])
+def test_how_prompts_are_cut_and_who_else_runs_makes_no_difference_to_the_next_turn(budget: int, company: int) -> None:
+    """Two turns and their repetition, at every budget, alone and among others."""
+    harness = engine(rules(600, 2000, grid=GRID, image=2), budget=budget)
+    for number in range(company):
+        submit(harness, f"{number}", numbers(90, 5 + number), 30)
+    prompt = numbers(141, 1)
+    submit(harness, "a", prompt, 1)
+    harness.drain()
+    assert ask(harness, "again", prompt, 20).boundary == 136
+    assert ask(harness, "next", join(history(harness, "again"), numbers(30, 2)), 1).boundary == 160
+    assert outcome(harness, "a").boundary == 0
+
+
+def test_an_edit_near_the_start_costs_one_prefill_and_no_second() -> None:
+    harness, long = talker(), numbers(400, 1)
+    ask(harness, "before", long, 10)
+    edited = long.copy()
+    edited[130] += 1
+    submit(harness, "edited", edited, 10)
+    harness.drain()
+    how = outcome(harness, "edited")
+    assert (how.boundary, how.diverged_at) == (128, 130)
+    assert harness.stats().computed_tokens == 400 + 9 + 400 - 128 + 9, "each token was computed once"
+    assert ask(harness, "old again", join(long, numbers(4)), 2).boundary == 392, "the original is still there"
+    assert ask(harness, "new again", join(edited, numbers(4)), 2).boundary == 392
+
+
+@pytest.mark.parametrize("answer", [16, 24, 50, 64])
+def test_an_answer_of_many_tokens_is_not_computed_again_with_the_next_turn(answer: int) -> None:
+    harness, prompt = talker(), numbers(37, 1)
+    ask(harness, "a", prompt, answer)
+    for tier in (Tier.DEVICE, Tier.HOST):
+        if tier is Tier.HOST:
+            harness.flush(Tier.DEVICE, demote_first=True)
+        how = ask(harness, f"next from {tier.name}", join(history(harness, "a"), numbers(9, 2)), 1)
+        assert how.boundary >= (37 + answer - 1) // GRID * GRID > 37
+
+
+def test_a_hit_refreshes_the_rung_it_used_and_so_many_chats_live_on_few_images() -> None:
+    """Two dozen chats in random order, eight rounds each, on a device with room for their KV and about two images for each: were
+    every rung on the way refreshed by a hit, old ones that nobody needs would push out the newest of others (hit .75, not .83)."""
+    bare = Bare(rules(1000, 0, grid=GRID, image=4), budget=256)
+    chats = [numbers(40 + seed, seed) for seed in range(24)]
+    rng = random.Random(2)
+    prompts = cached = 0
+    for turn in range(8):
+        order = list(range(24))
+        rng.shuffle(order)
+        for index in order:
+            how, told = bare.ask(chats[index], 3)
+            chats[index] = join(told, numbers(rng.randrange(6, 14), 1000 * turn + index))
+            if turn:
+                prompts += how.prompt
+                cached += how.cached
+    assert cached / prompts > 0.8
+
+
+def test_a_first_line_that_changes_with_every_request_is_told_from_the_divergence() -> None:
+    """Nothing can be reused, and the record says from where on."""
+    harness = talker()
+    body = numbers(100, 1)
+    for number in range(3):
+        how = ask(harness, f"{number}", join([number, 500 + number], body), 2)
+        assert how.cached == 0
+        assert number == 0 or (how.diverged_at is not None and how.diverged_at < 4)
+    assert ask(harness, "stripped", body, 2).cached == 0
+    assert ask(harness, "stripped again", body, 2).boundary == 96
