@@ -34,3 +34,8 @@ class TierUse:
     cached: int
     leased: int
     clean: int
+
+    @property
+    def private(self) -> int:
+        """Slots owned by a request or by a copy in flight."""
+        return self.total - self.free - self.cached

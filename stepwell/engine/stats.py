@@ -7,8 +7,9 @@ from stepwell.engine.messages import Stats
 from stepwell.sched.stats import EngineStats
 
 PHASES = ("waiting", "parked", "running", "draining")
-PAGE_STATES = ("free", "cached", "leased", "clean")
-GAUGES = ("leases", "nodes", "moves_in_flight")
+PAGE_STATES = ("free", "cached", "private", "leased", "clean")
+"""free + cached + private = all; leased and clean pages are cached ones."""
+GAUGES = ("leases", "nodes", "moves_in_flight", "page_bytes")
 COPIES = (
     ("device", "host"),
     ("host", "device"),

@@ -9,11 +9,13 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from stepwell.base.errors import RequestError, StepwellError
 from stepwell.server import schema
 from stepwell.server.calls import GenerationRoutes
 from stepwell.server.errors import Problem, any_problem
+from stepwell.server.gate import Gate
 from stepwell.server.parts import Parts
 from stepwell.server.prompts import PromptReader
 from stepwell.server.reading import CallReader
@@ -22,7 +24,7 @@ from stepwell.server.reading import CallReader
 def create_app(parts: Parts) -> FastAPI:
     """An ASGI application. Every answer that is an error has OpenAI's shape."""
     app = FastAPI(title="Stepwell", docs_url=None, redoc_url=None)
-    calls = CallReader(parts.facts, parts.limits.body_bytes)
+    calls = CallReader(parts.facts, parts.limits.body_bytes, parts.limits.body_seconds)
     routes = Routes(parts, calls)
     generation = GenerationRoutes(parts, calls)
     for path, call, handler in (
@@ -36,6 +38,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
     app.add_api_route("/health", routes.health, methods=["GET"])
+    app.add_api_route("/ready", routes.ready, methods=["GET"])
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
 
     async def answer(request: Request, error: Exception) -> Response:
@@ -45,6 +48,15 @@ def create_app(parts: Parts) -> FastAPI:
 
     for kind in (StepwellError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)
+    app.add_middleware(Gate, parts.keys, parts.door, parts.metrics, parts.clock)
+    if parts.origins:  # outside the gate: a refusal, too, must be readable to the page that called
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=parts.origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "x-stepwell-resume", "retry-after"),
+        )
     return app
 
 
@@ -81,6 +93,11 @@ class Routes:
         if dead is not None:
             return Problem(503, f"the engine has stopped: {dead}", None, "engine_dead").response()
         return _json({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        if self._parts.client.dead is None and not self._parts.door.open:
+            return Problem(503, "the server is shutting down", None, "shutting_down").response()
+        return await self.health(request)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._parts.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -12,10 +13,19 @@ from stepwell.server.errors import ApiError, Problem
 _DRAINED_AT_MOST = 64 * 2**20
 
 
-async def read_json(request: Request, limit: int) -> dict[str, Any]:
-    """The body as an object. Raises ApiError: 413 above `limit` bytes, 400 where it is not JSON or not an object."""
+async def read_json(request: Request, limit: int, seconds: float = 60.0) -> dict[str, Any]:
+    """The body as an object.
+
+    Raises ApiError: 413 above `limit` bytes, 408 if it is not there after `seconds`, 400 where it is not JSON or not an object.
+    """
     try:
-        value = orjson.loads(await _read(request, limit))
+        async with asyncio.timeout(seconds):
+            body = await _read(request, limit)
+    except TimeoutError as error:
+        message = f"the body did not arrive within {seconds:g} s (--body-timeout): send it again"
+        raise ApiError(Problem(408, message, None, "body_timeout", {"connection": "close"})) from error
+    try:
+        value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError(Problem(400, f"the body is not valid JSON: {error}", None, "invalid_json")) from error
     if not isinstance(value, dict):

@@ -13,6 +13,7 @@ from stepwell.base.geometry import Ints
 from stepwell.server import schema
 from stepwell.server.errors import ApiError, GenerationFailed, Problem, any_problem
 from stepwell.server.formats import DONE, Finished, Shape, error_event
+from stepwell.server.gate import caller_of
 from stepwell.server.generate import Generation, Job, sampling
 from stepwell.server.parts import Parts
 from stepwell.server.prompts import PromptReader
@@ -110,7 +111,7 @@ class GenerationRoutes:
             params=sampling(call, secrets.randbits(63), stop_ids),
             context=self._parts.facts.max_model_len,
             stops=schema.read_stops(call.stop),
-            salt=call.cache_salt or "",
+            salt=caller_of(request).salted(call.cache_salt),
             session=_session(request, call.session_id),
             read_cache=call.read_cache,
             write_cache=call.write_cache,
@@ -125,8 +126,9 @@ class GenerationRoutes:
                 f"this call asks for {job.sequences} sequences: at most {limit} are queued (--max-queue)", "n"
             )
         if self._parts.client.waiting + job.sequences > limit:
+            after = self._parts.client.retry_after()
             message = f"{self._parts.client.waiting} sequences wait already, of at most {limit}: try again later"
-            raise ApiError(Problem(429, message, None, "queue_full", {"retry-after": "1"}))
+            raise ApiError(Problem(429, message, None, "queue_full", {"retry-after": str(after)}))
 
 
 def _session(request: Request, named: str | None) -> str | None:

@@ -1,26 +1,27 @@
-"""The front end's side of an engine: requests go out, events come back sorted by caller.
-
-One `Answers` object belongs to one HTTP call and carries all of its sequences. What arrives while its reader is busy is
-merged, so a slow reader costs memory for tokens only, and never holds up the engine or another reader.
-"""
+"""The front end's side of an engine: requests go out, events come back sorted by caller."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
+import numpy as np
 import zmq
 
-from stepwell.base.errors import EngineDead, StepwellError
+from stepwell.base.clock import Clock, WallClock
+from stepwell.base.errors import EngineDead
+from stepwell.base.geometry import Ints
+from stepwell.cache.explain import Explanation
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine import messages
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.spawn import EngineLink
-from stepwell.sched.request import FinishReason, Request
+from stepwell.sched.request import Request
+from stepwell.server.answers import Answers, Patience
+from stepwell.server.inflight import InFlight
 
 log = logging.getLogger("stepwell.server")
 
@@ -34,95 +35,28 @@ class Observer(Protocol):
 
     def generated(self, tokens: int) -> None: ...
 
+    def measured(self, stats: messages.Stats) -> None: ...
 
-@dataclass(slots=True)
-class Delivery:
-    """What arrived for one sequence since the reader last looked."""
-
-    tokens: list[int] = field(default_factory=list)
-    outcome: AdmissionOutcome | None = None
-    end: FinishReason | None = None
-    message: str = ""
-
-
-class Answers:
-    """Everything that comes back for one call. Leaving the `with` block aborts what has not ended."""
-
-    def __init__(self, client: EngineClient, ids: Sequence[str]) -> None:
-        self._client = client
-        self._waiting_for_acceptance = set(ids)
-        self._open = set(ids)
-        self._ready: dict[str, Delivery] = {}
-        self._error: StepwellError | None = None
-        self._news = asyncio.Event()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def accepted(self) -> None:
-        """Wait until the engine has taken every sequence. Raises RequestError, CapacityError or EngineDead."""
-        while self._waiting_for_acceptance:
-            await self._wait()
-        if self._error is not None:
-            raise self._error
-
-    async def next(self) -> dict[str, Delivery]:
-        """What has arrived, by sequence; waits for something to arrive. Raises EngineDead when the engine ends."""
-        while not self._ready:
-            await self._wait()
-        ready, self._ready = self._ready, {}
-        return ready
-
-    def abort(self, request_id: str) -> None:
-        """Nothing more is wanted for this sequence."""
-        if request_id in self._open:
-            self._open.discard(request_id)
-            self._client.forget([request_id])
-
-    def close(self) -> None:
-        """Abort every sequence that has not ended."""
-        self._client.forget(sorted(self._open))
-        self._open.clear()
-
-    async def _wait(self) -> None:
-        if self._error is not None:
-            raise self._error
-        self._news.clear()
-        await self._news.wait()
-        if self._error is not None:
-            raise self._error
-
-    def delivery(self, request_id: str) -> Delivery:
-        """Where to put what has arrived for a sequence."""
-        self._news.set()
-        return self._ready.setdefault(request_id, Delivery())
-
-    def accept(self, request_id: str) -> None:
-        self._waiting_for_acceptance.discard(request_id)
-        self._news.set()
-
-    def end(self, request_id: str) -> None:
-        self._open.discard(request_id)
-
-    def fail(self, error: StepwellError) -> None:
-        """The call as a whole has failed: whoever waits hears it next."""
-        self._error = error
-        self._news.set()
+    def retry_after(self, waiting: int) -> int: ...
 
 
 class EngineClient:
     """Owns the list of open sequences. Lives in one event loop."""
 
-    def __init__(self, link: EngineLink, observer: Observer) -> None:
+    def __init__(
+        self,
+        link: EngineLink,
+        observer: Observer,
+        patience: Patience | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._link = link
         self._observer = observer
+        self._patience = patience or Patience()
         self._answers: dict[str, Answers] = {}
-        self._not_admitted: set[str] = set()
+        self.in_flight = InFlight(clock or WallClock())
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, asyncio.Future[messages.Answer]] = {}
         self._facts: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self.stats = messages.Stats()
@@ -141,7 +75,15 @@ class EngineClient:
     @property
     def waiting(self) -> int:
         """Sequences that have not been admitted."""
-        return len(self._not_admitted)
+        return self.in_flight.queued
+
+    def is_queued(self, request_id: str) -> bool:
+        """Whether a sequence has not been admitted."""
+        return self.in_flight.is_queued(request_id)
+
+    def retry_after(self) -> int:
+        """Seconds after which whoever was refused for the queue's sake may try again."""
+        return self._observer.retry_after(self.waiting)
 
     async def ready(self) -> EngineFacts:
         """Wait until the engine is built. Raises EngineDead where it never will be."""
@@ -155,14 +97,42 @@ class EngineClient:
         for request in requests:
             assert request.id not in self._answers, "request ids are never used twice"
             self._answers[request.id] = answers
-            self._not_admitted.add(request.id)
+            self.in_flight.sent(request.id, len(request.prompt))
             self._link.send(messages.submit_of(request))
+        answers.limit(self._patience)
         return answers
+
+    async def explain(self, salt: str, prompt: Ints, read: bool) -> Explanation:
+        """What `prompt` would get if it came now. Raises EngineDead."""
+        number = next(self._numbers)
+        asked = messages.Explain(number, prompt.astype(np.int32).tobytes(), salt, read)
+        answer = await self._ask(number, asked)
+        assert isinstance(answer, messages.Explained)
+        return answer.explanation
+
+    async def reset(self, salt: str | None) -> dict[str, int]:
+        """Drop what nobody holds, under one salt or under all; pages freed by tier. Raises EngineDead."""
+        number = next(self._numbers)
+        answer = await self._ask(number, messages.Reset(number, salt))
+        assert isinstance(answer, messages.WasReset)
+        return answer.freed
+
+    async def _ask(self, number: int, question: messages.Command) -> messages.Answer:
+        if self.dead is not None:
+            raise EngineDead(self.dead)
+        future: asyncio.Future[messages.Answer] = self._loop.create_future()
+        self._questions[number] = future
+        self._link.send(question)
+        try:
+            return await future
+        finally:
+            del self._questions[number]
 
     def forget(self, ids: Sequence[str]) -> None:
         """Abort sequences and drop whatever still arrives for them."""
         known = [i for i in ids if self._answers.pop(i, None) is not None]
-        self._not_admitted.difference_update(known)
+        for request_id in known:
+            self.in_flight.gone(request_id)
         if known and self.dead is None:
             self._link.send(messages.Abort(known))
 
@@ -192,7 +162,10 @@ class EngineClient:
         for answers in set(self._answers.values()):
             answers.fail(EngineDead(reason))
         self._answers.clear()
-        self._not_admitted.clear()
+        self.in_flight.clear()
+        for future in self._questions.values():
+            if not future.done():
+                future.set_exception(EngineDead(reason))
         if not self._facts.done():
             self._facts.set_exception(EngineDead(reason))
             self._facts.exception()  # whoever waits is told; nobody waiting is no fault
@@ -213,6 +186,11 @@ class EngineClient:
                     self._dispatch(event)
                 if stats is not None:
                     self.stats = stats
+                    self._observer.measured(stats)
+            case messages.Explained(number) | messages.WasReset(number):
+                future = self._questions.get(number)
+                if future is not None and not future.done():
+                    future.set_result(answer)
             case messages.Ready(facts):
                 if not self._facts.done():
                     self._facts.set_result(facts)
@@ -226,11 +204,12 @@ class EngineClient:
         match event:
             case messages.Tokens(request_id, tokens):
                 self._observer.generated(len(tokens))
+                self.in_flight.generated(request_id, len(tokens))
                 if answers is not None:
                     answers.delivery(request_id).tokens += tokens
             case messages.Admitted(request_id, outcome):
                 self._observer.admitted(outcome)
-                self._not_admitted.discard(request_id)
+                self.in_flight.admitted(outcome)
                 if answers is not None:
                     answers.delivery(request_id).outcome = outcome
             case messages.Accepted(request_id):
@@ -248,5 +227,5 @@ class EngineClient:
 
     def _drop(self, request_id: str, answers: Answers) -> None:
         del self._answers[request_id]
-        self._not_admitted.discard(request_id)
+        self.in_flight.gone(request_id)
         answers.end(request_id)

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from stepwell.base.errors import CapacityError, EngineDead, RequestError, StepwellError
 
-_TYPES = {404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,18 @@ class ApiError(StepwellError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
         self.problem = problem
+
+
+def timed_out(seconds: float) -> ApiError:
+    """A call has taken longer than the server allows."""
+    message = f"the call took longer than {seconds:g} s: ask for fewer tokens, or raise --request-timeout"
+    return ApiError(Problem(408, message, None, "timeout"))
+
+
+def queued_too_long(seconds: float, retry_after: int) -> ApiError:
+    """A sequence was not admitted in time."""
+    message = f"the call waited longer than {seconds:g} s (--queue-timeout): try again later"
+    return ApiError(Problem(429, message, None, "queue_timeout", {"retry-after": str(retry_after)}))
 
 
 class GenerationFailed(StepwellError):

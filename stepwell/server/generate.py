@@ -14,7 +14,8 @@ from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.detokenizer import Transcript
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import FinishReason, Request, SamplingParams
-from stepwell.server.client import Answers, Delivery, EngineClient
+from stepwell.server.answers import Answers, Delivery
+from stepwell.server.client import EngineClient
 from stepwell.server.errors import GenerationFailed
 from stepwell.server.metrics import Metrics
 from stepwell.server.schema import ChatCall, CompletionCall

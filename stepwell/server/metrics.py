@@ -13,22 +13,26 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from stepwell.base.clock import Clock, WallClock
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine.messages import Stats
-from stepwell.engine.stats import COUNTERS, GAUGES, PAGE_STATES, PHASES
+from stepwell.engine.stats import COPIES, COUNTERS, GAUGES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason
+from stepwell.server.recent import Recent
 
 SOURCES = ("device", "host", "disk", "recomputed")
-STATUSES = ("400", "404", "405", "413", "429", "499", "500", "503")
+STATUSES = ("400", "401", "403", "404", "405", "408", "413", "429", "499", "500", "503")
 _STATE_TIERS = ("none", *(tier.name.lower() for tier in Tier))
 _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _NEXT_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
+_COPIED = "Bytes that copies between tiers were asked to move"
 _TEXTS = {
     "leases": "Named holds on pages, images or slots",
     "nodes": "Nodes of the prefix tree",
     "moves_in_flight": "Copies that have not been reported",
+    "page_bytes": "Bytes of one page, in every tier",
     "steps": "Forward passes",
     "computed_tokens": "Tokens that went through the model",
     "sampled_tokens": "Tokens chosen by the engine, whoever reads them",
@@ -42,8 +46,9 @@ _TEXTS = {
 class Metrics:
     """The counters of one server, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self.registry = CollectorRegistry()
+        self.recent = Recent(clock or WallClock())
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens by where they came from", "source", SOURCES)
         self._lost = self._counter(
             "recomputed_tokens", "Recomputed prompt tokens by what they were lost to", "lost_to", Loss
@@ -79,6 +84,7 @@ class Metrics:
         if outcome.readmission:  # its tokens were counted when it was first admitted
             self._readmissions.inc()
             return
+        self.recent.admitted(outcome)
         for source in SOURCES:
             self._prompt_tokens.labels(source).inc(_tokens_from(outcome, source))
         for loss, tokens in outcome.lost:
@@ -88,19 +94,31 @@ class Metrics:
 
     def generated(self, tokens: int) -> None:
         self._generated.inc(tokens)
+        self.recent.slice().generated += tokens
+
+    def measured(self, stats: Stats) -> None:
+        self.recent.measured(stats)
+
+    def retry_after(self, waiting: int) -> int:
+        """Whole seconds until `waiting` sequences will have been admitted, as far as the last half minute tells."""
+        return self.recent.retry_after(waiting)
 
     def finished(self, reason: FinishReason, empty: bool) -> None:
         self._finished.labels(reason).inc()
+        self.recent.slice().ended += 1
         if empty and reason in ("stop", "length"):
             self._empty.inc()
 
     def first_token(self, seconds: float) -> None:
         self._first.observe(seconds)
+        self.recent.slice().first.add(seconds)
 
     def next_token(self, seconds: float) -> None:
         self._next.observe(seconds)
+        self.recent.slice().next.add(seconds)
 
     def refused(self, status: int) -> None:
+        self.recent.slice().errors += status >= 500
         if str(status) in STATUSES:
             self._refused.labels(str(status)).inc()
 
@@ -149,6 +167,10 @@ class _EngineGauges(Collector):
             for state in PAGE_STATES:
                 pages.add_metric([tier, state], here.get(state, 0))
         yield pages
+        copied = CounterMetricFamily("stepwell_copied_bytes", _COPIED, labels=["source", "target"])
+        for (source, target), count in zip(COPIES, stats.copied or [0] * len(COPIES), strict=True):
+            copied.add_metric([source, target], count)
+        yield copied
         for name in GAUGES:
             yield GaugeMetricFamily(f"stepwell_{name}", _TEXTS[name], value=stats.gauges.get(name, 0))
         for name in COUNTERS:

@@ -8,20 +8,28 @@ from stepwell.base.clock import Clock, WallClock
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.client import EngineClient
+from stepwell.server.gate import Door
+from stepwell.server.keys import Keys
 from stepwell.server.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one server takes on: bytes of a body, and sequences that wait to be admitted."""
+    """What one server takes on: bytes of a body, seconds until the whole of it is there, sequences that wait to be admitted."""
 
     body_bytes: int = 8_000_000
+    body_seconds: float = 60.0
     queue: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything a server is made of."""
+    """Everything a server is made of.
+
+    door         closed once the server is told to stop
+    origins      web pages that may call, as CORS names them
+    allow_reset  whether callers may empty the cache
+    """
 
     client: EngineClient
     tokenizer: Tokenizer
@@ -29,3 +37,7 @@ class Parts:
     metrics: Metrics
     limits: Limits = field(default_factory=Limits)
     clock: Clock = field(default_factory=WallClock)
+    keys: Keys = field(default_factory=Keys)
+    door: Door = field(default_factory=Door)
+    origins: tuple[str, ...] = ()
+    allow_reset: bool = False

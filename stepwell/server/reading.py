@@ -20,14 +20,15 @@ _FIELD_NAMES_LOGGED = 200
 class CallReader:
     """Reads calls; names each unknown field once in the log."""
 
-    def __init__(self, facts: EngineFacts, body_bytes: int) -> None:
+    def __init__(self, facts: EngineFacts, body_bytes: int, body_seconds: float) -> None:
         self._facts = facts
         self._body_bytes = body_bytes
+        self._body_seconds = body_seconds
         self._names_logged: set[str] = set()
 
     async def read(self, kind: type[schema.Call], request: Request) -> schema.Call:
         """The call in a request's body. Raises ApiError or RequestError."""
-        return self.parse(kind, await read_json(request, self._body_bytes))
+        return self.parse(kind, await read_json(request, self._body_bytes, self._body_seconds))
 
     def parse(self, kind: type[schema.Call], body: dict[str, Any]) -> schema.Call:
         call, unknown = schema.parse(kind, body)

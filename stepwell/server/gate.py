@@ -1,0 +1,111 @@
+"""What every call passes on its way in: request id, key, whether the server still takes work; and its line in the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stepwell.base.clock import Clock
+from stepwell.server.errors import Problem
+from stepwell.server.keys import Caller, Keys
+from stepwell.server.metrics import Metrics
+
+log = logging.getLogger("stepwell.access")
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/dashboard"})
+"""Answered without a key: probes, numbers without text, and a page that asks for the key itself."""
+
+_CALLER = "stepwell.caller"
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_RETRY_WHILE_DRAINING = "5"
+
+
+@dataclass(slots=True)
+class Door:
+    """Whether new work is taken. Closed once, when the server is told to stop."""
+
+    open: bool = True
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sent a request that has passed the gate."""
+    caller = request.scope.get(_CALLER)
+    return caller if isinstance(caller, Caller) else Caller("")
+
+
+class Gate:
+    """ASGI middleware in front of all routes."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, door: Door, metrics: Metrics, clock: Clock) -> None:
+        self._app = app
+        self._keys = keys
+        self._door = door
+        self._metrics = metrics
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = self._clock.now()
+        headers = Headers(scope=scope)
+        answer = _Answer(send, _request_id(headers))
+        try:
+            problem = self._refusal(scope, headers, answer.request_id)
+            if problem is None:
+                await self._app(scope, receive, answer.send)
+            else:
+                self._metrics.refused(problem.status)
+                await problem.response()(scope, receive, answer.send)
+        finally:
+            self._log(scope, answer, self._clock.now() - began)
+
+    def _refusal(self, scope: Scope, headers: Headers, request_id: str) -> Problem | None:
+        """Why this call goes no further; otherwise its caller is noted."""
+        salt = self._keys.salt(headers.get("authorization"))
+        if salt is None:
+            if scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+                message = "a key is needed: send the header 'Authorization: Bearer KEY' with one of the server's keys"
+                return Problem(401, message, None, "invalid_api_key", {"www-authenticate": "Bearer"})
+            salt = ""
+        scope[_CALLER] = Caller(request_id, salt)
+        if not self._door.open and scope["method"] == "POST":
+            message = "the server is shutting down: send this to another one, or try again later"
+            return Problem(503, message, None, "shutting_down", {"retry-after": _RETRY_WHILE_DRAINING})
+        return None
+
+    def _log(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+        if log.isEnabledFor(logging.INFO):
+            extra = {"request_id": answer.request_id, "status": answer.status, "seconds": round(seconds, 6)}
+            log.info("%s %s", scope["method"], scope["path"], extra=extra)
+
+
+class _Answer:
+    """Passes an answer on. Its request id is the caller's own, or the id of the completion, or a new one."""
+
+    def __init__(self, send: Send, given: str | None) -> None:
+        self._send = send
+        self._given = given
+        self.request_id = given or f"req-{secrets.token_hex(12)}"
+        self.status = 0  # nothing was sent: the caller had gone
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            if self._given is None:
+                self.request_id = headers.get("x-request-id", self.request_id)
+            headers["x-request-id"] = self.request_id
+        await self._send(message)
+
+
+def _request_id(headers: Headers) -> str | None:
+    """The id that the caller gave, where it is one that may stand in logs and headers."""
+    given = headers.get("x-request-id")
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else None

@@ -1,0 +1,92 @@
+"""Sequences in flight as their callers would see them: how far each has come. No text, no salts, no sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stepwell.base.clock import Clock
+from stepwell.cache.outcome import AdmissionOutcome
+
+PHASES = ("queued", "prefill", "decode")
+
+
+@dataclass(slots=True)
+class Progress:
+    """One sequence. `queued` until it is admitted (a load counts), `prefill` until its first token, then `decode`."""
+
+    prompt: int
+    began: float
+    outcome: AdmissionOutcome | None = None
+    generated: int = 0
+
+    @property
+    def phase(self) -> str:
+        if self.generated:
+            return "decode"
+        return "queued" if self.outcome is None else "prefill"
+
+
+class InFlight:
+    """Every sequence that has been sent and has not ended."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._open: dict[str, Progress] = {}
+        self._queued = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def queued(self) -> int:
+        """Sequences that have not been admitted."""
+        return self._queued
+
+    def sent(self, request_id: str, prompt: int) -> None:
+        self._open[request_id] = Progress(prompt, self._clock.now())
+        self._queued += 1
+
+    def admitted(self, outcome: AdmissionOutcome) -> None:
+        progress = self._open.get(outcome.request_id)
+        if progress is not None and progress.outcome is None:
+            progress.outcome = outcome
+            self._queued -= 1
+
+    def generated(self, request_id: str, tokens: int) -> None:
+        progress = self._open.get(request_id)
+        if progress is not None:
+            progress.generated += tokens
+
+    def is_queued(self, request_id: str) -> bool:
+        progress = self._open.get(request_id)
+        return progress is not None and progress.outcome is None
+
+    def gone(self, request_id: str) -> None:
+        progress = self._open.pop(request_id, None)
+        if progress is not None and progress.outcome is None:
+            self._queued -= 1
+
+    def clear(self) -> None:
+        self._open.clear()
+        self._queued = 0
+
+    def rows(self, most: int) -> list[dict[str, Any]]:
+        """The oldest `most` sequences, for display; ages in seconds."""
+        now = self._clock.now()
+        rows = []
+        for request_id, progress in zip(self._open, list(self._open.values())[:most], strict=False):
+            outcome = progress.outcome
+            rows.append(
+                {
+                    "id": request_id,
+                    "phase": progress.phase,
+                    "prompt": progress.prompt,
+                    "device": outcome.device if outcome is not None else 0,
+                    "host": outcome.host if outcome is not None else 0,
+                    "disk": outcome.disk if outcome is not None else 0,
+                    "generated": progress.generated,
+                    "seconds": round(now - progress.began, 1),
+                }
+            )
+        return rows

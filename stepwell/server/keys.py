@@ -1,0 +1,58 @@
+"""Who may call: API keys, compared in constant time, and the salt that comes with a key."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepwell.base.errors import ConfigError
+
+MIN_LENGTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a call. `salt` is the key's own, or empty where all share one cache."""
+
+    request_id: str
+    salt: str = ""
+
+    def salted(self, named: str | None) -> str:
+        """The salt of a call that names `named`: two keys never meet, whatever they name."""
+        return f"{self.salt}:{named or ''}" if self.salt else named or ""
+
+
+class Keys:
+    """The keys of a server; none: everyone may call. They are kept as digests."""
+
+    def __init__(self, keys: Sequence[str] = (), salt_per_key: bool = False) -> None:
+        for key in keys:
+            if len(key) < MIN_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
+                raise ConfigError(
+                    f"an --api-key must have {MIN_LENGTH} printable characters or more and no space: choose another"
+                )
+        if salt_per_key and not keys:
+            raise ConfigError("--salt-per-key needs at least one --api-key: give one, or leave it out")
+        self._digests = tuple(_digest(key) for key in keys)
+        self._salted = salt_per_key
+
+    @property
+    def required(self) -> bool:
+        return bool(self._digests)
+
+    def salt(self, authorization: str | None) -> str | None:
+        """The salt of whoever sends this `Authorization` header; None where no key fits."""
+        if not self._digests:
+            return ""
+        scheme, _, key = (authorization or "").partition(" ")
+        given = _digest(key.strip())
+        found = [hmac.compare_digest(given, digest) for digest in self._digests]  # all of them, whichever fits
+        if scheme.lower() != "bearer" or not any(found):
+            return None
+        return given.hex()[:32] if self._salted else ""
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), person=b"stepwell key").digest()

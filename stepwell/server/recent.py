@@ -1,0 +1,144 @@
+"""The last few minutes in slices of equal length, for whoever watches. Memory is bounded by the window, not by the load."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+from stepwell.base.clock import Clock
+from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.engine.messages import Stats
+
+SECONDS = 2.0
+"""Length of a slice."""
+SLICES = 300
+"""Slices that are kept: ten minutes."""
+
+_BOUNDS = tuple(0.0005 * 1.2**i for i in range(80))  # 0.5 ms to 15 minutes, 20 % apart
+_RATE_SLICES = 15
+_ALL_PAGES = ("free", "cached", "private")
+_LONGEST_WAIT = 60
+
+
+class Durations:
+    """Times as counts by size: quantiles to within 20 %, whatever their number."""
+
+    __slots__ = ("_counts", "count")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.count = 0
+
+    def add(self, seconds: float) -> None:
+        at = bisect_left(_BOUNDS, seconds)
+        self._counts[at] = self._counts.get(at, 0) + 1
+        self.count += 1
+
+    def quantile(self, share: float) -> float | None:
+        """The time that `share` of all times do not exceed, rounded up to a bound; None where there are none."""
+        left = max(1, ceil(share * self.count))
+        for at in sorted(self._counts):
+            left -= self._counts[at]
+            if left <= 0:
+                return _BOUNDS[min(at, len(_BOUNDS) - 1)]
+        return None
+
+
+@dataclass(slots=True)
+class Slice:
+    """What happened in one slice; `used` is the share of each tier in use when it was last heard of."""
+
+    number: int
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    recomputed: int = 0
+    admitted: int = 0
+    generated: int = 0
+    ended: int = 0
+    errors: int = 0
+    running: int = 0
+    waiting: int = 0
+    copied: int = 0
+    used: dict[str, float] = field(default_factory=dict)
+    first: Durations = field(default_factory=Durations)
+    next: Durations = field(default_factory=Durations)
+
+    def point(self) -> dict[str, Any]:
+        """As the dashboard reads it; times in seconds, `t` counts slices."""
+        return {
+            "t": self.number,
+            "device": self.device,
+            "host": self.host,
+            "disk": self.disk,
+            "recomputed": self.recomputed,
+            "generated": self.generated,
+            "ended": self.ended,
+            "errors": self.errors,
+            "running": self.running,
+            "waiting": self.waiting,
+            "copied": self.copied,
+            "used": self.used,
+            "ttft50": self.first.quantile(0.5),
+            "ttft95": self.first.quantile(0.95),
+            "itl50": self.next.quantile(0.5),
+            "itl95": self.next.quantile(0.95),
+        }
+
+
+class Recent:
+    """Slices of the window, the newest last. A slice in which nothing happened is not kept."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._slices: deque[Slice] = deque(maxlen=SLICES)
+        self._copied = 0
+
+    @property
+    def now(self) -> int:
+        """Number of the present slice."""
+        return int(self._clock.now() / SECONDS)
+
+    def slice(self) -> Slice:
+        """The present slice."""
+        number = self.now
+        if not self._slices or self._slices[-1].number < number:
+            self._slices.append(Slice(number))
+        return self._slices[-1]
+
+    def admitted(self, outcome: AdmissionOutcome) -> None:
+        here = self.slice()
+        here.admitted += 1
+        here.device += outcome.device
+        here.host += outcome.host
+        here.disk += outcome.disk
+        here.recomputed += outcome.recomputed
+
+    def measured(self, stats: Stats) -> None:
+        """Take the engine's own statistics."""
+        here = self.slice()
+        here.running = stats.queues.get("running", 0)
+        here.waiting = stats.queues.get("waiting", 0) + stats.queues.get("parked", 0)
+        copied = sum(stats.copied)
+        here.copied += copied - self._copied
+        self._copied = copied
+        for tier, pages in stats.pages.items():
+            total = sum(pages.get(state, 0) for state in _ALL_PAGES)
+            if total:
+                here.used[tier] = round(1 - pages.get("free", 0) / total, 4)
+
+    def points(self, after: int = -1) -> list[dict[str, Any]]:
+        """Slices of the window from number `after` on."""
+        oldest = max(after, self.now - SLICES)
+        return [s.point() for s in self._slices if s.number >= oldest]
+
+    def retry_after(self, waiting: int) -> int:
+        """Whole seconds until a queue of `waiting` sequences has been admitted at the rate of the last half minute."""
+        oldest = self.now - _RATE_SLICES
+        admitted = sum(s.admitted for s in self._slices if s.number > oldest)
+        if not admitted:
+            return _LONGEST_WAIT if waiting else 1
+        return min(_LONGEST_WAIT, max(1, ceil(waiting * _RATE_SLICES * SECONDS / admitted)))
