@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from stepwell.engine.batching import inner_cuts, plan_batch
 from stepwell.engine.sampler import Sampler, score_targets
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
-from stepwell.sched.step import Cut, Fresh, FromImage, Step, StepResult, Work
+from stepwell.sched.step import Cut, Fresh, FromImage, Logits, Step, StepResult, Work
 from stepwell.store.device import DeviceArena, Image, LiveStates
 
 
@@ -58,7 +60,9 @@ class TorchRunner:
         for i, work in enumerate(step.works):
             self._leave(work, left[i])
         count = len(planned.sampling)
-        result = self._sampler.choose(step, planned.sampling, self._decoder.logits(hidden[:count]))
+        logits = self._decoder.logits(hidden[:count])
+        kept = _kept(step, planned.sampling, logits)
+        result = replace(self._sampler.choose(step, planned.sampling, logits), logits=kept)
         if not planned.scoring:
             return result
         scores = score_targets([step.works[i] for i in planned.scoring], hidden[count:], self._decoder.logits)
@@ -77,3 +81,9 @@ class TorchRunner:
         for cut in work.cuts:
             if cut.position == work.start + len(work.tokens):
                 self._arena.put(cut.pages, self._live.pack(work.slot).rows)
+
+
+def _kept(step: Step, sampling: tuple[int, ...], logits: Tensor) -> tuple[tuple[int, Logits], ...]:
+    """A copy of the logits that works want to see, by work: the sampler writes to its own."""
+    rows = [(row, i) for row, i in enumerate(sampling) if (sample := step.works[i].sample) and sample.keep_logits]
+    return tuple((i, np.array(logits[row].float().cpu().numpy())) for row, i in rows)
