@@ -57,11 +57,11 @@ class Guides:
             tokens = tokens[tokens.index(params.grammar_after) + 1 :]
         matcher = self._matcher(request_id, params.grammar, len(tokens))
         if not matcher.state.consume_tokens(tokens[matcher.read :]):
-            raise GuideError(f"the answer left its grammar: {matcher.state.get_error()}")
+            raise GuideError(f"the answer left its grammar: {_first_line(matcher.state.get_error())}")
         matcher.read = len(tokens)
         bits = np.frombuffer(matcher.state.compute_bitmask(), np.uint8)
         if matcher.state.is_error():
-            raise GuideError(f"the grammar cannot be followed: {matcher.state.get_error()}")
+            raise GuideError(f"the grammar cannot be followed: {_first_line(matcher.state.get_error())}")
         return np.unpackbits(bits, bitorder="little", count=self._vocab).astype(np.bool_)
 
     def _matcher(self, request_id: str, grammar: str, length: int) -> _Matcher:
@@ -85,5 +85,10 @@ class Guides:
             self._tokenizer = LLTokenizer(text, n_vocab=self._vocab, eos_token=self._ends or None)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise GuideError(f"the grammar is not valid: {matcher.get_error()}")
+            raise GuideError(f"the grammar is not valid: {_first_line(matcher.get_error())}")
         return matcher
+
+
+def _first_line(message: str) -> str:
+    """What llguidance says, without the state of its parser."""
+    return message.partition("\n")[0]

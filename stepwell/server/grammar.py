@@ -1,0 +1,153 @@
+"""What an answer must look like, as a grammar for the engine: JSON, a regular expression, a choice, calls of tools.
+
+The grammar is checked here, so that a call with a wrong one is refused; the engine only follows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from stepwell.base.errors import RequestError
+
+MAX_GRAMMAR = 100_000  # characters: reading more would keep the engine from its other requests for seconds
+MAX_CHOICES = 1024
+_JSON = {"whitespace_pattern": r"[ ]?|\n {0,32}"}  # bounded, so that no answer is spent on blanks
+_TEXT = "(?s:.*)"
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a model writes calls: `tagged`, each parameter between marks of its own, or as one JSON object."""
+
+    tagged: bool
+
+
+def of_response_format(value: Mapping[str, Any] | None) -> str:
+    """OpenAI's `response_format` as a grammar; "" for free text. Raises RequestError."""
+    field = "response_format"
+    kind = "text" if value is None else value.get("type")
+    if value is None or kind == "text":
+        return ""
+    if kind == "json_object":
+        return _json({"type": "object"}, field)
+    if kind != "json_schema":
+        raise RequestError("response_format.type must be 'text', 'json_object' or 'json_schema'", f"{field}.type")
+    inner = value.get("json_schema")
+    if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
+        raise RequestError("response_format.json_schema.schema must be an object", f"{field}.json_schema")
+    return _json(inner["schema"], f"{field}.json_schema.schema")
+
+
+def of_structured_outputs(value: Mapping[str, Any] | None) -> str:
+    """One of `json`, `regex`, `choice` and `grammar` (Lark) as a grammar; "" where none is given. Raises RequestError."""
+    field = "structured_outputs"
+    given = {name: v for name, v in (value or {}).items() if v is not None}
+    known = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _lark}
+    wanted = sorted(set(given) & set(known))
+    if not given:
+        return ""
+    if len(wanted) != 1:
+        raise RequestError(f"{field} needs exactly one of json, regex, choice and grammar", field)
+    return known[wanted[0]](given[wanted[0]], f"{field}.{wanted[0]}")
+
+
+def of_calls(tools: Sequence[Mapping[str, Any]], form: CallForm, several: bool) -> str:
+    """At least one call of one of `tools` and nothing else. Raises RequestError where a parameter's schema cannot be used."""
+    functions = [tool["function"] for tool in tools]
+    more = r' ("\n" call)*' if several else ""
+    lines = ["%llguidance {}", f"start: call{more}", "call: " + " | ".join(f"call_{i}" for i in range(len(functions)))]
+    for i, function in enumerate(functions):
+        lines += _tagged(i, function) if form.tagged else _object(i, function)
+    return _checked(LLMatcher.grammar_from_lark("\n".join(lines) + "\n"), "tools")
+
+
+def _object(i: int, function: Mapping[str, Any]) -> list[str]:
+    head = _quoted(f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": ')
+    tail = _quoted("}\n</tool_call>")
+    schema = {"type": "object", **(function.get("parameters") or {}), "x-guidance": _JSON}
+    return [f"call_{i}: {head} arguments_{i} {tail}", f"arguments_{i}: %json {json.dumps(schema)}"]
+
+
+def _tagged(i: int, function: Mapping[str, Any]) -> list[str]:
+    """Parameters in the order of the schema, those that are not required may be left out."""
+    schema = function.get("parameters") or {}
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    required = schema.get("required") or []
+    head, tail = _quoted(f"<tool_call>\n<function={function['name']}>\n"), _quoted("</function>\n</tool_call>")
+    parts, rules = [], []
+    for j, (name, of) in enumerate(properties.items()):
+        rule = f"value_{i}_{j}"
+        parts.append(f"parameter_{i}_{j}" + ("" if name in required else "?"))
+        opening = _quoted(f"<parameter={name}>\n")
+        if isinstance(of, dict) and of.get("type") == "string" and "enum" not in of:
+            rules += [
+                f"parameter_{i}_{j}: {opening} {rule}",
+                f"{rule}[suffix={_quoted(f'{chr(10)}</parameter>{chr(10)}')}]: /{_TEXT}/",
+            ]
+        else:
+            closing = _quoted("\n</parameter>\n")
+            rules += [f"parameter_{i}_{j}: {opening} {rule} {closing}", f"{rule}: {_value(of, schema)}"]
+    return [f"call_{i}: {head} {' '.join(parts)} {tail}", *rules]
+
+
+def _value(of: object, schema: Mapping[str, Any]) -> str:
+    """A value that is not free text; definitions of the whole schema stay within reach."""
+    own: dict[str, Any] = dict(of) if isinstance(of, dict) else {}
+    values = own.get("enum")
+    if isinstance(values, list) and values and all(isinstance(v, str) for v in values):
+        return " | ".join(_quoted(v) for v in values)
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    return f"%json {json.dumps({**shared, **own, 'x-guidance': _JSON})}"
+
+
+def _json(value: object, field: str) -> str:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RequestError(f"{field} is not valid JSON: {error}", field) from error
+    if not isinstance(value, dict):
+        raise RequestError(f"{field} must be a JSON schema", field)
+    return _checked(LLMatcher.grammar_from_json_schema(value, _JSON), field)
+
+
+def _regex(value: object, field: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"{field} must be a regular expression", field)
+    return _checked(LLMatcher.grammar_from_regex(value), field)
+
+
+def _choice(value: object, field: str) -> str:
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) and v for v in value):
+        raise RequestError(f"{field} must be a list of texts to choose from", field)
+    if len(value) > MAX_CHOICES:
+        raise RequestError(f"{field} holds {len(value):,} texts: give at most {MAX_CHOICES:,}", field)
+    return _checked(LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, value)) + "\n"), field)
+
+
+def _lark(value: object, field: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"{field} must be a grammar in Lark's notation", field)
+    return _checked(LLMatcher.grammar_from_lark(value), field)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _checked(grammar: str, field: str) -> str:
+    if len(grammar) > MAX_GRAMMAR:
+        raise RequestError(f"{field} makes a grammar of {len(grammar):,} characters: at most {MAX_GRAMMAR:,}", field)
+    fault = LLMatcher.validate_grammar(grammar)
+    if not fault:
+        trial = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+        trial.compute_bitmask()
+        fault = "no text follows it" if trial.is_error() else ""
+    if fault:
+        raise RequestError(f"{field} cannot be used: {' '.join(fault.split())[:200]}", field)
+    return grammar
