@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -62,6 +62,7 @@ class CopyMover:
         self._reports: list[Report] = []
         self._open: set[int] = set()
         self._closing = False
+        self._ring: Callable[[], None] | None = None
         self._totals: dict[tuple[Tier, Tier | None], CopyTotal] = {}
         self._thread = threading.Thread(target=self._work, name="stepwell-copies", daemon=True)
         self._thread.start()
@@ -73,6 +74,10 @@ class CopyMover:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def listen(self, ring: Callable[[], None]) -> None:
+        """Have `ring` called, on the worker's thread, after each report."""
+        self._ring = ring
 
     def start(self, tasks: Sequence[Task]) -> None:
         """Queue these copies. A ticket must not be open already. StoreError once the mover is closed."""
@@ -175,6 +180,8 @@ class CopyMover:
             self._open.discard(move.ticket)
             self._reports.append(Report(move.ticket, not error, error))
             self._lock.notify_all()
+        if self._ring is not None:
+            self._ring()
 
 
 def _arrived(flight: Flight) -> bool:

@@ -1,0 +1,146 @@
+"""The calls to the operating system that touch the store's bytes, in one place, so that tests can make them fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+Buffers = Sequence[memoryview]
+
+
+class Files(Protocol):
+    """Each call raises OSError as the system's own would. Descriptors are plain numbers."""
+
+    def open(self, path: Path, flags: int) -> int: ...
+
+    def close(self, fd: int) -> None: ...
+
+    def pwritev(self, fd: int, buffers: Buffers, offset: int) -> int: ...
+
+    def preadv(self, fd: int, buffers: Buffers, offset: int) -> int: ...
+
+    def fdatasync(self, fd: int) -> None: ...
+
+    def truncate(self, fd: int, length: int) -> None: ...
+
+    def status(self, fd: int) -> os.stat_result: ...
+
+    def lstat(self, path: Path) -> os.stat_result: ...
+
+    def unlink(self, path: Path) -> None: ...
+
+    def names(self, path: Path) -> list[str]: ...
+
+    def mkdir(self, path: Path) -> None: ...
+
+    def sync_folder(self, path: Path) -> None: ...
+
+    def remove_tree(self, path: Path) -> None: ...
+
+    def done_with(self, fd: int, offset: int, length: int) -> None: ...
+
+
+class OsFiles:
+    """The real ones. Links are never followed where a file of ours should be."""
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def pwritev(self, fd: int, buffers: Buffers, offset: int) -> int:
+        return os.pwritev(fd, buffers, offset)
+
+    def preadv(self, fd: int, buffers: Buffers, offset: int) -> int:
+        return os.preadv(fd, buffers, offset)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def status(self, fd: int) -> os.stat_result:
+        return os.fstat(fd)
+
+    def lstat(self, path: Path) -> os.stat_result:
+        return os.lstat(path)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def names(self, path: Path) -> list[str]:
+        return os.listdir(path)
+
+    def mkdir(self, path: Path) -> None:
+        os.mkdir(path, 0o700)
+
+    def sync_folder(self, path: Path) -> None:
+        """Make new and removed names in `path` durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+    def done_with(self, fd: int, offset: int, length: int) -> None:
+        """These bytes need not stay in the page cache: what they are for lies in memory already."""
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+
+
+def write_all(files: Files, fd: int, buffers: Buffers, offset: int) -> int:
+    """Write every byte, however short the system's writes are. Returns the offset behind them."""
+    left = [view.cast("B") for view in buffers if view.nbytes]
+    while left:
+        done = files.pwritev(fd, left, offset)
+        if done <= 0:
+            raise OSError(0, "a write made no progress")
+        offset += done
+        left = _rest(left, done)
+    return offset
+
+
+def read_all(files: Files, fd: int, buffers: Buffers, offset: int) -> bool:
+    """Fill every buffer. False if the file ends before that."""
+    left = [view.cast("B") for view in buffers if view.nbytes]
+    while left:
+        done = files.preadv(fd, left, offset)
+        if done <= 0:
+            return False
+        offset += done
+        left = _rest(left, done)
+    return True
+
+
+def _rest(views: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of `views` after their first `done` bytes."""
+    for i, view in enumerate(views):
+        if done < view.nbytes:
+            return [view[done:], *views[i + 1 :]]
+        done -= view.nbytes
+    return []
+
+
+def is_plain(status: os.stat_result) -> bool:
+    """Whether this is a regular file."""
+    return stat.S_ISREG(status.st_mode)
+
+
+def disk_usage(files: Files, path: Path) -> int:
+    """Bytes that `path` and everything in it take on disk, as `du` counts them; what vanishes meanwhile counts nothing."""
+    try:
+        status = files.lstat(path)
+        size = status.st_blocks * 512
+        if stat.S_ISDIR(status.st_mode):
+            size += sum(disk_usage(files, path / name) for name in files.names(path))
+    except OSError:
+        return 0
+    return size

@@ -1,0 +1,107 @@
+"""When writing goes wrong: stop for a while, say so once, try again. Reading goes on."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sqlite3
+import threading
+from collections import Counter
+
+from stepwell.base.clock import Clock
+
+log = logging.getLogger("stepwell.store.disk")
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+
+
+class Health:
+    """Whether the tier may write. `failed` and `worked` belong to the writer's thread, the rest to anyone."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._problems: Counter[str] = Counter()
+        self._pause = 0.0
+        self._until = 0.0
+        self._why = ""
+        self.broken = False
+
+    @property
+    def problems(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._problems)
+
+    @property
+    def paused_until(self) -> float:
+        """0 while writing."""
+        return self._until if self._pause else 0.0
+
+    @property
+    def paused(self) -> bool:
+        """Whether moves are to fail at once."""
+        return bool(self._pause) and self._clock.now() < self._until
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last write failed: the next one is to be preceded by a trial."""
+        return bool(self._pause)
+
+    @property
+    def why(self) -> str:
+        return self._why
+
+    def note(self, cause: str, text: str) -> None:
+        """Count a problem that does not stop the writing; each cause is logged once."""
+        with self._lock:
+            self._problems[cause] += 1
+            first = self._problems[cause] == 1
+        if first:
+            log.warning("disk cache: %s (%s)", text, cause)
+
+    def failed(self, error: Exception) -> str:
+        """Stop writing for a while: twice as long as the last time, 1 s at first. Returns what to tell those who wait."""
+        cause, text = cause_of(error), f"{type(error).__name__}: {error}"
+        self._pause = min(LONGEST_PAUSE, 2 * self._pause) if self._pause else FIRST_PAUSE
+        self._until = self._clock.now() + self._pause
+        self._why = f"the disk cache has stopped writing: {text}"
+        self.note(cause, f"{self._why}; it tries again by itself")
+        return self._why
+
+    def ruined(self, error: Exception) -> None:
+        """The index cannot be trusted: nothing is written or found until the next start, which begins anew."""
+        if not self.broken:
+            self.broken = True
+            self._why = "the index of the disk cache is damaged: it begins anew at the next start"
+        self.note(cause_of(error), f"{self._why}: {error}")
+
+    def worked(self) -> None:
+        """A write went well."""
+        if self._pause:
+            self._pause = self._until = 0.0
+            self._why = ""
+            log.info("disk cache: writing again")
+
+
+def cause_of(error: Exception) -> str:
+    """A short name for what went wrong, fit for a metric's label."""
+    if isinstance(error, OSError):
+        return errno.errorcode.get(error.errno or 0, "OSError")
+    if isinstance(error, sqlite3.Error):
+        return str(getattr(error, "sqlite_errorname", "SQLITE_ERROR"))
+    return type(error).__name__
+
+
+PASSING = frozenset(
+    {"SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PERM"}
+)
+
+
+def is_ruin(error: Exception) -> bool:
+    """Whether an error of the index is about its content, not about the disk under it."""
+    if not isinstance(error, sqlite3.DatabaseError):
+        return False
+    name = cause_of(error)
+    short = name.startswith("SQLITE_IOERR_SHORT_READ")
+    return short or not any(name == passing or name.startswith(f"{passing}_") for passing in PASSING)

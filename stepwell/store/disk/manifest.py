@@ -1,0 +1,238 @@
+"""The index on disk: one row a record, found by the name of its parent. SQLite; every row carries a checksum of its columns."""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from stepwell.cache.moves import Name
+from stepwell.cache.names import DIGEST
+from stepwell.store.disk.layout import Kind
+from stepwell.store.disk.points import Point, no_point
+
+NAMELESS = bytes(DIGEST)
+"""Parent and digest of a row that is not to be found by name: what a forgotten part left of a record."""
+
+_COLUMNS = "id, kind, root, parent, digest, start, stop, segment, offset, first, pages, seal, used, sum"
+_SCHEMA = (
+    "CREATE TABLE record (id INTEGER PRIMARY KEY, kind INTEGER, root BLOB, parent BLOB, digest BLOB, start INTEGER, "
+    "stop INTEGER, segment INTEGER, offset INTEGER, first INTEGER, pages INTEGER, seal INTEGER, used REAL, sum INTEGER)",
+    "CREATE INDEX by_parent ON record (parent, id)",
+    "CREATE INDEX by_used ON record (used, id)",
+    "CREATE INDEX by_segment ON record (segment)",
+    "CREATE TABLE segment (id INTEGER PRIMARY KEY, length INTEGER, live INTEGER, sum INTEGER)",
+)
+_ROW = struct.Struct("<qq16s16s16sqqqqqqqd")
+_SEGMENT = struct.Struct("<qqq")
+
+
+class Unusable(sqlite3.DatabaseError):
+    """The file is a database, but not one that this code has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Pages [first, first + pages) of the record at `offset` of `segment`, under a name of their own.
+
+    seal   of that record's header          used   wall-clock seconds of the last use
+    """
+
+    id: int
+    kind: Kind
+    name: Name
+    segment: int
+    offset: int
+    first: int
+    pages: int
+    seal: int
+    used: float
+
+    def columns(self) -> tuple[Any, ...]:
+        name, seal = self.name, self.seal - (self.seal >> 63 << 64)  # SQLite's integers are signed
+        place = (self.segment, self.offset, self.first, self.pages, seal, self.used)
+        return (self.id, int(self.kind), name.root, name.parent, name.digest, name.start, name.end, *place)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """A segment: bytes that records may lie in, pages of the rows in it."""
+
+    number: int
+    length: int
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a query came upon: rows that hold, and the ids of rows that do not."""
+
+    rows: tuple[Row, ...]
+    damaged: tuple[int, ...]
+
+
+class Manifest:
+    """One connection. The writer's thread has one, the engine's another that only reads."""
+
+    def __init__(self, path: Path, *, reads_only: bool = False, checkpoint_pages: int = 1000) -> None:
+        """Open, making the tables where there are none. sqlite3.DatabaseError if the file is not such an index."""
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+        self._connection.text_factory = bytes
+        try:
+            self._prepare(reads_only, checkpoint_pages)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self, reads_only: bool, checkpoint_pages: int) -> None:
+        run = self._connection.execute
+        run("PRAGMA trusted_schema = OFF")
+        run("PRAGMA cell_size_check = ON")
+        run("PRAGMA temp_store = MEMORY")
+        if reads_only:
+            run("PRAGMA query_only = ON")
+            return
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = NORMAL")
+        run(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
+        run(f"PRAGMA journal_size_limit = {checkpoint_pages * 4096}")
+        have = [sql.decode("utf-8", "replace") for (sql,) in run("SELECT sql FROM sqlite_master ORDER BY rowid")]
+        if not have:
+            for statement in _SCHEMA:
+                run(statement)
+        elif have != list(_SCHEMA):
+            raise Unusable("the index has other tables than this version makes")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def checkpoint(self) -> None:
+        """Make every commit so far durable."""
+        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    # ---- reading ------------------------------------------------------------------------------------------
+
+    def last(self) -> int:
+        """The largest id in use, or 0."""
+        [(last,)] = self._connection.execute("SELECT max(id) FROM record")
+        return int(last or 0)
+
+    def segments(self) -> list[SegmentRow]:
+        """All segments whose rows hold."""
+        rows = self._connection.execute("SELECT id, length, live, sum FROM segment").fetchall()
+        return [SegmentRow(*row[:3]) for row in rows if _holds(_SEGMENT, row)]
+
+    def get(self, record: int) -> Row | None:
+        """The row of this id; None if there is none that holds."""
+        found = _check(self._connection.execute(f"SELECT {_COLUMNS} FROM record WHERE id = ?", (record,)))
+        return found.rows[0] if found.rows else None
+
+    def under(self, parent: bytes, last: int, after: int, limit: int) -> Found:
+        """The first rows of this parent with ids in (after, last]."""
+        where = "WHERE parent = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?"
+        return _check(self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", (parent, after, last, limit)))
+
+    def twin(self, kind: Kind, name: Name) -> Row | None:
+        """A row of exactly this name."""
+        where = "WHERE parent = ? AND digest = ? AND kind = ? LIMIT 4"
+        wanted = (name.parent, name.digest, int(kind))
+        found = _check(self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", wanted))
+        return next((row for row in found.rows if row.name == name and row.kind is kind), None)
+
+    def oldest(self, last: int, after: tuple[float, int], limit: int) -> tuple[Found, tuple[float, int]]:
+        """The next rows by last use with ids up to `last`, and where to go on."""
+        where = "WHERE (used, id) > (?, ?) AND id <= ? ORDER BY used, id LIMIT ?"
+        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", (*after, last, limit)).fetchall()
+        return _check(rows), ((rows[-1][12], rows[-1][0]) if rows else after)
+
+    def lying_in(self, segment: int) -> Found:
+        """The rows of one segment."""
+        return _check(
+            self._connection.execute(f"SELECT {_COLUMNS} FROM record WHERE segment = ? ORDER BY offset", (segment,))
+        )
+
+    # ---- writing ------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        rows: Mapping[int, Row | None],
+        segments: Iterable[SegmentRow],
+        gone: Iterable[int] = (),
+        point: Point = no_point,
+    ) -> None:
+        """In one transaction: these rows are there (None: not any more), and these segments; `gone` ones are not."""
+        run, many = self._connection.execute, self._connection.executemany
+        run("BEGIN IMMEDIATE")
+        try:
+            point("insert.before")
+            there = [row.columns() for row in rows.values() if row is not None]
+            places = ", ".join("?" * 14)
+            many(f"INSERT OR REPLACE INTO record VALUES ({places})", [(*c, _sum(_ROW, c)) for c in there])
+            many("DELETE FROM record WHERE id = ?", [(id,) for id, row in rows.items() if row is None])
+            known = [(s.number, s.length, s.live) for s in segments]
+            many("INSERT OR REPLACE INTO segment VALUES (?, ?, ?, ?)", [(*c, _sum(_SEGMENT, c)) for c in known])
+            many("DELETE FROM segment WHERE id = ?", [(number,) for number in gone])
+            point("insert.after")
+            run("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                run("ROLLBACK")
+            raise
+
+    def drop_segment(self, number: int) -> None:
+        """A segment and all rows in it are gone."""
+        self._connection.execute("DELETE FROM record WHERE segment = ?", (number,))
+        self._connection.execute("DELETE FROM segment WHERE id = ?", (number,))
+
+    def drop_nameless(self) -> None:
+        """Remove the rows that only the process that made them could use."""
+        self._connection.execute("DELETE FROM record WHERE parent = ?", (NAMELESS,))
+
+
+def _sum(layout: struct.Struct, columns: tuple[Any, ...]) -> int:
+    """xxh3 of these columns, as a signed number. struct.error if one is not what it should be."""
+    return int(struct.unpack("<q", xxhash.xxh3_64_digest(layout.pack(*columns)))[0])
+
+
+def _holds(layout: struct.Struct, columns: tuple[Any, ...]) -> bool:
+    """Whether the last column is the checksum of the others."""
+    try:
+        return bool(_sum(layout, columns[:-1]) == columns[-1])
+    except struct.error:
+        return False
+
+
+def _check(rows: Iterable[tuple[Any, ...]]) -> Found:
+    """Sort rows into those that hold and the ids of the others."""
+    good: list[Row] = []
+    damaged: list[int] = []
+    for columns in rows:
+        row = _row(columns)
+        if row is None:
+            damaged.append(columns[0])
+        else:
+            good.append(row)
+    return Found(tuple(good), tuple(damaged))
+
+
+def _row(columns: tuple[Any, ...]) -> Row | None:
+    id, kind, root, parent, digest, start, stop, segment, offset, first, pages, seal, used, _ = columns
+    try:
+        if not _holds(_ROW, columns) or not len(root) == len(parent) == len(digest) == DIGEST:
+            return None
+        name = Name(root, parent, digest, start, stop)
+        return Row(id, Kind(kind), name, segment, offset, first, pages, seal & (1 << 64) - 1, used)
+    except (TypeError, ValueError):
+        return None
+
+
+def all_ids(found: Iterable[Found]) -> Iterator[int]:
+    """Every id that queries came upon."""
+    for one in found:
+        yield from (row.id for row in one.rows)
+        yield from one.damaged
