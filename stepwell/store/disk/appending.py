@@ -156,10 +156,18 @@ class Appender:
         number = self._next
         self._next += 1
         self._point("segment.before")
-        self._fd = self._files.open(self._segments.path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        self._point("segment.made")
-        self._files.sync_folder(self._segments.folder)
-        self._point("segment.after")
+        path = self._segments.path(number)
+        fd = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            self._point("segment.made")
+            self._files.sync_folder(self._segments.folder)
+            self._point("segment.after")
+        except OSError:
+            self._close(fd)
+            with suppress(OSError):
+                self._files.unlink(path)
+            raise
+        self._fd = fd
         segment = self._segments.all[number] = Segment(number, 0, 0, sealed=False)
         return segment
 

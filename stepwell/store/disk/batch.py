@@ -49,10 +49,12 @@ class Writer:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
+        self._suspect: set[tuple[int, int]] = set()  # places of records that have failed a check
 
     def carry_out(self, jobs: Sequence[Job], gate: Gate) -> list[Report]:
         """Do these in order. Every move among them is reported; how orders fare shows in the statistics."""
         writes = {id(job): _Write(job.move) for job in jobs if isinstance(job, Copy)}
+        self._suspect.update((job.segment, job.offset) for job in jobs if isinstance(job, Strike))
         why = self._why_not(jobs)
         if not why:
             why = self._write(jobs, writes, gate)
@@ -72,6 +74,8 @@ class Writer:
             return ""
         try:
             if t.health.doubtful:
+                t.ledger.commit(t.point)
+                t.space.tidy()  # perhaps all that was missing is room
                 t.appender.try_out()
             need = sum(_record_bytes(move, t.layout) for move in copies)
             why = t.space.make_room(need)
@@ -132,7 +136,11 @@ class Writer:
         """A row for bytes that are there under this very name; None if there are none."""
         t = self._tools
         twin = t.ledger.twin(kind, name)
-        if twin is None or twin.pages != pages or t.catalogue.is_damaged(twin.id) or not self._still_there(twin):
+        if twin is None or twin.pages != pages or t.catalogue.is_damaged(twin.id):
+            return None
+        if (twin.segment, twin.offset) in self._suspect or not self._still_there(twin):
+            t.catalogue.claim(twin.id, twin.pages)
+            t.ledger.strike(twin)
             return None
         t.counts.add("deduplicated")
         if t.catalogue.claim(twin.id, twin.pages):
@@ -167,7 +175,7 @@ class Writer:
                     self._apply_write(writes[id(job)])
                 else:
                     self._apply(job)
-            if not t.health.broken:
+            if not (t.health.broken or t.health.paused):  # what waits for the index is kept
                 t.ledger.commit(t.point)
                 t.point("commit.after")
         except SYSTEM as error:
@@ -177,7 +185,7 @@ class Writer:
                     write.error = why
                     self._take_back(write)
         else:
-            if any(write.fresh and not write.error for write in writes.values()):
+            if any(not write.error for write in writes.values()):
                 t.health.worked()
             for write in writes.values():
                 if not write.error:

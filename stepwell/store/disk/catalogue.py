@@ -10,7 +10,7 @@ from stepwell.cache.catalogue import Dormant
 from stepwell.store.disk.health import Health, is_ruin
 from stepwell.store.disk.inbox import Inbox
 from stepwell.store.disk.layout import Kind, Layout
-from stepwell.store.disk.manifest import Manifest, Row
+from stepwell.store.disk.manifest import Found, Manifest, Place, Row
 from stepwell.store.disk.places import Places
 from stepwell.store.disk.segments import Segments
 from stepwell.store.disk.stats import Counts
@@ -55,23 +55,29 @@ class DiskCatalogue:
         """Pages of all dormant records."""
         return self._pages
 
-    def under(self, parent: bytes) -> Sequence[Dormant]:
-        """The dormant records of this parent, at most MOST_UNDER of them. Rows that fail a check are dropped on the way."""
-        dormant: list[Dormant] = []
-        after = 0
+    def under(self, parent: bytes, digests: Sequence[bytes] = ()) -> Sequence[Dormant]:
+        """The dormant records of this parent: those of one of these digests, or at most MOST_UNDER of any. Rows that fail a check go."""
+        if not self._pages:
+            return ()
         try:
-            while self._pages and len(dormant) < MOST_UNDER:
-                found = self._manifest.under(parent, self._last, after, _BATCH)
-                self._quarantine(found.damaged)
-                usable = [row for row in found.rows if self._usable(row, parent)]
-                dormant += [Dormant(row.id, row.kind.what, row.name, row.pages) for row in usable]
+            if digests:
+                return self._take(self._manifest.matching(parent, digests[:MOST_UNDER], self._last), parent)
+            dormant: list[Dormant] = []
+            after: Place = (b"", 0)
+            while len(dormant) < MOST_UNDER:
+                found, after = self._manifest.under(parent, self._last, after, _BATCH)
+                dormant += self._take(found, parent)
                 if len(found.rows) + len(found.damaged) < _BATCH:
                     break
-                after = max(*found.damaged, *(row.id for row in found.rows), after + 1)
         except sqlite3.Error as error:
             self._note(error)
             return ()
         return dormant
+
+    def _take(self, found: Found, parent: bytes) -> list[Dormant]:
+        self._quarantine(found.damaged)
+        usable = [row for row in found.rows if self._usable(row, parent)]
+        return [Dormant(row.id, row.kind.what, row.name, row.pages) for row in usable]
 
     def adopt(self, dormant: Dormant, slots: Ints) -> None:
         """The record's pages are these slots: they can be read at once. What cannot be had any more reads as a failure."""
@@ -94,7 +100,8 @@ class DiskCatalogue:
 
     def trim(self, pages: int) -> int:
         """Drop the records least recently used, until `pages` pages have gone or none is left; how many pages that was."""
-        gone, at, records = 0, (-1.0, 0), []
+        gone, records = 0, list[int]()
+        at: Place = (-1.0, 0)
         try:
             while gone < pages and self._pages:
                 found, at = self._manifest.oldest(self._last, at, _BATCH)

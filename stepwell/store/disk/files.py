@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 Buffers = Sequence[memoryview]
+_WORTH_DROPPING = 256 << 10
 
 
 class Files(Protocol):
@@ -93,7 +94,8 @@ class OsFiles:
 
     def done_with(self, fd: int, offset: int, length: int) -> None:
         """These bytes need not stay in the page cache: what they are for lies in memory already."""
-        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
+        if length >= _WORTH_DROPPING:
+            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
 
 def write_all(files: Files, fd: int, buffers: Buffers, offset: int) -> int:

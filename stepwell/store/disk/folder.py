@@ -69,6 +69,11 @@ class Namespace:
         return self.path / "manifest.sqlite"
 
     @property
+    def index_files(self) -> list[Path]:
+        """The index, and what SQLite keeps beside it."""
+        return [self.path / f"{self.manifest.name}{suffix}" for suffix in ("", "-wal", "-shm")]
+
+    @property
     def label(self) -> Path:
         return self.path / "namespace.json"
 

@@ -8,6 +8,7 @@ Belongs to the writer's thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,9 +87,12 @@ class Ledger:
             self.delete(row)
         self._edits[record] = None
 
-    def moved(self, old: Row, new: Row) -> None:
-        """`new` stands for the same record as `old`, whose bytes have been copied."""
-        self._page[self._row == old.id] += new.first - old.first
+    def moved(self, pairs: Sequence[tuple[Row, Row]]) -> None:
+        """The bytes of each old row have been copied; the new one, of the same id, stands for the copy."""
+        here = np.flatnonzero(np.isin(self._row, [old.id for old, _ in pairs]))
+        for old, new in pairs:
+            self.insert(new)
+            self._page[here[self._row[here] == old.id]] += new.first - old.first
 
     def occupy(self, slots: Ints, row: Row) -> None:
         """The pages of `row`, in order, are these slots, whatever was in them before."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import xxhash
 
@@ -23,13 +23,17 @@ _COLUMNS = "id, kind, root, parent, digest, start, stop, segment, offset, first,
 _SCHEMA = (
     "CREATE TABLE record (id INTEGER PRIMARY KEY, kind INTEGER, root BLOB, parent BLOB, digest BLOB, start INTEGER, "
     "stop INTEGER, segment INTEGER, offset INTEGER, first INTEGER, pages INTEGER, seal INTEGER, used REAL, sum INTEGER)",
-    "CREATE INDEX by_parent ON record (parent, id)",
+    "CREATE INDEX by_parent ON record (parent, digest)",
     "CREATE INDEX by_used ON record (used, id)",
     "CREATE INDEX by_segment ON record (segment)",
     "CREATE TABLE segment (id INTEGER PRIMARY KEY, length INTEGER, live INTEGER, sum INTEGER)",
 )
 _ROW = struct.Struct("<qq16s16s16sqqqqqqqd")
 _SEGMENT = struct.Struct("<qqq")
+
+
+Place: TypeAlias = tuple[Any, int]
+"""A column and an id: where a query is to go on."""
 
 
 class Unusable(sqlite3.DatabaseError):
@@ -132,10 +136,18 @@ class Manifest:
         found = _check(self._connection.execute(f"SELECT {_COLUMNS} FROM record WHERE id = ?", (record,)))
         return found.rows[0] if found.rows else None
 
-    def under(self, parent: bytes, last: int, after: int, limit: int) -> Found:
-        """The first rows of this parent with ids in (after, last]."""
-        where = "WHERE parent = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?"
-        return _check(self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", (parent, after, last, limit)))
+    def under(self, parent: bytes, last: int, after: Place, limit: int) -> tuple[Found, Place]:
+        """The next rows of this parent with ids up to `last`, and where to go on."""
+        where = "WHERE parent = ? AND (digest, id) > (?, ?) AND id <= ? ORDER BY digest, id LIMIT ?"
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} FROM record {where}", (parent, *after, last, limit)
+        ).fetchall()
+        return _check(rows), ((rows[-1][4], rows[-1][0]) if rows else after)
+
+    def matching(self, parent: bytes, digests: Sequence[bytes], last: int) -> Found:
+        """The rows of this parent with one of these digests and ids up to `last`."""
+        where = f"WHERE parent = ? AND digest IN ({', '.join('?' * len(digests))}) AND id <= ?"
+        return _check(self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", (parent, *digests, last)))
 
     def twin(self, kind: Kind, name: Name) -> Row | None:
         """A row of exactly this name."""
@@ -144,7 +156,7 @@ class Manifest:
         found = _check(self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", wanted))
         return next((row for row in found.rows if row.name == name and row.kind is kind), None)
 
-    def oldest(self, last: int, after: tuple[float, int], limit: int) -> tuple[Found, tuple[float, int]]:
+    def oldest(self, last: int, after: Place, limit: int) -> tuple[Found, Place]:
         """The next rows by last use with ids up to `last`, and where to go on."""
         where = "WHERE (used, id) > (?, ?) AND id <= ? ORDER BY used, id LIMIT ?"
         rows = self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", (*after, last, limit)).fetchall()
@@ -229,10 +241,3 @@ def _row(columns: tuple[Any, ...]) -> Row | None:
         return Row(id, Kind(kind), name, segment, offset, first, pages, seal & (1 << 64) - 1, used)
     except (TypeError, ValueError):
         return None
-
-
-def all_ids(found: Iterable[Found]) -> Iterator[int]:
-    """Every id that queries came upon."""
-    for one in found:
-        yield from (row.id for row in one.rows)
-        yield from one.damaged

@@ -35,13 +35,13 @@ def open_index(space: Namespace, segments: Segments, checkpoint_pages: int, heal
             raise
         health.note(type(error).__name__, f"the index in {space.path} is damaged and begins anew: {error}")
     segments.all.clear()
-    for path in _index_files(space):
+    for path in space.index_files:
         path.unlink(missing_ok=True)
     return _open(space, segments, checkpoint_pages)
 
 
 def _open(space: Namespace, segments: Segments, checkpoint_pages: int) -> Opened:
-    for path in _index_files(space):
+    for path in space.index_files:
         if os.path.lexists(path) and not is_plain(path.lstat()):
             path.unlink()  # a link or the like: nothing of ours
     index = Manifest(space.manifest, checkpoint_pages=checkpoint_pages)
@@ -70,6 +70,7 @@ def _reconcile(index: Manifest, segments: Segments) -> int:
             _cut(segments, segments.path(row.number), length)
         segments.all[row.number] = Segment(row.number, length, row.live)
     for number in files.keys() - segments.all.keys():
+        index.drop_segment(number)
         with suppress(OSError):
             segments.files.unlink(segments.path(number))
     return last
@@ -81,7 +82,3 @@ def _cut(segments: Segments, path: Path, length: int) -> None:
         segments.files.truncate(fd, length)
     finally:
         segments.files.close(fd)
-
-
-def _index_files(space: Namespace) -> list[Path]:
-    return [space.manifest.with_name(space.manifest.name + suffix) for suffix in ("", "-wal", "-shm")]

@@ -6,6 +6,7 @@ A place is set before the directory can ask for the slot, and is no promise: rea
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,15 +62,18 @@ class Places:
             here = (self._segment[slots] == row.segment) & (self._offset[slots] == row.offset)
             self._segment[slots[here]] = NOWHERE
 
-    def relocate(self, old: Row, new: Row) -> None:
-        """The pages of `old` have been copied to those of `new`: whichever slots they are."""
+    def relocate(self, segment: int, pairs: Sequence[tuple[Row, Row]]) -> None:
+        """The pages of each old row in `segment` have been copied to those of the new one: whichever slots they are."""
         with self.lock:
-            here = np.flatnonzero((self._segment == old.segment) & (self._offset == old.offset))
-            here = here[(self._index[here] >= old.first) & (self._index[here] < old.first + old.pages)]
-            self._segment[here] = new.segment
-            self._offset[here] = new.offset
-            self._index[here] += new.first - old.first
-            self._seal[here] = new.seal
+            all_here = np.flatnonzero(self._segment == segment)
+            for old, new in pairs:
+                here = all_here[self._offset[all_here] == old.offset]
+                index = self._index[here]
+                here = here[(self._segment[here] == segment) & (index >= old.first) & (index < old.first + old.pages)]
+                self._segment[here] = new.segment
+                self._offset[here] = new.offset
+                self._index[here] += new.first - old.first
+                self._seal[here] = new.seal
 
     def stretches(self, slots: Ints) -> list[Stretch]:
         """Where these slots lie, in order. StoreError if one is nowhere or out of range."""

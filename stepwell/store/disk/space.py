@@ -64,13 +64,13 @@ class Space:
         self._places = places
         self._counts = counts
         self._point = point
-        self._overhead = self._measure()
+        self._others = self._measure_others()
 
     def make_room(self, size: int) -> str:
         """Make room for `size` more bytes of records. Returns why that cannot be, or nothing. OSError, sqlite3.Error."""
         if self._fits(size):
             return ""
-        self._overhead = self._measure()
+        self._others = self._measure_others()
         while not self._fits(size):
             if not (self._remove_other() or self._compact_one()):
                 return (
@@ -93,11 +93,15 @@ class Space:
 
     def _fits(self, size: int) -> bool:
         limits = self._limits
-        return self._segments.bytes + self._overhead + size <= limits.budget - limits.reserve
+        index = sum(disk_usage(self._files, path) for path in self._own.index_files)
+        return self._segments.bytes + index + self._others + size <= limits.budget - limits.reserve
 
-    def _measure(self) -> int:
-        """Bytes in PATH that are not records of ours."""
-        return max(0, disk_usage(self._files, self._path) - disk_usage(self._files, self._own.segments))
+    def _measure_others(self) -> int:
+        """Bytes in PATH that are neither our records nor our index."""
+        ours = disk_usage(self._files, self._own.segments) + sum(
+            disk_usage(self._files, p) for p in self._own.index_files
+        )
+        return max(0, disk_usage(self._files, self._path) - ours)
 
     def _remove_other(self) -> bool:
         """Remove the namespace that was opened least recently, our own aside."""
@@ -106,7 +110,7 @@ class Space:
             with suppress(OSError):
                 self._files.remove_tree(space.path)
                 self._point("remove.after")
-                self._overhead = self._measure()
+                self._others = self._measure_others()
                 return True
         return False
 
@@ -132,10 +136,8 @@ class Space:
         with self._places.lock:  # adoptions look up the index and set places: not between these
             for row in lost:
                 self._ledger.strike(row)
-            for old, new in pairs:
-                self._ledger.insert(new)
-                self._ledger.moved(old, new)
-                self._places.relocate(old, new)
+            self._ledger.moved(pairs)
+            self._places.relocate(victim.number, pairs)
             self._ledger.commit(self._point)
         self._point("compact.committed")
         self._manifest.checkpoint()  # durable before the bytes it no longer speaks of go
