@@ -3,17 +3,7 @@
 The numbers need not be right to the per cent: they set how requests overlap and how far copies lag, which is what a
 cache feels.
 
-The defaults are one rank of four H200-class GPUs serving a large hybrid (397B parameters, 17B active, 15 of 60 layers
-full attention, fp8):
-
-* `prefill_tokens_per_s`: 2 × 17e9 FLOP a token over four GPUs at 250 TFLOP/s each. An assumption: a quarter of dense
-  bf16 peak.
-* `attention_s_per_pair`: 15 layers × 8 query heads a rank × 256 wide × 4 FLOP, at the 488 TFLOP/s measured for
-  FlashAttention 3 on an H200.
-* `weights_s`: about 50 GB of the weights read in a pass that touches most experts, at 4.3 TB/s.
-* `kv_s_per_token`: 7,800 B of KV a token and rank at the 3.56 TB/s measured for paged decode.
-* copies: 47.5 and 49.7 GiB/s measured for gather/scatter and one copy over PCIe; disk 3 GB/s read, 0.4 GB/s written
-  with fsync.
+The defaults are those of the profile `qwen3.5-397b-a17b-h200x4`, which states their sources (`stepwell/replay/profiles`).
 """
 
 from __future__ import annotations

@@ -17,14 +17,19 @@ from stepwell.sched.loop import EngineLoop
 
 @dataclass(frozen=True, slots=True)
 class MachineSizes:
-    """Memory in tokens of KV: what a tier would hold if it held nothing else, and what one rung takes. Lengths in tokens."""
+    """Memory in tokens of KV: what a tier would hold if it held nothing else, and what one rung takes. Lengths in tokens.
+
+    decode_rung_tokens  None: the fewest that the block allows, 16 or more
+    """
 
     device_tokens: int = 8_000_000
     host_tokens: int = 33_000_000
+    disk_tokens: int = 0
     rung_tokens: int = 6_100
     block: int = 64
     rung_grid: int = 64
     interval: int = 8192
+    decode_rung_tokens: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 16_384
 
@@ -51,13 +56,15 @@ class Machine:
             geometry,
             device_pages=sizes.device_tokens // sizes.block,
             host_slots=sizes.host_tokens // sizes.block,
+            disk_slots=sizes.disk_tokens // sizes.block,
             chunk=ceil_to(256, sizes.block),
             interval=sizes.interval,
         )
+        every = sizes.decode_rung_tokens
         rules = SchedConfig(
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
-            decode_rung_tokens=ceil_to(16, sizes.block),
+            decode_rung_tokens=ceil_to(16, sizes.block) if every is None else every,
         )
         self.costs = costs
         self.clock = VirtualClock()

@@ -1,186 +1,192 @@
-"""What a replay found: counted from events as they come, then shown as a table and as one line of JSON."""
+"""What a replay found, simulated or live: one structure for the terminal, the JSON and the page."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from stepwell.base.units import format_size
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.tally import Tally
-from stepwell.replay.bound import Bound, excess_prefill
-from stepwell.replay.lanes import TraceRequest
+from stepwell.replay.bound import excess_prefill
+from stepwell.replay.ledger import Ledger, Played
+
+Mode: TypeAlias = Literal["simulated", "live"]
+MARKS = (50, 90, 99)
+SOURCES = ("device", "host", "disk", "recomputed")
+
+
+@dataclass(frozen=True, slots=True)
+class Rungs:
+    """Rungs of the measured phase: left; skipped for want of room; resumed from, by tier; copied below the device."""
+
+    left: int
+    skipped: int
+    used: tuple[int, int, int]
+    demoted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes copied over time, by direction. `seconds`: one figure for so many seconds, from the replay's start on."""
+
+    seconds: float = 1.0
+    ways: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def since(self, start: float) -> tuple[tuple[str, int], ...]:
+        """Bytes from `start` (s) on, by direction."""
+        first = round(start / self.seconds)
+        return tuple((way, sum(sizes[first:])) for way, sizes in self.ways)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How the replay itself went: played requests and seconds on its clock, warm-up included; real seconds; engine steps."""
+
+    mode: Mode
+    settings: tuple[tuple[str, str], ...]
+    end_s: float
+    wall_s: float
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A finished replay. Figures are of the measured phase; warm-up is left out everywhere but in `played`.
+    """A finished replay. Figures are of the measured phase, which begins at `start`; warm-up is left out everywhere but in
+    `played`, `rows` and what is told over time.
 
-    admitted    counters of the measured admissions
+    admitted    counters of the measured admissions; of a live server only as far as it tells them
     failed      requests of the phase that were refused or ended in an error
     bound       tokens that an infinite cache would have reused
-    ttft        s from sending to the first token, one a request, sorted
-    moved       bytes copied, by direction, warm-up included
-    played      all requests, warm-up included; wall_s: real seconds they took to simulate; virtual_s: simulated seconds
+    rungs       None where the server does not tell
+    split       whether cached tokens are told by tier; if not they stand under `device`
     """
 
+    course: Course
+    start: float
     admitted: Tally
     failed: int
     bound: int
     answered: int
-    measured_s: float
-    ttft: tuple[float, ...]
-    moved: tuple[tuple[str, int], ...]
-    steps: int
     played: int
-    wall_s: float
-    virtual_s: float
+    rows: tuple[Played, ...]
+    traffic: Traffic = Traffic()
+    rungs: Rungs | None = None
+    split: bool = True
 
     @property
     def requests(self) -> int:
         return self.admitted.admissions
 
     @property
+    def measured_s(self) -> float:
+        return max(0.0, self.course.end_s - self.start)
+
+    @property
     def excess(self) -> float:
         """Prefill beyond what the bound needs, as a share of it."""
         return excess_prefill(self.admitted.recomputed, self.admitted.prompt, self.bound)
+
+    @property
+    def ttft(self) -> tuple[float, ...]:
+        """s from sending to the first token, one a measured request, sorted."""
+        return tuple(sorted(r.ttft for r in self.rows if r.measured and r.ttft is not None))
+
+    @property
+    def itl(self) -> tuple[float, ...]:
+        """s between two tokens, the mean of each measured answer, sorted."""
+        return tuple(sorted(r.itl for r in self.rows if r.measured and r.itl is not None))
 
     def share(self, tokens: int) -> float:
         """Of all prompt tokens."""
         return tokens / self.admitted.prompt if self.admitted.prompt else 0.0
 
-    def json_line(self) -> str:
-        """The figures for machines. `requests_per_s`: simulated requests a real second, warm-up included."""
-        figures = {
+    def sources(self) -> tuple[tuple[str, int], ...]:
+        """Prompt tokens by where they came from."""
+        a = self.admitted
+        return tuple(zip(SOURCES, (a.device, a.host, a.disk, a.recomputed), strict=True))
+
+    def rates(self) -> dict[str, float]:
+        """Throughput over the measured seconds."""
+        seconds = self.measured_s or float("inf")
+        return {
+            "requests_per_s": self.requests / seconds,
+            "prompt_tokens_per_s": self.admitted.prompt / seconds,
+            "answer_tokens_per_s": self.answered / seconds,
+        }
+
+    def figures(self) -> dict[str, float]:
+        """The figures for machines. `requests_per_s`: requests played a real second, warm-up included."""
+        wall = self.course.wall_s
+        return {
             "requests": self.requests,
             "bound": round(self.share(self.bound), 5),
             "hit_device": round(self.share(self.admitted.device), 5),
             "hit_host": round(self.share(self.admitted.host), 5),
             "hit_disk": round(self.share(self.admitted.disk), 5),
             "excess_prefill": round(self.excess, 5),
-            "requests_per_s": round(self.played / self.wall_s, 1) if self.wall_s > 0 else 0.0,
+            "requests_per_s": round(self.played / wall, 1) if wall > 0 else 0.0,
         }
-        return json.dumps(figures)
+
+    def json_line(self) -> str:
+        """`figures` as one line."""
+        return json.dumps(self.figures())
+
+    def document(self) -> str:
+        """Everything, as JSON: settings, figures, and a row for each request."""
+        a = self.admitted
+        told = {
+            "mode": self.course.mode,
+            "settings": dict(self.course.settings),
+            "figures": self.figures(),
+            "measured_s": round(self.measured_s, 3),
+            "played": self.played,
+            "failed": self.failed,
+            "tokens": {**dict(self.sources()), "prompt": a.prompt, "bound": self.bound, "answered": self.answered},
+            "cached_tokens_by_tier_told": self.split,
+            "ttft_s": quantiles(self.ttft),
+            "itl_s": quantiles(self.itl),
+            "throughput": {name: round(value, 4) for name, value in self.rates().items()},
+            "bytes_moved": dict(self.traffic.since(self.start)),
+            "rungs": asdict(self.rungs) if self.rungs else None,
+            "reasons": {reason.value: count for reason, count in a.reasons.items()},
+            "lost": {loss.value: tokens for loss, tokens in a.lost.items()},
+            "joint": a.joint_line(),
+            "requests": [asdict(row) for row in self.rows],
+        }
+        return json.dumps(told, indent=1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A request under way. `awaited`: measured, and its first token has not come."""
-
-    at: float
-    bound: int
-    measured: bool = False
-    awaited: bool = False
+def quantiles(values: Iterable[float]) -> dict[str, float]:
+    """{"p50": …, "p90": …, "p99": …}; empty where there are no values."""
+    found = list(values)
+    if not found:
+        return {}
+    return {f"p{p}": round(float(np.quantile(found, p / 100)), 6) for p in MARKS}
 
 
-@dataclass(slots=True)
-class Ledger:
-    """Counts a replay as it goes. A request belongs to the measured phase if it was first admitted from `start` (s) on."""
-
-    start: float
-    admitted: Tally = field(default_factory=Tally)
-    ttft: list[float] = field(default_factory=list)
-    played: int = 0
-    _bound: Bound = field(default_factory=Bound)
-    _sent: dict[str, _Sent] = field(default_factory=dict)
-    _tokens: int = 0
-    _answered: int = 0
-    _failed: int = 0
-
-    def send(self, request: TraceRequest, now: float) -> None:
-        self._sent[request.id] = _Sent(now, self._bound.add(request.conversation, request.turn, request.edition))
-        self.played += 1
-
-    def admit(self, outcome: AdmissionOutcome, now: float) -> None:
-        if now < self.start or outcome.readmission:
-            return
-        sent = self._sent[outcome.request_id]
-        self._sent[outcome.request_id] = replace(sent, measured=True, awaited=True)
-        self.admitted.add(outcome)
-        self._tokens += sent.bound
-
-    def answer(self, name: str, tokens: int, now: float) -> None:
-        """Tokens of an answer arrived."""
-        sent = self._sent[name]
-        if sent.awaited:
-            self.ttft.append(now - sent.at)
-            self._sent[name] = replace(sent, awaited=False)
-        if now >= self.start:
-            self._answered += tokens
-
-    def finish(self, name: str, failed: bool) -> None:
-        sent = self._sent.pop(name)
-        self._failed += failed and (sent.measured or sent.at >= self.start)
-
-    def summary(self, now: float, wall_s: float, steps: int, moved: Mapping[tuple[Tier, Tier], int]) -> Summary:
-        return Summary(
-            admitted=self.admitted,
-            failed=self._failed,
-            bound=self._tokens,
-            answered=self._answered,
-            measured_s=max(0.0, now - self.start),
-            ttft=tuple(sorted(self.ttft)),
-            moved=tuple((f"{a.name.lower()} to {b.name.lower()}", size) for (a, b), size in sorted(moved.items())),
-            steps=steps,
-            played=self.played,
-            wall_s=wall_s,
-            virtual_s=now,
-        )
-
-
-def show(summary: Summary, console: Console) -> None:
-    """The terminal report."""
-    console.print(_shares(summary))
-    console.print(_lost(summary))
-    console.print(summary.admitted.joint_line(), soft_wrap=True, highlight=False)
-    if summary.ttft:
-        marks = np.quantile(summary.ttft, (0.5, 0.9, 0.99))
-        console.print(
-            "TTFT " + ", ".join(f"p{p} {s:.2f} s" for p, s in zip((50, 90, 99), marks, strict=True)), highlight=False
-        )
-    rate = summary.requests / summary.measured_s if summary.measured_s else 0.0
-    console.print(
-        f"{summary.requests:,} requests measured ({rate:.2f}/s of simulated time), {summary.failed} failed",
-        highlight=False,
-    )
-    for way, size in summary.moved:
-        console.print(f"copied {way}: {format_size(size)}", highlight=False)
-    console.print(
-        f"{summary.played:,} requests and {summary.steps:,} steps over {summary.virtual_s:,.0f} simulated seconds"
-        f" in {summary.wall_s:.1f} s",
-        highlight=False,
+def summarise(
+    ledger: Ledger, course: Course, traffic: Traffic | None = None, rungs: Rungs | None = None, split: bool = True
+) -> Summary:
+    """What `ledger` noted, up to the end of `course`."""
+    return Summary(
+        course=course,
+        start=ledger.start,
+        admitted=ledger.admitted,
+        failed=ledger.failed,
+        bound=ledger.bound,
+        answered=ledger.answered,
+        played=ledger.played,
+        rows=tuple(sorted(ledger.rows, key=lambda row: (row.sent, row.lane, row.stream))),
+        traffic=traffic or Traffic(),
+        rungs=rungs,
+        split=split,
     )
 
 
-def _shares(summary: Summary) -> Table:
-    table = Table("prompt tokens", "count", "share", title="Where prompts came from", title_justify="left")
-    for name, tokens in (
-        ("device", summary.admitted.device),
-        ("host", summary.admitted.host),
-        ("disk", summary.admitted.disk),
-        ("recomputed", summary.admitted.recomputed),
-        ("bound: an infinite cache", summary.bound),
-    ):
-        table.add_row(name, f"{tokens:,}", f"{summary.share(tokens):.2%}")
-    table.add_row("excess prefill over the bound's minimum", "", f"{summary.excess:.2%}", style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
-
-
-def _lost(summary: Summary) -> Table:
-    table = Table(
-        "recomputed because", "tokens", "share of prompts", title="Why tokens were recomputed", title_justify="left"
-    )
-    lost = sorted(summary.admitted.lost.items(), key=lambda pair: -pair[1])
-    for reason, tokens in (pair for pair in lost if pair[1]):
-        table.add_row(reason.value, f"{tokens:,}", f"{summary.share(tokens):.2%}")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
+def way_name(source: Tier, target: Tier) -> str:
+    """A direction in words."""
+    return f"{source.name.lower()} to {target.name.lower()}"

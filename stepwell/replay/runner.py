@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import TypeAlias
 
 from stepwell.base.clock import VirtualClock
 from stepwell.cache.moves import Report, Task, Tier, moves_of
@@ -31,19 +33,29 @@ class CostRunner:
         return StepResult(tuple(() if work.sample is None else answer for work in step.works))
 
 
-class VirtualMover:
-    """Copies that take time and touch nothing. One direction copies one at a time; directions run side by side."""
+Way: TypeAlias = tuple[Tier, Tier]
+"""From, to."""
+TRAFFIC_S = 1.0
+"""Copied bytes are noted by second of virtual time."""
 
-    __slots__ = ("_clock", "_costs", "_done", "_free_at", "_page_bytes", "_serial", "bytes_moved")
+
+class VirtualMover:
+    """Copies that take time and touch nothing. One direction copies one at a time; directions run side by side.
+
+    bytes_moved  by direction and second in which the copy ended     images  of those copies, how many were of images
+    """
+
+    __slots__ = ("_clock", "_costs", "_done", "_free_at", "_page_bytes", "_serial", "bytes_moved", "images")
 
     def __init__(self, clock: VirtualClock, costs: CostModel, page_bytes: int) -> None:
         self._clock = clock
         self._costs = costs
         self._page_bytes = page_bytes
-        self._free_at: dict[tuple[Tier, Tier], float] = {}
+        self._free_at: dict[Way, float] = {}
         self._done: list[tuple[float, int, int]] = []
         self._serial = 0
-        self.bytes_moved: dict[tuple[Tier, Tier], int] = {}
+        self.bytes_moved: dict[Way, Counter[int]] = defaultdict(Counter)
+        self.images: dict[Way, Counter[int]] = defaultdict(Counter)
 
     def start(self, tasks: Sequence[Task]) -> None:
         for move in moves_of(tasks):
@@ -51,7 +63,10 @@ class VirtualMover:
             begins = max(self._clock.now(), self._free_at.get(way, 0.0))
             ends = begins + self._costs.copy_seconds(move, self._page_bytes)
             self._free_at[way] = ends
-            self.bytes_moved[way] = self.bytes_moved.get(way, 0) + len(move.source.slots) * self._page_bytes
+            second = int(ends / TRAFFIC_S)
+            self.bytes_moved[way][second] += len(move.source.slots) * self._page_bytes
+            if move.what == "image":
+                self.images[way][second] += 1
             heappush(self._done, (ends, self._serial, move.ticket))
             self._serial += 1
 

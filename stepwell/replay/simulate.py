@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from stepwell.base.clock import VirtualClock
 from stepwell.base.errors import CapacityError, RequestError, StepwellError
 from stepwell.replay.lanes import Source, TraceRequest
-from stepwell.replay.report import Ledger
+from stepwell.replay.ledger import Ledger
 from stepwell.replay.text import Text
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams, Tokens
+from stepwell.sched.stats import EngineStats
 
 MOST_TURNS_AT_ONCE = 10_000
 """Turns of the simulation in a row that may let no time pass; more means that something is stuck."""
@@ -30,6 +32,8 @@ class Loop(Protocol):
         """Whether any request is unfinished, or any copy under way."""
 
     def submit(self, request: Request) -> None: ...
+
+    def stats(self) -> EngineStats: ...
 
     def step(self, max_repeat: int) -> Sequence[Event]:
         """One turn; its runner and mover let the virtual time pass. Takes up to `max_repeat` decode passes at once."""
@@ -62,19 +66,28 @@ class Phases:
 
 @dataclass(slots=True)
 class Simulation:
-    """One replay in the making. `run` ends with the phases, or once the source has nothing left."""
+    """One replay in the making. `run` ends with the phases, or once the source has nothing left.
+
+    at_start  what the loop said of itself when the measured phase began; None: it never did
+    """
 
     source: Source
     machine: Served
     text: Text
     phases: Phases
     ledger: Ledger = field(init=False)
+    at_start: EngineStats | None = field(init=False, default=None)
     _open: dict[str, TraceRequest] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.phases.warmup)
 
     def run(self, progress: ProgressBar | None = None) -> None:
+        """Play it all. Raises StepwellError where no time passes any more."""
+        self._play(progress)
+        self.ledger.abandon(self.machine.clock.now())
+
+    def _play(self, progress: ProgressBar | None) -> None:
         loop, clock = self.machine.loop, self.machine.clock
         turns, last = 0, -1.0
         while (now := clock.now()) < self.phases.end:
@@ -89,6 +102,8 @@ class Simulation:
                     return
                 clock.advance_to(min(upcoming, self.phases.end))
                 continue
+            if self.at_start is None and now >= self.phases.warmup:
+                self.at_start = loop.stats()
             events = loop.step(self._passes())
             for event in events:
                 self._hear(event)
@@ -121,8 +136,9 @@ class Simulation:
                 self._end(name, failed=reason not in ("length", "stop"))
 
     def _end(self, name: str, failed: bool) -> None:
-        self.ledger.finish(name, failed)
-        self.source.finished(self._open.pop(name), self.machine.clock.now())
+        now = self.machine.clock.now()
+        self.ledger.finish(name, failed, now)
+        self.source.finished(self._open.pop(name), now)
 
 
 @dataclass(slots=True)
@@ -152,9 +168,13 @@ def progress_bar(phases: Phases, console: Console) -> Iterator[ProgressBar]:
         yield ProgressBar(progress, progress.add_task("replaying", total=phases.end, played=0))
 
 
-def timed_run(simulation: Simulation, console: Console) -> float:
-    """Run it behind a progress bar; real seconds taken."""
+def timed_run(simulation: Simulation, console: Console | None) -> float:
+    """Run it, behind a progress bar if there is a console; real seconds taken."""
+    gc.freeze()  # trace and machine stay: collections need not walk them again and again
     began = time.perf_counter()
-    with progress_bar(simulation.phases, console) as progress:
-        simulation.run(progress)
+    if console is None:
+        simulation.run()
+    else:
+        with progress_bar(simulation.phases, console) as progress:
+            simulation.run(progress)
     return time.perf_counter() - began

@@ -8,8 +8,9 @@ from stepwell.base.errors import ConfigError
 from stepwell.replay.cost import CostModel
 from stepwell.replay.lanes import LaneRules, Lanes
 from stepwell.replay.machine import Machine, MachineSizes
-from stepwell.replay.report import Summary
+from stepwell.replay.report import Course, Summary, summarise
 from stepwell.replay.simulate import Phases, Simulation
+from stepwell.replay.simulated import rungs_of, traffic_of
 from stepwell.replay.synthetic import Shape, synthetic
 from stepwell.replay.text import Text
 from stepwell.replay.trace import Trace
@@ -38,7 +39,9 @@ def replay(trace: Trace, machine: Machine) -> Summary:
     simulation = Simulation(source, machine, Text(1), PHASES)
     simulation.run()
     assert len(machine.loop.directory.leases) <= 3 * machine.loop.config.max_num_seqs
-    return simulation.ledger.summary(machine.clock.now(), 1.0, machine.runner.steps, machine.mover.bytes_moved)
+    end = machine.clock.now()
+    course = Course("simulated", (), end, 1.0, machine.runner.steps)
+    return summarise(simulation.ledger, course, traffic_of(machine, end), rungs_of(simulation, machine))
 
 
 def test_with_room_for_everything_the_bound_is_near(trace: Trace) -> None:
@@ -56,12 +59,21 @@ def test_a_small_device_serves_from_host_too(trace: Trace) -> None:
     assert found.failed == 0
     assert admitted.device + admitted.host + admitted.recomputed == admitted.prompt
     assert admitted.device + admitted.host <= found.bound
-    assert {way for way, size in found.moved if size} == {"device to host", "host to device"}
+    assert {way for way, size in found.traffic.since(0.0) if size} == {"device to host", "host to device"}
+    assert found.rungs is not None
+    assert found.rungs.left > found.requests
+    assert sum(found.rungs.used) == sum(row.recomputed < row.prompt for row in found.rows if row.measured)
+    assert found.rungs.demoted > 0
 
 
 def test_decodes_taken_at_once_change_nothing_where_there_is_room(trace: Trace) -> None:
     one, many = replay(trace, OnePass(AMPLE, CostModel())), replay(trace, Machine(AMPLE, CostModel()))
-    assert (one.admitted, one.bound, one.steps, one.answered) == (many.admitted, many.bound, many.steps, many.answered)
+    assert (one.admitted, one.bound, one.course.steps, one.answered) == (
+        many.admitted,
+        many.bound,
+        many.course.steps,
+        many.answered,
+    )
     assert many.ttft == pytest.approx(one.ttft, abs=1e-9)
 
 

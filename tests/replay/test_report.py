@@ -11,7 +11,9 @@ from rich.console import Console
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.replay.lanes import TraceRequest
-from stepwell.replay.report import Ledger, Summary, show
+from stepwell.replay.ledger import Ledger
+from stepwell.replay.report import Course, Rungs, Summary, Traffic, quantiles, summarise
+from stepwell.replay.terminal import show
 from stepwell.replay.trace import Conversation, Stream, Turn
 
 TURNS = tuple(Turn(float(i), 640 * (i + 1), 7, 1.0, ((1, 10 * (i + 1)),)) for i in range(4))
@@ -51,8 +53,13 @@ def played() -> Summary:
         ledger.answer(request(index).id, 1, now + 2.5)
         ledger.admit(outcome(index, 0, 0, readmission=True), now + 3.0)
         ledger.answer(request(index).id, 6, now + 4.0)
-        ledger.finish(request(index).id, failed=index == 3)
-    return ledger.summary(40.0, wall_s=0.5, steps=28, moved={(Tier.HOST, Tier.DEVICE): 2048})
+        ledger.finish(request(index).id, failed=index == 3, now=now + 5.0)
+    traffic = Traffic(1.0, (("host to device", (0,) * 19 + (77,) + (0,) * 10 + (2048,)),))
+    return summarise(ledger, course(40.0, 0.5), traffic, Rungs(9, 1, (1, 1, 0), 4))
+
+
+def course(end: float, wall: float = 1.0) -> Course:
+    return Course("simulated", (("lanes", "4"),), end, wall, 28)
 
 
 def test_only_admissions_of_the_measured_phase_count() -> None:
@@ -70,8 +77,8 @@ def test_requests_are_measured_by_their_admission() -> None:
     ledger = Ledger(start=5.0)
     ledger.send(request(0), 1.0)
     ledger.admit(outcome(0, 0, 0), 6.0)
-    assert ledger.summary(6.0, 1.0, 1, {}).requests == 1
-    assert ledger.summary(6.0, 1.0, 1, {}).ttft == ()
+    assert summarise(ledger, course(6.0)).requests == 1
+    assert summarise(ledger, course(6.0)).ttft == ()
 
 
 def test_the_json_line_holds_the_figures() -> None:
@@ -100,12 +107,63 @@ def test_the_table_shows_shares_losses_and_times() -> None:
         "p90 2.50 s",
         "host to device: 2.0 KiB",
         "joint: boundaries=",
+        "ITL p50 416.7 ms",
+        "rungs: 9 left, 1 skipped for want of room, 4 copied below; resumed from 1 device, 1 host",
     ):
         assert part in text
 
 
+def test_every_request_has_a_row_that_tells_the_whole_of_its_prompt() -> None:
+    rows = played().rows
+    assert [row.measured for row in rows] == [False, False, True, True]
+    assert [(r.device, r.host, r.disk, r.recomputed, r.bound) for r in rows[2:]] == [
+        (1200, 64, 0, 656, 1280),
+        (1000, 0, 0, 1560, 1920),
+    ]
+    assert [(r.ttft, r.itl, r.answered) for r in rows] == [(2.5, pytest.approx(2.5 / 6), 7)] * 4
+    assert [row.failed for row in rows] == [False, False, False, True]
+
+
+def test_the_document_holds_figures_settings_and_rows() -> None:
+    told = json.loads(played().document())
+    assert told["settings"] == {"lanes": "4"}
+    assert told["tokens"] == {
+        "device": 2200,
+        "host": 64,
+        "disk": 0,
+        "recomputed": 2216,
+        "prompt": 4480,
+        "bound": 3200,
+        "answered": 14,
+    }
+    assert told["bytes_moved"] == {"host to device": 2048}, "of the measured phase alone"
+    assert told["ttft_s"] == {"p50": 2.5, "p90": 2.5, "p99": 2.5}
+    assert told["throughput"]["prompt_tokens_per_s"] == 4480 / 20
+    assert told["rungs"]["used"] == [1, 1, 0]
+    assert told["reasons"]["no_rung_above_hit"] == 1
+    assert len(told["requests"]) == 4
+    assert sum(told["lost"].values()) == 2216
+
+
+def test_what_is_under_way_at_the_end_is_kept_as_far_as_it_is_known() -> None:
+    ledger = Ledger(start=0.0)
+    ledger.send(request(0), 1.0)
+    ledger.send(request(1), 2.0)
+    ledger.admit(outcome(0, 0, 0), 1.5)
+    ledger.abandon(4.0)
+    admitted, waiting = summarise(ledger, course(4.0)).rows
+    assert (admitted.measured, admitted.first, admitted.ended) == (True, None, 4.0)
+    assert (waiting.measured, waiting.prompt, waiting.recomputed) == (False, 1280, 1280)
+    assert ledger.failed == 0
+
+
+def test_quantiles_of_nothing_are_none() -> None:
+    assert quantiles([]) == {}
+    assert quantiles([1.0, 2.0, 3.0])["p50"] == 2.0
+
+
 def test_an_empty_replay_can_be_shown() -> None:
-    summary = Ledger(start=0.0).summary(0.0, 0.0, 0, {})
+    summary = summarise(Ledger(start=0.0), course(0.0, 0.0))
     show(summary, Console(file=StringIO()))
     assert json.loads(summary.json_line())["requests"] == 0
     assert summary.excess == pytest.approx(0.0)

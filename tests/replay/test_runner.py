@@ -49,7 +49,8 @@ def test_copies_of_one_direction_queue_and_directions_do_not_wait_for_each_other
         clock.advance_to(when)
         ends += [(when, report.ticket, report.ok) for report in mover.poll()]
     assert ends == [(11.0, 1, True), (12.0, 3, True), (13.0, 2, True)]
-    assert mover.bytes_moved == {(Tier.HOST, Tier.DEVICE): 300, (Tier.DEVICE, Tier.HOST): 100}
+    assert mover.bytes_moved == {(Tier.HOST, Tier.DEVICE): {11: 100, 13: 200}, (Tier.DEVICE, Tier.HOST): {12: 100}}
+    assert mover.images == {(Tier.HOST, Tier.DEVICE): {11: 1, 13: 1}}
 
 
 def test_a_copy_does_not_begin_before_it_was_asked_for() -> None:

@@ -9,15 +9,20 @@ from rich.console import Console
 
 from stepwell.base.clock import VirtualClock
 from stepwell.base.errors import CapacityError, StepwellError
+from stepwell.base.geometry import Geometry
+from stepwell.cache.config import CacheConfig
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.replay.lanes import LaneRules, Lanes, Timeline
-from stepwell.replay.report import Summary
+from stepwell.replay.report import Course, Summary, summarise
 from stepwell.replay.simulate import Phases, Simulation, timed_run
 from stepwell.replay.synthetic import Shape, synthetic
 from stepwell.replay.text import Text
 from stepwell.replay.trace import Conversation, Stream, Trace, Turn
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
+from stepwell.sched.stats import EngineStats
 
 BLOCK = 64
 
@@ -36,6 +41,9 @@ class EndlessMemory:
 
     def passes_until(self, when: float) -> int:
         return 1
+
+    def stats(self) -> EngineStats:
+        return EngineLoop(CacheConfig(Geometry(), 100), SchedConfig(), None, None, self.clock).stats()  # type: ignore[arg-type]
 
     @property
     def busy(self) -> bool:
@@ -73,7 +81,7 @@ def replay(trace: Trace, lanes: int = 4, phases: Phases | None = None, longest: 
     loop = EndlessMemory(clock, longest=longest)
     simulation = Simulation(source, loop, Text(1), phases or Phases(200.0, 2000.0))
     wall = timed_run(simulation, Console(file=StringIO()))
-    return simulation.ledger.summary(clock.now(), wall, 0, {})
+    return summarise(simulation.ledger, Course("simulated", (), clock.now(), wall))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +102,7 @@ def test_a_cache_that_forgets_nothing_reaches_the_bound_exactly(trace: Trace) ->
 
 def test_a_replay_is_the_same_again(trace: Trace) -> None:
     one, two = replay(trace), replay(trace)
-    assert (one.admitted, one.bound, one.requests, one.ttft) == (two.admitted, two.bound, two.requests, two.ttft)
+    assert (one.admitted, one.bound, one.rows) == (two.admitted, two.bound, two.rows)
 
 
 def test_refused_requests_fail_and_their_lane_goes_on(trace: Trace) -> None:
@@ -108,7 +116,7 @@ def test_an_open_loop_ends_with_its_last_answer() -> None:
     streams = tuple(Stream(float(i), (Turn(0.0, 100, 3, 0.0, ((0, 1),)),)) for i in range(5))
     found = replay(Trace((Conversation("m", 64, streams),), open_loop=True), phases=Phases(0.0, 1000.0))
     assert (found.played, found.requests, found.bound) == (5, 5, 4 * 64)
-    assert found.virtual_s == pytest.approx(4.5)
+    assert found.course.end_s == pytest.approx(4.5)
 
 
 def test_a_loop_that_stands_still_is_reported(trace: Trace) -> None:

@@ -1,0 +1,7 @@
+"""Page."""
+
+from stepwell.replay.report import Summary
+
+
+def page(summary: Summary) -> str:
+    return ""

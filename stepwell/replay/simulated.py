@@ -1,0 +1,67 @@
+"""One simulation from start to summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from stepwell.cache.moves import Tier
+from stepwell.replay.cost import CostModel
+from stepwell.replay.lanes import LaneRules
+from stepwell.replay.machine import Machine, MachineSizes
+from stepwell.replay.report import Course, Rungs, Summary, Traffic, summarise, way_name
+from stepwell.replay.runner import TRAFFIC_S, Way
+from stepwell.replay.setup import source_from
+from stepwell.replay.simulate import Phases, Simulation, timed_run
+from stepwell.replay.text import Text
+from stepwell.replay.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is played, and how; `told` says so in the words of the command line."""
+
+    trace: Trace
+    rules: LaneRules
+    phases: Phases
+    costs: CostModel
+    idle_gap_cap: float | None = None
+    told: tuple[tuple[str, str], ...] = ()
+
+
+def simulated(setting: Setting, sizes: MachineSizes, console: Console | None = None) -> Summary:
+    """Play it on a machine of `sizes`, with a progress bar on `console`. Raises StepwellError."""
+    source = source_from(setting.trace, setting.rules, setting.idle_gap_cap)
+    machine = Machine(sizes, setting.costs)
+    simulation = Simulation(source, machine, Text(setting.rules.seed), setting.phases)
+    wall = timed_run(simulation, console)
+    end = machine.clock.now()
+    course = Course("simulated", setting.told, end, wall, machine.runner.steps)
+    return summarise(simulation.ledger, course, traffic_of(machine, end), rungs_of(simulation, machine))
+
+
+def traffic_of(machine: Machine, end: float) -> Traffic:
+    """What the mover noted, up to `end`."""
+    count = int(end / TRAFFIC_S) + 1
+    ways = sorted(machine.mover.bytes_moved.items())
+    return Traffic(TRAFFIC_S, tuple((way_name(*way), tuple(at[i] for i in range(count))) for way, at in ways))
+
+
+def rungs_of(simulation: Simulation, machine: Machine) -> Rungs:
+    """Rungs of the measured phase."""
+    now, before = machine.loop.stats(), simulation.at_start
+    used = simulation.ledger.resumed
+    return Rungs(
+        left=now.rungs_left - (before.rungs_left if before else 0),
+        skipped=now.rungs_skipped - (before.rungs_skipped if before else 0),
+        used=(used[Tier.DEVICE], used[Tier.HOST], used[Tier.DISK]),
+        demoted=_copied_below(machine.mover.images, simulation.phases.warmup),
+    )
+
+
+def _copied_below(images: Mapping[Way, Mapping[int, int]], start: float) -> int:
+    """Images whose copy down ended from `start` on."""
+    down = (at for (source, target), at in images.items() if source == Tier.DEVICE and target > source)
+    return sum(count for at in down for second, count in at.items() if second * TRAFFIC_S >= start)

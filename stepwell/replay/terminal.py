@@ -1,0 +1,86 @@
+"""The report of a replay as tables and lines for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from stepwell.base.units import format_size
+from stepwell.cache.moves import Tier
+from stepwell.replay.report import Summary, quantiles
+
+
+def show(summary: Summary, console: Console) -> None:
+    """Print it."""
+    console.print(_shares(summary))
+    if any(summary.admitted.lost.values()):
+        console.print(_lost(summary))
+    if any(summary.admitted.reasons.values()):
+        console.print(summary.admitted.joint_line(), soft_wrap=True, highlight=False)
+    for line in lines(summary):
+        console.print(line, highlight=False)
+
+
+def lines(summary: Summary) -> list[str]:
+    """What is said below the tables."""
+    out = []
+    for name, values in (("TTFT", summary.ttft), ("ITL", summary.itl)):
+        if found := quantiles(values):
+            out.append(f"{name} " + ", ".join(f"{mark} {format_seconds(s)}" for mark, s in found.items()))
+    rates = summary.rates()
+    where = "of simulated time" if summary.course.mode == "simulated" else "of the replay's time"
+    out.append(
+        f"{summary.requests:,} requests measured ({rates['requests_per_s']:.2f}/s {where},"
+        f" {rates['prompt_tokens_per_s']:,.0f} prompt and {rates['answer_tokens_per_s']:,.0f} answer tokens/s),"
+        f" {summary.failed} failed"
+    )
+    out += [f"copied {way}: {format_size(size)}" for way, size in summary.traffic.since(summary.start) if size]
+    if summary.rungs is not None:
+        used = ", ".join(f"{n:,} {Tier(i).name.lower()}" for i, n in enumerate(summary.rungs.used) if n) or "none"
+        out.append(
+            f"rungs: {summary.rungs.left:,} left, {summary.rungs.skipped:,} skipped for want of room,"
+            f" {summary.rungs.demoted:,} copied below; resumed from {used}"
+        )
+    out.append(_course(summary))
+    return out
+
+
+def format_seconds(seconds: float) -> str:
+    """`0.0123` → `12.3 ms`; `1.234` → `1.23 s`."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
+
+
+def _course(summary: Summary) -> str:
+    course = summary.course
+    if course.mode == "live":
+        return f"{summary.played:,} requests sent over {course.wall_s:,.0f} s"
+    return (
+        f"{summary.played:,} requests and {course.steps:,} steps over {course.end_s:,.0f} simulated seconds"
+        f" in {course.wall_s:.1f} s"
+    )
+
+
+def _shares(summary: Summary) -> Table:
+    table = Table("prompt tokens", "count", "share", title="Where prompts came from", title_justify="left")
+    names = dict.fromkeys(("device", "host", "disk", "recomputed"), "")
+    names |= {} if summary.split else {"device": " (cached; this server does not tell the tier)"}
+    for name, tokens in summary.sources():
+        if summary.split or name not in ("host", "disk"):
+            table.add_row(name + names[name], f"{tokens:,}", f"{summary.share(tokens):.2%}")
+    table.add_row("bound: an infinite cache", f"{summary.bound:,}", f"{summary.share(summary.bound):.2%}")
+    table.add_row("excess prefill over the bound's minimum", "", f"{summary.excess:.2%}", style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
+
+
+def _lost(summary: Summary) -> Table:
+    table = Table(
+        "recomputed because", "tokens", "share of prompts", title="Why tokens were recomputed", title_justify="left"
+    )
+    lost = sorted(summary.admitted.lost.items(), key=lambda pair: -pair[1])
+    for reason, tokens in (pair for pair in lost if pair[1]):
+        table.add_row(reason.value, f"{tokens:,}", f"{summary.share(tokens):.2%}")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
