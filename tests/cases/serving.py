@@ -21,6 +21,8 @@ from tests.cache.builders import forget, numbers
 
 VOCAB = 1000
 PROMPT = numbers(40)
+DEAR = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9), latency_s=1e-6)
+"""Prefill so slow that everything is worth a write to disk."""
 
 
 def rules(
@@ -35,12 +37,14 @@ def rules(
     clean: float = 0.3,
     min_load: int | None = 0,
     ghosts: int = 1 << 20,
+    disk: int = 0,
 ) -> CacheConfig:
     """Blocks of 4 tokens."""
     return CacheConfig(
         telltale.geometry(4, grid, image),
         device_pages=pages,
         host_slots=host,
+        disk_slots=disk,
         chunk=chunk,
         whole_chunks=whole,
         interval=interval,
