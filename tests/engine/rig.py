@@ -50,10 +50,11 @@ class Rig:
         seed: int = 0,
         eos: tuple[int, ...] = (),
         state: torch.dtype = torch.float32,
+        block: int = 16,
     ) -> None:
         precision = Precision(decoder.dtype, decoder.dtype, state)
         shape, device = decoder.config.shape, decoder.device
-        self.geometry = shape.geometry(widths=precision.widths)
+        self.geometry = shape.geometry(block, widths=precision.widths)
         self.arena = DeviceArena(pages, shape, self.geometry, precision, device)
         self.live = LiveStates(slots, shape, self.geometry, precision, device)
         for memory in (self.arena.rows, self.live.recurrent, self.live.conv):
