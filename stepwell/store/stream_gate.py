@@ -14,7 +14,7 @@ from stepwell.store.streams import DeviceImages
 
 
 class StreamGate:
-    """A `Gate` (see `stepwell.store.disk.gate`) to `pages` (uint8 [pages, page_bytes], on one CUDA device), a host arena and the live states.
+    """A `Gate` (see `stepwell.store.disk.gate`) to `pages` (uint8 [pages, page_bytes], on one CUDA device), host arena and live states.
 
     Each call waits for its own copies only; the fence is waited for on the device, as in `StreamCopier`.
     """
@@ -92,7 +92,7 @@ class StreamGate:
         """Wait for what this thread has queued."""
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         done.record(self._stream)
-        done.synchronize()  # type: ignore[no-untyped-call]
+        done.synchronize()
 
     def _pinned(self, pages: int) -> torch.Tensor:
         return torch.empty((pages, self._pages.shape[1]), dtype=torch.uint8, pin_memory=True)
