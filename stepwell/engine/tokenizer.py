@@ -61,11 +61,29 @@ class Tokenizer:
         continue_last: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> Ints:
-        """Tokens of a conversation in the model's own template. int32 [n]. Raises RequestError where it cannot be rendered.
+        """Tokens of a conversation in the model's own template. int32 [n]. Arguments and errors are those of `render`."""
+        text = self.render(messages, open_answer=open_answer, continue_last=continue_last, variables=variables)
+        return self.encode(text, special=False)
 
-        open_answer: end with the header of the assistant's turn; continue_last: leave the last message open instead.
-        """
-        return self.encode(self._render(messages, open_answer, continue_last, dict(variables or {})), special=False)
+    @property
+    def template(self) -> str:
+        """The source of the chat template, of all of them where there are several; empty where there is none."""
+        template = self._hf.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+    def token_id(self, text: str) -> int | None:
+        """The token that stands for exactly `text`, if there is one."""
+        found: int | None = self._backend.token_to_id(text)
+        return found
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token; a special token's are its name's. Empty beyond the vocabulary."""
+        name = self._backend.id_to_token(token)
+        if name is None:
+            return b""
+        if self._pieces is not None:
+            return self._pieces[token] or str(name).encode()
+        return (self._backend.decode([token], skip_special_tokens=False) or str(name)).encode()
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without special tokens. Ids beyond the vocabulary stand for no text."""
@@ -79,9 +97,20 @@ class Tokenizer:
         context = [] if prompt is None else [int(t) for t in prompt[-_CONTEXT:]]
         return WindowDecoder(lambda ids: self._backend.decode(ids, skip_special_tokens=True), context)
 
-    def _render(
-        self, messages: Sequence[Mapping[str, Any]], open_answer: bool, continue_last: bool, variables: dict[str, Any]
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        open_answer: bool = True,
+        continue_last: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
+        """A conversation in the model's own template. Raises RequestError where it cannot be rendered.
+
+        open_answer: end with the header of the assistant's turn; continue_last: leave the last message open instead.
+        """
+        variables = dict(variables or {})
         if self._hf.chat_template is None:
             raise RequestError("this model has no chat template: use /v1/completions", "messages")
         reserved = sorted(self._reserved & set(variables))
@@ -90,6 +119,7 @@ class Tokenizer:
         try:
             text = self._hf.apply_chat_template(
                 [dict(m) for m in messages],
+                tools=[dict(t) for t in tools] or None,
                 tokenize=False,
                 add_generation_prompt=open_answer,
                 continue_final_message=continue_last,

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from stepwell.base.errors import StepwellError
 from stepwell.cache.outcome import AdmissionOutcome
-from stepwell.sched.request import FinishReason
+from stepwell.sched.request import FinishReason, Scored
 from stepwell.server.errors import queued_too_long, timed_out
 
 
@@ -41,12 +41,14 @@ class Patience:
 
 @dataclass(slots=True)
 class Delivery:
-    """What arrived for one sequence since the reader last looked."""
+    """What arrived for one sequence since the reader last looked. `prompt_scores` come as (first token's place, scores)."""
 
     tokens: list[int] = field(default_factory=list)
     outcome: AdmissionOutcome | None = None
     end: FinishReason | None = None
     message: str = ""
+    scores: list[Scored] = field(default_factory=list)
+    prompt_scores: list[tuple[int, list[Scored]]] = field(default_factory=list)
 
 
 class Answers:
@@ -82,6 +84,11 @@ class Answers:
             await self._wait()
         ready, self._ready = self._ready, {}
         return ready
+
+    def outcome(self, request_id: str) -> AdmissionOutcome | None:
+        """How a sequence was admitted, if that has arrived and was not read yet."""
+        waiting = self._ready.get(request_id)
+        return None if waiting is None else waiting.outcome
 
     def abort(self, request_id: str) -> None:
         """Nothing more is wanted for this sequence."""

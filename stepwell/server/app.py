@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from stepwell.base.errors import RequestError, StepwellError
 from stepwell.server import schema
 from stepwell.server.calls import GenerationRoutes
+from stepwell.server.dialect import Dialect
 from stepwell.server.errors import Problem, any_problem
 from stepwell.server.gate import Gate
 from stepwell.server.parts import Parts
@@ -65,7 +66,7 @@ class Routes:
 
     def __init__(self, parts: Parts, calls: CallReader) -> None:
         self._parts = parts
-        self._prompts = PromptReader(parts.tokenizer, parts.facts)
+        self._prompts = PromptReader(parts.tokenizer, parts.facts, Dialect.of(parts.tokenizer))
         self._calls = calls
         self._created = int(time.time())
 

@@ -5,23 +5,42 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request, Response
 
 from stepwell.base.errors import RequestError, StepwellError
-from stepwell.base.geometry import Ints
+from stepwell.sched.request import SamplingParams
 from stepwell.server import schema
+from stepwell.server.calling import Signatures
+from stepwell.server.choosing import sampling
+from stepwell.server.dialect import Dialect
 from stepwell.server.errors import ApiError, GenerationFailed, Problem, any_problem
-from stepwell.server.formats import DONE, Finished, Shape, error_event
+from stepwell.server.formats import DONE, Collected, Shape, error_event
 from stepwell.server.gate import caller_of
-from stepwell.server.generate import Generation, Job, sampling
+from stepwell.server.generate import Generation, Job
 from stepwell.server.parts import Parts
-from stepwell.server.prompts import PromptReader
+from stepwell.server.prompts import Prompt, PromptReader
 from stepwell.server.reading import CallReader
+from stepwell.server.reply import Reading
 from stepwell.server.streams import EventStream, while_connected
+from stepwell.server.structure import structure, with_grammar
+from stepwell.server.tools import read_use
 
 _SESSION_HEADERS = ("x-session-id", "x-session-affinity")
 _MAX_STOP_IDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A call that has been read: its prompts, how tokens are to be chosen, how the answer is to be read."""
+
+    call: schema.CompletionCall | schema.ChatCall
+    prompts: tuple[Prompt, ...]
+    arrived: float
+    params: SamplingParams
+    reading: Reading = field(default_factory=Reading)
+    echo: bool = False
 
 
 class GenerationRoutes:
@@ -30,27 +49,50 @@ class GenerationRoutes:
     def __init__(self, parts: Parts, calls: CallReader) -> None:
         self._parts = parts
         self._calls = calls
-        self._prompts = PromptReader(parts.tokenizer, parts.facts)
+        self._dialect = Dialect.of(parts.tokenizer)
+        self._prompts = PromptReader(parts.tokenizer, parts.facts, self._dialect)
 
     async def completions(self, request: Request) -> Response:
         arrived = self._parts.clock.now()
         call = await self._calls.read(schema.CompletionCall, request)
         prompts = await self._prompts.completion(call.prompt)
-        return await self._generate(request, call, prompts, arrived)
+        if call.best_of not in (None, 1, call.n):
+            raise RequestError(f"best_of must be n, not {call.best_of}: answers are not ranked", "best_of")
+        if call.max_tokens == 0 and not call.echo and call.prompt_logprobs is None:
+            raise RequestError("max_tokens 0 gives nothing without echo or prompt_logprobs", "max_tokens")
+        params = with_grammar(self._params(call), await structure(call), None)
+        return await self._generate(request, Wish(call, tuple(prompts), arrived, params, echo=call.echo))
 
     async def chat_completions(self, request: Request) -> Response:
         arrived = self._parts.clock.now()
         call = await self._calls.read(schema.ChatCall, request)
-        prompt = await self._prompts.chat(call)
-        return await self._generate(request, call, [prompt], arrived)
+        use = read_use(call)
+        prompt = await self._prompts.chat(call, use.shown)
+        grammar = await structure(call, use, self._dialect)
+        params = with_grammar(self._params(call), grammar, self._dialect.after(prompt.start))
+        if use.shown and not use.allowed and self._dialect.opening_of_call is not None:
+            params = replace(params, logit_bias=(*params.logit_bias, (self._dialect.opening_of_call, float("-inf"))))
+        reading = Reading(signatures=Signatures.of(use.shown) if use.allowed else None, several=use.several)
+        return await self._generate(request, Wish(call, (prompt,), arrived, params, reading))
 
-    async def _generate(
-        self, request: Request, call: schema.CompletionCall | schema.ChatCall, prompts: list[Ints], arrived: float
-    ) -> Response:
-        chat = isinstance(call, schema.ChatCall)
-        job = self._job(request, call, prompts, arrived)
+    def _params(self, call: schema.CompletionCall | schema.ChatCall) -> SamplingParams:
+        stop_ids = self._prompts.ids(call.stop_token_ids or [], "stop_token_ids").tolist()
+        if len(stop_ids) > _MAX_STOP_IDS:
+            raise RequestError(f"stop_token_ids holds more than {_MAX_STOP_IDS} ids", "stop_token_ids")
+        return sampling(call, secrets.randbits(63), stop_ids, self._parts.facts.vocab_size)
+
+    async def _generate(self, request: Request, wish: Wish) -> Response:
+        call, job = wish.call, self._job(request, wish)
         self._check_room(job)
-        shape = Shape(job.id, self._parts.facts.model, int(time.time()), chat)
+        shape = Shape(
+            job.id,
+            self._parts.facts.model,
+            int(time.time()),
+            isinstance(call, schema.ChatCall),
+            self._parts.tokenizer,
+            scored=job.params.logprobs is not None,
+            prompt_scored=call.prompt_logprobs is not None,
+        )
         generation = Generation(job, self._parts.client, self._parts.tokenizer, self._parts.metrics, self._parts.clock)
         try:
             await while_connected(request.receive, generation.accepted())
@@ -61,31 +103,23 @@ class GenerationRoutes:
             raise
         options = call.stream_options
         events = self._events(generation, shape, options is not None and options.include_usage)
-        return EventStream(events, generation.close, {"x-request-id": job.id})
+        return EventStream(events, generation.close, _headers(generation, job.id))
 
     async def _whole(self, generation: Generation, shape: Shape) -> Response:
-        texts: list[list[str]] = [[] for _ in generation.choices]
+        collected = [Collected() for _ in generation.choices]
         async for pieces in generation.pieces():
             for piece in pieces:
-                texts[piece.choice.index].append(piece.text)
-        finished = [
-            Finished("".join(parts), choice.reason or "stop")
-            for parts, choice in zip(texts, generation.choices, strict=True)
-        ]
-        headers = {"x-request-id": shape.id}
-        if (outcome := generation.choices[0].outcome) is not None:
-            headers["x-stepwell-resume"] = outcome.explain()
-        return Response(shape.whole(finished, generation.usage()), 200, headers, "application/json")
+                collected[piece.choice.index].add(piece)
+        body = shape.whole(generation.choices, collected, generation.usage())
+        return Response(body, 200, _headers(generation, shape.id), "application/json")
 
     async def _events(self, generation: Generation, shape: Shape, with_usage: bool) -> AsyncIterator[bytes]:
         chunks = shape.chunks(with_usage)
         try:
             async for pieces in generation.pieces():
                 for piece in pieces:
-                    if piece.first and (opening := chunks.opening(piece.choice.index)):
-                        yield opening
-                    if piece.text or piece.reason is not None:
-                        yield chunks.text(piece.choice.index, piece.text, piece.reason)
+                    for chunk in chunks.piece(piece):
+                        yield chunk
             if with_usage:
                 yield chunks.usage(generation.usage())
         except StepwellError as error:
@@ -95,27 +129,25 @@ class GenerationRoutes:
             yield error_event(problem.body)
         yield DONE
 
-    def _job(
-        self, request: Request, call: schema.CompletionCall | schema.ChatCall, prompts: list[Ints], arrived: float
-    ) -> Job:
+    def _job(self, request: Request, wish: Wish) -> Job:
+        call = wish.call
         if call.stream_options is not None and not call.stream:
             raise RequestError("stream_options needs stream: true", "stream_options")
-        stop_ids = self._prompts.ids(call.stop_token_ids or [], "stop_token_ids").tolist()
-        if len(stop_ids) > _MAX_STOP_IDS:
-            raise RequestError(f"stop_token_ids holds more than {_MAX_STOP_IDS} ids", "stop_token_ids")
         prefix = "chatcmpl" if isinstance(call, schema.ChatCall) else "cmpl"
         return Job(
             id=f"{prefix}-{secrets.token_hex(12)}",
-            prompts=tuple(prompts),
+            prompts=wish.prompts,
             n=call.n or 1,
-            params=sampling(call, secrets.randbits(63), stop_ids),
+            params=wish.params,
             context=self._parts.facts.max_model_len,
             stops=schema.read_stops(call.stop),
             salt=caller_of(request).salted(call.cache_salt),
             session=_session(request, call.session_id),
             read_cache=call.read_cache,
             write_cache=call.write_cache,
-            arrived=arrived,
+            arrived=wish.arrived,
+            reading=wish.reading,
+            echo=wish.echo,
         )
 
     def _check_room(self, job: Job) -> None:
@@ -129,6 +161,12 @@ class GenerationRoutes:
             after = self._parts.client.retry_after()
             message = f"{self._parts.client.waiting} sequences wait already, of at most {limit}: try again later"
             raise ApiError(Problem(429, message, None, "queue_full", {"retry-after": str(after)}))
+
+
+def _headers(generation: Generation, request_id: str) -> dict[str, str]:
+    """The request's id, and how its prompt was resumed if that is known by now."""
+    resume = generation.resume()
+    return {"x-request-id": request_id} | ({} if resume is None else {"x-stepwell-resume": resume})
 
 
 def _session(request: Request, named: str | None) -> str | None:

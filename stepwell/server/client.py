@@ -202,11 +202,15 @@ class EngineClient:
     def _dispatch(self, event: messages.WireEvent) -> None:
         answers = self._answers.get(event.id)  # None: aborted meanwhile
         match event:
-            case messages.Tokens(request_id, tokens):
+            case messages.Tokens(request_id, tokens, scores, prompt_scores, prompt_from):
                 self._observer.generated(len(tokens))
                 self.in_flight.generated(request_id, len(tokens))
                 if answers is not None:
-                    answers.delivery(request_id).tokens += tokens
+                    delivery = answers.delivery(request_id)
+                    delivery.tokens += tokens
+                    delivery.scores += scores
+                    if prompt_scores:
+                        delivery.prompt_scores.append((prompt_from, prompt_scores))
             case messages.Admitted(request_id, outcome):
                 self._observer.admitted(outcome)
                 self.in_flight.admitted(outcome)

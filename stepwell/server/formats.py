@@ -8,78 +8,166 @@ from typing import Any
 
 import orjson
 
-from stepwell.sched.request import FinishReason
+from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.deltas import CallGrew, CallOpened, Delta, Said, Thought
+from stepwell.server.generate import Choice, Piece
+from stepwell.server.scores import ChatScores, Entry, Scores, TextScores, prompt_scores
+
+DONE = b"data: [DONE]\n\n"
+_OPENING = b'"delta":{"role":"assistant","content":""}'
+_EMPTY_DELTA = b'"delta":{}'
+_EMPTY_TEXT = b'"text":""'
+_NULL = b"null"
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """One choice of a whole answer."""
+class Collected:
+    """One choice of a whole answer as it comes together."""
 
-    text: str
-    reason: FinishReason
+    __slots__ = ("_calls", "_entries", "_said", "_thought")
+
+    def __init__(self) -> None:
+        self._said: list[str] = []
+        self._thought: list[str] = []
+        self._calls: list[tuple[CallOpened, list[str]]] = []
+        self._entries: list[Entry] = []
+
+    def add(self, piece: Piece) -> None:
+        self._entries += piece.scores
+        for delta in piece.deltas:
+            match delta:
+                case Said(text):
+                    self._said.append(text)
+                case Thought(text):
+                    self._thought.append(text)
+                case CallOpened():
+                    self._calls.append((delta, []))
+                case CallGrew(index, text):
+                    self._calls[index][1].append(text)
+
+    def text(self) -> dict[str, Any]:
+        return {"text": "".join(self._said)}
+
+    def message(self) -> dict[str, Any]:
+        """The message of a chat; one that only calls tools has no content."""
+        said = "".join(self._said)
+        message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
+        if self._thought:
+            message["reasoning_content"] = "".join(self._thought)
+        if self._calls:
+            message["content"] = said or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(grown)}}
+                for call, grown in self._calls
+            ]
+        return message
+
+    def logprobs(self, scores: Scores | None) -> dict[str, Any] | None:
+        return None if scores is None else scores.write(self._entries)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Writes the answers to one call."""
+    """Writes the answers to one call. `scored`: with log-probabilities; `prompt_scored`: with those of prompts, too."""
 
     id: str
     model: str
     created: int
     chat: bool
+    tokenizer: Tokenizer
+    scored: bool = False
+    prompt_scored: bool = False
 
-    def whole(self, choices: Sequence[Finished], usage: dict[str, Any]) -> bytes:
+    def whole(self, choices: Sequence[Choice], collected: Sequence[Collected], usage: dict[str, Any]) -> bytes:
         """The answer to a call that does not stream."""
         kind = "chat.completion" if self.chat else "text_completion"
-        written = [self._choice(i, choice) for i, choice in enumerate(choices)]
-        return orjson.dumps({**self._head(kind), "choices": written, "usage": usage})
+        written = [self._choice(choice, parts) for choice, parts in zip(choices, collected, strict=True)]
+        body = {**self._head(kind), "choices": written, "usage": usage}
+        if self.chat and self.prompt_scored:
+            body["prompt_logprobs"] = prompt_scores(self.tokenizer, choices[0].prompt_entries())
+        return orjson.dumps(body)
 
     def chunks(self, with_usage: bool) -> Chunks:
         """A writer of chunks; `with_usage` adds the field that announces usage at the end."""
         head = orjson.dumps(self._head("chat.completion.chunk" if self.chat else "text_completion"))[:-1]
-        return Chunks(head, self.chat, b',"usage":null' if with_usage else b"")
+        return Chunks(head, self, b',"usage":null' if with_usage else b"")
+
+    def scores(self) -> Scores | None:
+        """A fresh writer of one choice's log-probabilities, if they are wanted."""
+        if not self.scored:
+            return None
+        return ChatScores(self.tokenizer) if self.chat else TextScores(self.tokenizer)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _choice(self, index: int, choice: Finished) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        answer = {"message": message} if self.chat else {"text": choice.text}
-        return {"index": index, **answer, "logprobs": None, "finish_reason": choice.reason}
+    def _choice(self, choice: Choice, parts: Collected) -> dict[str, Any]:
+        answer: dict[str, Any] = {"message": parts.message()} if self.chat else parts.text()
+        logprobs = parts.logprobs(self.scores())
+        written = {"index": choice.index, **answer, "logprobs": logprobs, "finish_reason": choice.finish}
+        if self.prompt_scored and not self.chat:
+            written["prompt_logprobs"] = prompt_scores(self.tokenizer, choice.prompt_entries())
+        return written
 
 
-@dataclass(frozen=True, slots=True)
 class Chunks:
-    """Server-sent events of one stream. Only the text differs from chunk to chunk, so only the text is encoded anew."""
+    """Server-sent events of one stream. Only what is new differs from chunk to chunk, so only that is encoded anew."""
 
-    head: bytes
-    chat: bool
-    tail: bytes
+    __slots__ = ("_head", "_scores", "_shape", "_tail")
 
-    def opening(self, index: int) -> bytes:
-        """The chunk that comes with a choice's first token; empty where the shape has none."""
-        return self._chunk(index, b'"delta":{"role":"assistant","content":""}', None) if self.chat else b""
+    def __init__(self, head: bytes, shape: Shape, tail: bytes) -> None:
+        self._head = head
+        self._shape = shape
+        self._tail = tail
+        self._scores: dict[int, Scores] = {}
 
-    def text(self, index: int, text: str, reason: FinishReason | None) -> bytes:
-        """New text, or the end of a choice, or both."""
-        if not self.chat:
-            return self._chunk(index, b'"text":' + orjson.dumps(text), reason)
-        delta = b'"delta":{"content":' + orjson.dumps(text) + b"}" if text else b'"delta":{}'
-        return self._chunk(index, delta, reason)
+    def piece(self, piece: Piece) -> list[bytes]:
+        """The chunks of one piece: one a delta; scores come with the first, the end with the last."""
+        index, chat = piece.choice.index, self._shape.chat
+        out = [self._chunk(index, _OPENING, _NULL, _NULL)] if piece.first and chat else []
+        bodies = [self._body(delta) for delta in piece.deltas]
+        scores = self._logprobs(index, piece.scores)
+        if not bodies and (piece.end is not None or scores is not _NULL):
+            bodies = [_EMPTY_DELTA if chat else _EMPTY_TEXT]
+        for i, body in enumerate(bodies):
+            end = orjson.dumps(piece.end) if i == len(bodies) - 1 else _NULL
+            out.append(self._chunk(index, body, scores if i == 0 else _NULL, end))
+        return out
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The last chunk where usage was asked for."""
-        return b"data: " + self.head + b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n"
+        return b"data: " + self._head + b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n"
 
-    def _chunk(self, index: int, body: bytes, reason: FinishReason | None) -> bytes:
-        end = b"null" if reason is None else b'"' + reason.encode() + b'"'
-        choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":%b}' % (index, body, end)
-        return b"data: " + self.head + b',"choices":[' + choice + b"]" + self.tail + b"}\n\n"
+    def _body(self, delta: Delta) -> bytes:
+        match delta:
+            case Said(text):
+                said = orjson.dumps(text)
+                return b'"delta":{"content":' + said + b"}" if self._shape.chat else b'"text":' + said
+            case Thought(text):
+                return _delta({"reasoning_content": text})
+            case CallOpened(index, id_, name):
+                function = {"name": name, "arguments": ""}
+                return _delta({"tool_calls": [{"index": index, "id": id_, "type": "function", "function": function}]})
+            case CallGrew(index, text):
+                return _delta({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
 
+    def _logprobs(self, index: int, entries: Sequence[Entry]) -> bytes:
+        if not entries:
+            return _NULL
+        writer = self._scores.get(index) or self._shape.scores()
+        if writer is None:
+            return _NULL
+        self._scores[index] = writer
+        return orjson.dumps(writer.write(entries))
 
-DONE = b"data: [DONE]\n\n"
+    def _chunk(self, index: int, body: bytes, scores: bytes, end: bytes) -> bytes:
+        choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}' % (index, body, scores, end)
+        return b"data: " + self._head + b',"choices":[' + choice + b"]" + self._tail + b"}\n\n"
 
 
 def error_event(body: dict[str, Any]) -> bytes:
     """An error in the middle of a stream."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def _delta(value: dict[str, Any]) -> bytes:
+    return b'"delta":' + orjson.dumps(value)

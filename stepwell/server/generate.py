@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
 from stepwell.base.clock import Clock
-from stepwell.base.errors import RequestError
 from stepwell.base.geometry import Ints
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.detokenizer import Transcript
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.sched.request import FinishReason, Request, SamplingParams
+from stepwell.sched.request import FinishReason, Request, SamplingParams, Scored
 from stepwell.server.answers import Answers, Delivery
 from stepwell.server.client import EngineClient
+from stepwell.server.deltas import CallOpened, Delta, Said
 from stepwell.server.errors import GenerationFailed
 from stepwell.server.metrics import Metrics
-from stepwell.server.schema import ChatCall, CompletionCall
+from stepwell.server.prompts import Prompt
+from stepwell.server.reply import Reading, ReplyReader
+from stepwell.server.scores import Entry
 
-_GREEDY_BELOW = 1e-5
 _SEEDS = 2**63
 
 
@@ -29,12 +30,14 @@ class Job:
     """A call, read and checked: `n` answers to each prompt.
 
     params   of every sequence, but for the seed (choice i draws from seed + i) and for `max_tokens`, which is cut to the room
-             that the prompt leaves in a context of `context` tokens
+             that the prompt leaves in a context of `context` tokens; 0 only says the prompt again
+    reading  how answers are taken apart, but for where each prompt leaves its own
+    echo     answers begin with their prompts
     arrived  when the call came, in seconds of the server's clock
     """
 
     id: str
-    prompts: tuple[Ints, ...]
+    prompts: tuple[Prompt, ...]
     n: int
     params: SamplingParams
     context: int
@@ -44,6 +47,8 @@ class Job:
     read_cache: bool
     write_cache: bool
     arrived: float
+    reading: Reading = field(default_factory=Reading)
+    echo: bool = False
 
     @property
     def sequences(self) -> int:
@@ -51,10 +56,19 @@ class Job:
 
     def requests(self) -> list[Request]:
         """One request for each choice, in the order of their indices."""
-        return [self._request(i, prompt, choice) for i, (prompt, choice) in enumerate(self._choices())]
+        each = ((prompt.ids, choice) for prompt in self.prompts for choice in range(self.n))
+        return [self._request(i, prompt, choice) for i, (prompt, choice) in enumerate(each)]
 
-    def _choices(self) -> list[tuple[Ints, int]]:
-        return [(prompt, choice) for prompt in self.prompts for choice in range(self.n)]
+    def choice(self, index: int, request: Request, tokenizer: Tokenizer) -> Choice:
+        """The choice that `request`, made by `requests`, fills."""
+        prompt = self.prompts[index // self.n]
+        reading = replace(self.reading, start=prompt.start)
+        transcript = Transcript(tokenizer.decoder(request.prompt), self.stops, request.params.min_tokens)
+        choice = Choice(index, request, transcript, None if reading.plain else ReplyReader(reading))
+        if self.echo:
+            text = tokenizer.decode(prompt.ids.tolist()) if prompt.text is None else prompt.text
+            choice.echo(text, silent=self.params.max_tokens == 0)
+        return choice
 
     def _request(self, index: int, prompt: Ints, choice: int) -> Request:
         room = self.context - len(prompt)
@@ -62,71 +76,114 @@ class Job:
         most = room if wanted is None else min(wanted, room)
         params = replace(
             self.params,
-            max_tokens=most,
+            max_tokens=max(most, 1),
             min_tokens=min(self.params.min_tokens, most),
             seed=(self.params.seed + choice) % _SEEDS,
         )
-        return Request(f"{self.id}-{index}", prompt, params, self.salt, self.read_cache, self.write_cache, self.session)
-
-
-def sampling(call: CompletionCall | ChatCall, default_seed: int, stop_ids: Sequence[int]) -> SamplingParams:
-    """How the call wants its tokens chosen. Raises RequestError where two fields contradict each other."""
-    most = call.max_tokens
-    if isinstance(call, ChatCall) and call.max_completion_tokens is not None:
-        most = call.max_completion_tokens
-    least = call.min_tokens or 0
-    if most is not None and least > most:
-        raise RequestError(f"min_tokens {least} is above max_tokens {most}: lower it", "min_tokens")
-    temperature = 1.0 if call.temperature is None else call.temperature
-    return SamplingParams(
-        max_tokens=most,
-        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,  # dividing by less overflows float32
-        top_p=1.0 if call.top_p is None else call.top_p,
-        top_k=max(call.top_k or 0, 0),
-        seed=default_seed if call.seed is None else call.seed,
-        min_tokens=least,
-        stop_token_ids=tuple(stop_ids),
-        ignore_eos=call.ignore_eos,
-    )
+        read = self.read_cache and params.prompt_logprobs is None  # what is not computed has no log-probability
+        return Request(f"{self.id}-{index}", prompt, params, self.salt, read, self.write_cache, self.session)
 
 
 class Choice:
-    """One sequence as its caller sees it."""
+    """One sequence as its caller sees it. `spoken` counts characters of text and calls of tools."""
 
-    __slots__ = ("index", "outcome", "prompt", "request_id", "shown", "started", "transcript")
+    __slots__ = (
+        "_echo",
+        "_prompt",
+        "_reader",
+        "_silent",
+        "index",
+        "outcome",
+        "prompt_scores",
+        "request_id",
+        "spoken",
+        "started",
+        "transcript",
+    )
 
-    def __init__(self, index: int, request: Request, transcript: Transcript) -> None:
+    def __init__(self, index: int, request: Request, transcript: Transcript, reader: ReplyReader | None) -> None:
+        """`reader` None: all text is simply said."""
         self.index = index
         self.request_id = request.id
-        self.prompt = len(request.prompt)
         self.transcript = transcript
         self.outcome: AdmissionOutcome | None = None
         self.started: float | None = None
-        self.shown = 0
+        self.spoken = 0
+        self.prompt_scores: list[Scored] = []
+        self._prompt = request.prompt
+        self._reader = reader
+        self._echo: str | None = None
+        self._silent = False
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._prompt)
 
     @property
     def reason(self) -> FinishReason | None:
         return self.transcript.reason
 
-    def take(self, delivery: Delivery) -> str:
-        """Text that a delivery makes visible. Raises GenerationFailed where the engine gave up."""
+    @property
+    def finish(self) -> str | None:
+        """The reason as OpenAI's API names it."""
+        called = self.reason == "stop" and self._reader is not None and self._reader.calls > 0
+        return "tool_calls" if called else self.reason
+
+    def echo(self, text: str, silent: bool) -> None:
+        """Begin the answer with the prompt's own text; end it there if `silent`."""
+        self._echo, self._silent = text, silent
+
+    def take(self, delivery: Delivery) -> tuple[list[Delta], list[Entry]]:
+        """What a delivery makes visible, and the scores of its tokens. Raises GenerationFailed where the engine gave up."""
         if self.outcome is None:
             self.outcome = delivery.outcome
         if delivery.end in ("error", "abort"):
             raise GenerationFailed(delivery.message or "the engine gave up this request: send it again")
-        text = self.transcript.take(delivery.tokens, delivery.end)
-        self.shown += len(text)
-        return text
+        for first, scores in delivery.prompt_scores:
+            self.prompt_scores += scores[1 + len(self.prompt_scores) - first :]
+        deltas, entries = self._echoed(delivery)
+        tokens: Sequence[int] = () if self._silent else delivery.tokens
+        end: FinishReason | None = "length" if self._silent and delivery.end else delivery.end
+        before = self.transcript.tokens
+        said = self._read(self.transcript.take(tokens, end))
+        self.spoken += sum(len(d.text) if isinstance(d, Said) else isinstance(d, CallOpened) for d in said)
+        counted = self.transcript.tokens - before
+        entries += zip(tokens[:counted], delivery.scores, strict=False)
+        return deltas + said, entries
+
+    def prompt_entries(self) -> list[Entry]:
+        """Every token of the prompt with its score, or nothing where they were not asked for."""
+        if len(self.prompt_scores) < len(self._prompt) - 1:
+            return []
+        return list(zip(self._prompt.tolist(), [None, *self.prompt_scores], strict=True))
+
+    def _echoed(self, delivery: Delivery) -> tuple[list[Delta], list[Entry]]:
+        if self._echo is None or not delivery.tokens:
+            return [], []
+        text, self._echo = self._echo, None
+        return [Said(text)] if text else [], self.prompt_entries()
+
+    def _read(self, text: str) -> list[Delta]:
+        if self._reader is None:
+            return [Said(text)] if text else []
+        deltas = self._reader.push(text) if text else []
+        if self._reader.over:
+            self.transcript.reason = "stop"
+        elif self.transcript.reason is not None:
+            deltas += self._reader.flush()
+        return deltas
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text of one choice; `reason` is set on its last piece. A first piece comes with the first token, text or not."""
+    """What is new of one choice; `end` is set on its last piece. A first piece comes with the first token, text or not."""
 
     choice: Choice
-    text: str
+    deltas: Sequence[Delta]
+    scores: Sequence[Entry]
     first: bool
-    reason: FinishReason | None
+    end: str | None
 
 
 class Generation:
@@ -138,10 +195,7 @@ class Generation:
         self._arrived = job.arrived
         self._n = job.n
         requests = job.requests()
-        self.choices = [
-            Choice(i, request, Transcript(tokenizer.decoder(request.prompt), job.stops, request.params.min_tokens))
-            for i, request in enumerate(requests)
-        ]
+        self.choices = [job.choice(i, request, tokenizer) for i, request in enumerate(requests)]
         self._by_id = {choice.request_id: choice for choice in self.choices}
         self._answers: Answers = client.submit(requests)
 
@@ -163,6 +217,12 @@ class Generation:
     async def accepted(self) -> None:
         """Wait until the engine has taken every sequence. Raises RequestError, CapacityError or EngineDead."""
         await self._answers.accepted()
+
+    def resume(self) -> str | None:
+        """How the first prompt was resumed, in one line, as soon as that is known."""
+        first = self.choices[0]
+        outcome = first.outcome or self._answers.outcome(first.request_id)
+        return None if outcome is None else outcome.explain()
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """Visible text as it appears, until every choice has ended. Raises GenerationFailed or EngineDead."""
@@ -189,14 +249,14 @@ class Generation:
         }
 
     def _piece(self, choice: Choice, delivery: Delivery) -> Piece:
-        text = choice.take(delivery)
+        deltas, scores = choice.take(delivery)
         first = self._time(choice, len(delivery.tokens))
         if choice.reason is not None:
-            if delivery.end is None:  # a stop string ended it here; the engine does not know yet
+            if delivery.end is None:  # it ended here, by a stop string or its one call; the engine does not know yet
                 self._answers.abort(choice.request_id)
-            self._metrics.finished(choice.reason, empty=choice.shown == 0)
+            self._metrics.finished(choice.reason, empty=choice.spoken == 0)
             del self._by_id[choice.request_id]
-        return Piece(choice, text, first, choice.reason)
+        return Piece(choice, deltas, scores, first, choice.finish)
 
     def _time(self, choice: Choice, tokens: int) -> bool:
         """Keep the times of tokens; True with the first one."""

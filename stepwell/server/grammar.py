@@ -16,7 +16,7 @@ from stepwell.base.errors import RequestError
 
 MAX_GRAMMAR = 100_000  # characters: reading more would keep the engine from its other requests for seconds
 MAX_CHOICES = 1024
-_JSON = {"whitespace_pattern": r"[ ]?|\n {0,32}"}  # bounded, so that no answer is spent on blanks
+_JSON: Any = {"whitespace_pattern": r"[ ]?|\n {0,32}"}  # bounded, so that no answer is spent on blanks
 _TEXT = "(?s:.*)"
 
 

@@ -13,54 +13,76 @@ from stepwell.base.errors import RequestError
 from stepwell.base.geometry import Ints
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.dialect import Dialect
+from stepwell.server.reply import Start
 from stepwell.server.schema import ChatCall, TokenizeCall
+from stepwell.server.tools import Tool, read_earlier_calls, read_tools
 
 MAX_PROMPTS = 1024
 _Result = TypeVar("_Result")
+_ROLES = {"developer": "system"}  # the newer name; templates know the older one
 _SHORT = 2000  # characters that are tokenized at once instead of in a thread
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be continued: int32 [n], the text that it was made of (None: it came as ids), and how the answer begins."""
+
+    ids: Ints
+    text: str | None = None
+    start: Start = Start.SPEAKING
+
+
+@dataclass(frozen=True, slots=True)
 class PromptReader:
-    """Knows the model's vocabulary and context; checks prompts against them."""
+    """Knows the model's vocabulary, context and template; checks prompts against them."""
 
     tokenizer: Tokenizer
     facts: EngineFacts
+    dialect: Dialect
 
-    async def completion(self, value: object) -> list[Ints]:
+    async def completion(self, value: object) -> list[Prompt]:
         """Prompts of a completion: text, token ids, or a list of either. Raises RequestError."""
         items = _split(value)
         size = sum(len(item) for item in items if isinstance(item, str))
-        return await _beside(size, lambda: [self._read(item) for item in items])
+        return await beside(size, lambda: [self._read(item) for item in items])
 
-    async def chat(self, call: ChatCall) -> Ints:
+    async def chat(self, call: ChatCall, tools: Sequence[Tool]) -> Prompt:
         """The prompt of a conversation. Raises RequestError."""
-        open_answer = call.add_generation_prompt and not call.continue_final_message
-        ids = await self._encode_chat(
-            call.messages, open_answer, call.continue_final_message, call.chat_template_kwargs or {}
-        )
-        return self._check_length(ids, "messages")
+        prompt = await self._conversation(call, call.messages, tools)
+        self._check_length(prompt.ids, "messages")
+        return prompt
 
     async def tokenize(self, call: TokenizeCall) -> Ints:
         """What a prompt or a conversation would become, of any length. Raises RequestError."""
         if call.messages is not None:
-            return await self._encode_chat(call.messages, call.add_generation_prompt, False, {})
+            return (await self._conversation(call, call.messages, read_tools(call.tools))).ids
         text = call.prompt or ""
-        return await _beside(len(text), lambda: self.tokenizer.encode(text, special=call.add_special_tokens))
+        return await beside(len(text), lambda: self.tokenizer.encode(text, special=call.add_special_tokens))
 
-    async def _encode_chat(
-        self, given: Sequence[Mapping[str, Any]], open_answer: bool, continue_last: bool, variables: Mapping[str, Any]
-    ) -> Ints:
+    async def _conversation(
+        self, call: ChatCall | TokenizeCall, given: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    ) -> Prompt:
         messages = [_message(i, message) for i, message in enumerate(given)]
         if not messages:
             raise RequestError("messages is empty: give at least one message", "messages")
+        if tools and not self.dialect.knows_tools:
+            raise RequestError("this model's chat template knows no tools: leave them out", "tools")
         size = sum(len(message["content"]) for message in messages)
-        return await _beside(
-            size,
-            lambda: self.tokenizer.encode_chat(
-                messages, open_answer=open_answer, continue_last=continue_last, variables=variables
-            ),
+        return await beside(size, lambda: self._render(call, messages, tools))
+
+    def _render(
+        self, call: ChatCall | TokenizeCall, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    ) -> Prompt:
+        continued = call.continue_final_message
+        text = self.tokenizer.render(
+            messages,
+            open_answer=call.add_generation_prompt and not continued,
+            continue_last=continued,
+            variables=call.chat_template_kwargs,
+            tools=tools,
         )
+        return Prompt(self.tokenizer.encode(text, special=False), text, self.dialect.start(text, continued))
 
     def ids(self, value: Sequence[object], field: str) -> Ints:
         """Token ids of this vocabulary as int32. Raises RequestError."""
@@ -72,11 +94,13 @@ class PromptReader:
                 raise RequestError(f"token id {i} in {field} is outside 0 … {self.facts.vocab_size - 1}", field)
         return np.array(value, dtype=np.int32)
 
-    def _read(self, item: str | list[object]) -> Ints:
-        ids = self.tokenizer.encode(item) if isinstance(item, str) else self.ids(item, "prompt")
-        return self._check_length(ids, "prompt")
+    def _read(self, item: str | list[object]) -> Prompt:
+        text = item if isinstance(item, str) else None
+        ids = self.ids(item, "prompt") if isinstance(item, list) else self.tokenizer.encode(item)
+        self._check_length(ids, "prompt")
+        return Prompt(ids, text)
 
-    def _check_length(self, ids: Ints, field: str) -> Ints:
+    def _check_length(self, ids: Ints, field: str) -> None:
         limit = self.facts.max_model_len - 1
         if len(ids) == 0:
             raise RequestError(f"{field} is empty: give at least one token", field)
@@ -86,7 +110,6 @@ class PromptReader:
                 f"in a context of {self.facts.max_model_len:,}",
                 field,
             )
-        return ids
 
 
 def _split(value: object) -> list[str | list[object]]:
@@ -109,18 +132,26 @@ def _split(value: object) -> list[str | list[object]]:
 
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its content as one string; other fields of the message are the template's to read."""
+    """A message as templates read it: content in one string, arguments of calls as objects, thoughts in `reasoning_content`."""
     field = f"messages.{index}"
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(f"{field}.role must be a string such as 'user'", f"{field}.role")
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if message.get(name):
-            raise RequestError(f"{field}.{name} is not supported yet: leave it out", f"{field}.{name}")
+            raise RequestError(f"{field}.{name} is not supported: leave it out", f"{field}.{name}")
     content = message.get("content")
     if content is None and role != "assistant":
         raise RequestError(f"{field}.content is missing", f"{field}.content")
-    return {**message, "role": role, "content": _text(content, f"{field}.content")}
+    read = {**message, "role": _ROLES.get(role, role), "content": _text(content, f"{field}.content")}
+    if message.get("tool_calls"):
+        read["tool_calls"] = read_earlier_calls(message["tool_calls"], f"{field}.tool_calls")
+    else:
+        read.pop("tool_calls", None)
+    thought = message.get("reasoning_content", message.get("reasoning"))
+    if isinstance(thought, str):
+        read["reasoning_content"] = thought
+    return read
 
 
 def _text(content: object, field: str) -> str:
@@ -145,6 +176,6 @@ def _part(part: object, field: str) -> str:
     return text
 
 
-async def _beside(size: int, work: Callable[[], _Result]) -> _Result:
+async def beside(size: int, work: Callable[[], _Result]) -> _Result:
     """Run `work`, in a thread where it may take long, so that streams keep flowing."""
     return work() if size <= _SHORT else await asyncio.to_thread(work)

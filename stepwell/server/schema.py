@@ -13,32 +13,22 @@ MAX_CHOICES = 64
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 MAX_NAME = 256
+MAX_TOP = 20
+MAX_BIASES = 1024
 
 _INT31 = 2**31 - 1
 _INT63 = 2**63 - 1
 
 # Fields that change the answer and that we cannot honour: accepted only where they ask for nothing.
 _NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
+    "audio": (),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_p": (0,),
     "modalities": (["text"],),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (0,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
 }
 # Fields that mean nothing to one engine on one machine.
-_WITHOUT_EFFECT = frozenset({"metadata", "parallel_tool_calls", "safety_identifier", "service_tier", "store", "user"})
+_WITHOUT_EFFECT = frozenset({"metadata", "safety_identifier", "service_tier", "store", "user"})
 
 
 class _Strict(BaseModel):
@@ -56,6 +46,7 @@ class StreamOptions(_Strict):
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
 
 
 class _Generate(_Named):
@@ -70,6 +61,19 @@ class _Generate(_Named):
     top_k: Annotated[int, Field(ge=-1, le=_INT31)] | None = None
     seed: Annotated[int, Field(ge=0, le=_INT63)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    prompt_logprobs: Top | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    priority: int | None = None
     stop: Any = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
@@ -80,9 +84,13 @@ class _Generate(_Named):
 
 
 class CompletionCall(_Generate):
-    """POST /v1/completions."""
+    """POST /v1/completions. `max_tokens` 0 only says the prompt again, with `echo`."""
 
     prompt: Any
+    max_tokens: Annotated[int, Field(ge=0, le=_INT31)] | None = None
+    echo: bool = False
+    logprobs: Top | None = None
+    best_of: int | None = None
 
 
 class ChatCall(_Generate):
@@ -93,6 +101,11 @@ class ChatCall(_Generate):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
 
 class TokenizeCall(_Named):
@@ -102,6 +115,9 @@ class TokenizeCall(_Named):
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class DetokenizeCall(_Named):

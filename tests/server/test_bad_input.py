@@ -32,18 +32,86 @@ FIELDS: list[tuple[str, list[Any]]] = [
     ("stop", ["", [""], [1], [None], ["x"] * 17, {}, 3, "x" * 2000]),
     ("stop_token_ids", [[-1], [VOCAB], [VOCAB + 10**6], [None], ["x"], [1.5], [2**63], [True], 5, "x", [1] * 257]),
     ("stream_options", [{"include_usage": True}, "x", 1]),
-    ("logprobs", [True, 0, 5]),
-    ("logit_bias", [{"5": 1}]),
-    ("echo", [True]),
-    ("best_of", [2]),
+    ("logprobs", ["x", -1, 1.5, 21, [], {}]),
+    ("prompt_logprobs", [-1, 21, "1", True, 1.5]),
+    (
+        "logit_bias",
+        [
+            *({name: 1} for name in ("-1", str(VOCAB), str(VOCAB + 10**6), str(2**63), "x", "1.5", "", "٣", " 5")),
+            {"5": "1"},
+            {"5": 101},
+            {"5": -101},
+            {"5": None},
+            {str(i): 1 for i in range(1025)},
+            [],
+            5,
+        ],
+    ),
     ("suffix", ["x"]),
-    ("tools", [[{"type": "function"}]]),
-    ("presence_penalty", [0.5]),
-    ("frequency_penalty", [-1]),
-    ("repetition_penalty", [1.1]),
-    ("response_format", [{"type": "json_object"}]),
-    ("min_p", [0.1]),
+    ("presence_penalty", [-2.1, 2.1, "1", True]),
+    ("frequency_penalty", [-2.1, 2.1, "1", []]),
+    ("repetition_penalty", [0, -1, 11, "1"]),
+    ("min_p", [-0.1, 1.1, "0"]),
+    ("priority", ["1", 1.5, True]),
+    (
+        "response_format",
+        [
+            {},
+            {"type": "xml"},
+            {"type": "json_schema"},
+            {"type": "json_schema", "json_schema": {"schema": 5}},
+            {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}},
+            {"type": "json_schema", "json_schema": {"schema": {"type": "integer", "minimum": 2, "maximum": 1}}},
+            {"type": "json_schema", "json_schema": {"schema": {"$ref": "file:///etc/hostname"}}},
+            {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 200_000]}}},
+            "json_object",
+        ],
+    ),
+    (
+        "structured_outputs",
+        [
+            {"regex": "("},
+            {"regex": 5},
+            {"regex": "a", "choice": ["b"]},
+            {"nothing": 1},
+            {"choice": []},
+            {"choice": [1]},
+            {"choice": ["x"] * 1025},
+            {"grammar": "start: start"},
+            {"json": "{"},
+            {"json": 5},
+            "x",
+        ],
+    ),
+    ("guided_regex", [5, []]),
     ("model", [1, []]),
+]
+CHAT_FIELDS: list[tuple[str, list[Any]]] = [
+    ("logprobs", [1, "true"]),
+    ("top_logprobs", [5, 21, -1, "1", True]),  # 5: without logprobs
+    ("max_completion_tokens", [0, -1, "5", 2**63]),
+    ("parallel_tool_calls", ["no", 1]),
+    ("tool_choice", ["required", "any", 5, [], {}, {"type": "function", "function": {"name": "f"}}]),
+    (
+        "tools",
+        [
+            *(
+                {"type": "function", "function": function}
+                for function in ({}, {"name": ""}, {"name": "a b"}, {"name": 5})
+            ),
+            {"type": "function"},
+            {"type": "web_search"},
+            {"type": "function", "function": {"name": "f", "parameters": []}},
+            {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a>b": {}}}}},
+            {"type": "function", "function": {"name": "f"}},  # the template of these tests knows no tools
+        ],
+    ),
+]
+TEXT_FIELDS: list[tuple[str, list[Any]]] = [
+    ("logprobs", [True]),
+    ("echo", ["true", 1]),
+    ("best_of", [2, 0, "1"]),
+    ("max_tokens", [0]),
 ]
 PROMPTS: list[Any] = [
     "",
@@ -91,6 +159,10 @@ MESSAGES: list[Any] = [
     [{"role": "user", "content": [{"type": "text", "text": None}]}],
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
     [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}],
+    [{"role": "assistant", "content": "x", "tool_calls": ["x"]}],
+    [{"role": "assistant", "content": "x", "tool_calls": {"function": {"name": "f"}}}],
+    [{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": 5}}]}],
+    [{"role": "assistant", "content": "x", "function_call": {"name": "f"}}],
     [{"role": "user", "content": "x" * (CONTEXT * 20)}],
 ]
 
@@ -125,6 +197,34 @@ def test_wrong_fields_are_named(server: Running, name: str, values: list[Any]) -
 def test_wrong_prompts_are_refused(server: Running, prompt: Any) -> None:
     error = check(server, httpx.post(server.url + "/v1/completions", json={"prompt": prompt}))
     assert error["param"] == "prompt"
+
+
+@pytest.mark.parametrize(("name", "values"), CHAT_FIELDS, ids=[name for name, _ in CHAT_FIELDS])
+def test_wrong_chat_fields_are_named(server: Running, name: str, values: list[Any]) -> None:
+    for value in [[value] for value in values] if name == "tools" else values:
+        body = {"messages": [USER], name: value}
+        error = check(server, httpx.post(server.url + "/v1/chat/completions", json=body))
+        assert (error["param"] or "").split(".")[0] == name, (value, error)
+
+
+@pytest.mark.parametrize(("name", "values"), TEXT_FIELDS, ids=[name for name, _ in TEXT_FIELDS])
+def test_wrong_completion_fields_are_named(server: Running, name: str, values: list[Any]) -> None:
+    for value in values:
+        error = check(server, httpx.post(server.url + "/v1/completions", json={"prompt": "x", name: value}))
+        assert error["param"] == name, (value, error)
+
+
+def test_fields_that_contradict_each_other_are_refused(server: Running) -> None:
+    for path, body, name in (
+        ("/v1/completions", {"prompt": "x", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt": "x", "guided_regex": "a", "guided_choice": ["b"]}, "structured_outputs"),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "response_format": {"type": "json_object"}, "guided_regex": "a"},
+            "structured_outputs",
+        ),
+    ):
+        assert check(server, httpx.post(server.url + path, json=body))["param"] == name
 
 
 def test_missing_fields_are_named(server: Running) -> None:

@@ -1,0 +1,65 @@
+"""How a call wants its tokens chosen, as the engine's own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepwell.base.errors import RequestError
+from stepwell.sched.request import SamplingParams
+from stepwell.server.schema import MAX_BIASES, ChatCall, CompletionCall
+
+_GREEDY_BELOW = 1e-5
+
+
+def sampling(call: CompletionCall | ChatCall, default_seed: int, stop_ids: Sequence[int], vocab: int) -> SamplingParams:
+    """The call's parameters, without a grammar. Raises RequestError where two fields contradict each other."""
+    most = call.max_tokens
+    if isinstance(call, ChatCall) and call.max_completion_tokens is not None:
+        most = call.max_completion_tokens
+    least = call.min_tokens or 0
+    if most is not None and least > most:
+        raise RequestError(f"min_tokens {least} is above max_tokens {most}: lower it", "min_tokens")
+    temperature = 1.0 if call.temperature is None else call.temperature
+    return SamplingParams(
+        max_tokens=most,
+        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,  # dividing by less overflows float32
+        top_p=1.0 if call.top_p is None else call.top_p,
+        top_k=max(call.top_k or 0, 0),
+        seed=default_seed if call.seed is None else call.seed,
+        min_tokens=least,
+        stop_token_ids=tuple(stop_ids),
+        ignore_eos=call.ignore_eos,
+        min_p=call.min_p or 0.0,
+        presence_penalty=call.presence_penalty or 0.0,
+        frequency_penalty=call.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if call.repetition_penalty is None else call.repetition_penalty,
+        logit_bias=_bias(call.logit_bias or {}, vocab),
+        logprobs=_logprobs(call),
+        prompt_logprobs=_prompt_logprobs(call),
+    )
+
+
+def _bias(value: dict[str, float], vocab: int) -> tuple[tuple[int, float], ...]:
+    if len(value) > MAX_BIASES:
+        raise RequestError(f"logit_bias holds {len(value):,} tokens: at most {MAX_BIASES:,}", "logit_bias")
+    for name in value:
+        if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < vocab):
+            raise RequestError(f"logit_bias names token {name[:40]!r}: use ids of 0 … {vocab - 1}", "logit_bias")
+    return tuple((int(name), bias) for name, bias in value.items())
+
+
+def _logprobs(call: CompletionCall | ChatCall) -> int | None:
+    if isinstance(call, CompletionCall):
+        return call.logprobs
+    if call.top_logprobs and not call.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+    return (call.top_logprobs or 0) if call.logprobs else None
+
+
+def _prompt_logprobs(call: CompletionCall | ChatCall) -> int | None:
+    """What is to be known of the prompt's own tokens."""
+    if call.prompt_logprobs is not None:
+        if call.stream:
+            raise RequestError("prompt_logprobs cannot be streamed: use stream: false", "prompt_logprobs")
+        return max(call.prompt_logprobs, (call.logprobs or 0) if isinstance(call, CompletionCall) and call.echo else 0)
+    return call.logprobs if isinstance(call, CompletionCall) and call.echo else None

@@ -1,0 +1,50 @@
+"""Which grammar a call asks for, by any of the names that clients have for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from stepwell.base.errors import RequestError
+from stepwell.sched.request import SamplingParams
+from stepwell.server.dialect import Dialect
+from stepwell.server.grammar import of_calls, of_response_format, of_structured_outputs
+from stepwell.server.schema import ChatCall, CompletionCall
+from stepwell.server.tools import ToolUse
+
+
+async def structure(call: CompletionCall | ChatCall, use: ToolUse | None = None, dialect: Dialect | None = None) -> str:
+    """The grammar of the answer; "" where it is free. Raises RequestError where it is wrong or is asked for twice."""
+    wanted: list[tuple[str, Callable[[], str]]] = []
+    if use is not None and dialect is not None and use.forced:
+        wanted.append(("tool_choice", lambda: of_calls(use.forced, dialect.form, use.several)))
+    if call.response_format is not None and call.response_format.get("type") != "text":
+        wanted.append(("response_format", lambda: of_response_format(call.response_format)))
+    if outputs := _outputs(call):
+        wanted.append(("structured_outputs", lambda: of_structured_outputs(outputs)))
+    if not wanted:
+        return ""
+    if len(wanted) > 1:
+        names = " and ".join(name for name, _ in wanted)
+        raise RequestError(f"{names} both say what the answer must be: give one", wanted[-1][0])
+    return await asyncio.to_thread(wanted[0][1])  # a large grammar takes long to check: never between streams
+
+
+def with_grammar(params: SamplingParams, grammar: str, after: int | None) -> SamplingParams:
+    """`params` with a grammar, at whose end the answer ends; it begins after the token `after`, if one is given."""
+    if not grammar:
+        return params
+    return replace(params, grammar=grammar, grammar_after=after, ignore_eos=False)
+
+
+def _outputs(call: CompletionCall | ChatCall) -> dict[str, object]:
+    """`structured_outputs`, and the older fields that say the same."""
+    older = {
+        "json": call.guided_json,
+        "regex": call.guided_regex,
+        "choice": call.guided_choice,
+        "grammar": call.guided_grammar,
+    }
+    given = {name: value for name, value in older.items() if value is not None}
+    return {**(call.structured_outputs or {}), **given}

@@ -1,0 +1,110 @@
+"""Tools that a call brings along, which of them the model may or must call, and earlier calls in its messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from stepwell.base.errors import RequestError
+from stepwell.server.schema import ChatCall
+
+Tool: TypeAlias = dict[str, Any]
+
+MAX_TOOLS = 512
+_NAME = re.compile(r"[\w./:-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a call wants of tools.
+
+    shown    put before the model
+    forced   one of these must be called; empty: the model decides
+    allowed  whether calls are looked for in the answer; otherwise the model is kept from opening one
+    several  whether one answer may call more than once
+    """
+
+    shown: tuple[Tool, ...] = ()
+    forced: tuple[Tool, ...] = ()
+    allowed: bool = False
+    several: bool = True
+
+
+def read_use(call: ChatCall) -> ToolUse:
+    """Tools of a call and its `tool_choice`. Raises RequestError."""
+    tools = read_tools(call.tools)
+    choice = call.tool_choice
+    several = call.parallel_tool_calls is not False
+    if choice in (None, "none", "auto"):
+        return ToolUse(tools, (), bool(tools) and choice != "none", several)
+    if not tools:
+        raise RequestError("tool_choice asks for a call, but there are no tools", "tool_choice")
+    if choice == "required":
+        return ToolUse(tools, tools, True, several)
+    name = choice.get("function") if isinstance(choice, dict) else None
+    name = name.get("name") if isinstance(name, dict) else None
+    named = tuple(tool for tool in tools if tool["function"]["name"] == name)
+    if not named:
+        raise RequestError(
+            "tool_choice must be 'none', 'auto', 'required' or "
+            "{'type': 'function', 'function': {'name': one of the tools'}}",
+            "tool_choice",
+        )
+    return ToolUse(tools, named[:1], True, several=False)
+
+
+def read_tools(value: list[dict[str, Any]] | None) -> tuple[Tool, ...]:
+    """Checked tools. Raises RequestError naming the first fault."""
+    tools = value or []
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools holds {len(tools)} tools: send at most {MAX_TOOLS}", "tools")
+    for i, tool in enumerate(tools):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict):
+            raise RequestError(f"tools.{i} must be {{'type': 'function', 'function': …}}", f"tools.{i}")
+        _check_function(function, f"tools.{i}.function")
+    return tuple(tools)
+
+
+def _check_function(function: Mapping[str, Any], field: str) -> None:
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError(f"{field}.name must be 1 to 128 letters, digits or any of _ . / : -", f"{field}.name")
+    parameters = function.get("parameters")
+    if parameters is None:
+        return
+    if not isinstance(parameters, dict) or not isinstance(parameters.get("properties") or {}, dict):
+        raise RequestError(f"{field}.parameters must be a JSON schema", f"{field}.parameters")
+    for parameter in parameters.get("properties") or {}:
+        if not parameter or set(parameter) & set(">\n"):
+            raise RequestError(f"{field}.parameters names a property {parameter[:40]!r}", f"{field}.parameters")
+
+
+def read_earlier_calls(value: object, field: str) -> list[dict[str, Any]]:
+    """`tool_calls` of an earlier message, arguments as objects, which is what templates write. Raises RequestError."""
+    if not isinstance(value, list):
+        raise RequestError(f"{field} must be a list", field)
+    return [_earlier_call(call, f"{field}.{i}") for i, call in enumerate(value)]
+
+
+def _earlier_call(call: object, field: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{field} must be {{'function': {{'name': …, 'arguments': …}}}}", field)
+    return {"type": "function", **call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+
+
+def _arguments(value: object) -> object:
+    """An object where `value` is one or is JSON of one; a model's own broken JSON stays the text that it is."""
+    if value is None or value == "":
+        return {}
+    if not isinstance(value, str):
+        return value
+    try:
+        read = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return read if isinstance(read, dict) else value
