@@ -123,7 +123,7 @@ class Bare:
         self.clock = VirtualClock()
         self.loop = EngineLoop(
             cache,
-            SchedConfig(seqs, budget, 1 << 20, 8, vocab=VOCAB),
+            SchedConfig(seqs, budget, 1 << 20, 2 * cache.geometry.block, vocab=VOCAB),
             runner,
             InstantMover(memory.copy),
             self.clock,

@@ -83,6 +83,22 @@ class TestTwelveTurns:
             stem = join(stem, answer, self.turn(number))
 
 
+ACROSS = pytest.mark.xfail(
+    strict=True,
+    reason="no rung is left before the tokens that ask for an answer where the grid's last boundary lies among them",
+)
+
+
+@pytest.mark.parametrize("lead", [70, pytest.param(70 + 8, marks=ACROSS), 70 + 11])
+def test_a_first_prompt_whose_end_is_rendered_anew_is_not_all_computed_again(lead: int) -> None:
+    """Its last three tokens ask for an answer; the second prompt goes on otherwise. There is no earlier turn to fall back on."""
+    harness = engine(rules(600, 2000, grid=GRID, image=2), budget=256)
+    ask(harness, "first", join(numbers(lead, 1), numbers(3, 2)), 6)
+    how = ask(harness, "second", join(numbers(lead, 1), numbers(20, 3)), 6)
+    assert how.diverged_at == lead
+    assert how.boundary >= lead - 2 * GRID
+
+
 @pytest.mark.parametrize("budget", [24, 64, 400])
 @pytest.mark.parametrize("company", [0, 3])
 def test_how_prompts_are_cut_and_who_else_runs_makes_no_difference_to_the_next_turn(budget: int, company: int) -> None:
