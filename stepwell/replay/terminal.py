@@ -18,7 +18,7 @@ def show(summary: Summary, console: Console) -> None:
     if any(summary.admitted.reasons.values()):
         console.print(summary.admitted.joint_line(), soft_wrap=True, highlight=False)
     for line in lines(summary):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def lines(summary: Summary) -> list[str]:
