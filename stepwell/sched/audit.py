@@ -64,6 +64,17 @@ def difference(resumed: Logits, cold: Logits) -> float:
         return float(np.abs(resumed - cold).max() / max(float(np.abs(cold).max()), float(np.finfo(np.float32).tiny)))
 
 
+def _needed(case: Case, directory: Directory) -> int:
+    """Pages of an audit."""
+    return directory.config.geometry.pages_for(len(case.prompt) + 1)
+
+
+def _instant(directory: Directory) -> int:
+    """Pages that can be had at once without losing an only copy."""
+    room = directory.room()
+    return room.instant - room.reserved
+
+
 class Auditor:
     """Chooses, holds and judges audits.
 
@@ -102,16 +113,16 @@ class Auditor:
         if self._case is not None or queues.waiting or queues.parked or queues.running or queues.events:
             return
         while self._pending:
-            missing = self._missing(self._pending[0], directory)
-            if missing > 0:
-                queues.moves.extend(demote(directory, missing))
+            needed = _needed(self._pending[0], directory)
+            if needed > _instant(directory):
+                queues.moves.extend(demote(directory, needed - _instant(directory)))
                 if directory.in_flight:
                     return
-                self._pending.popleft()
-                self.counts.skipped += 1
-                continue
-            self._start(queues, self._pending.popleft())
-            return
+            case = self._pending.popleft()
+            if needed <= _instant(directory):
+                self._start(queues, case)
+                return
+            self.counts.skipped += 1
 
     def interrupt(self, queues: Queues, directory: Directory) -> None:
         """A request has arrived: end what is under way, to be begun again later."""
@@ -155,12 +166,6 @@ class Auditor:
         rest = [event for event in events if event.request_id != self._name]
         self._name = self._name if self._case is not None else ""
         return rest
-
-    def _missing(self, case: Case, directory: Directory) -> int:
-        """Pages short of what can be had at once without losing an only copy."""
-        room = directory.room()
-        needed = directory.config.geometry.pages_for(len(case.prompt) + 1)
-        return min(needed, directory.config.device_pages) - (room.instant - room.reserved)
 
     def _start(self, queues: Queues, case: Case) -> None:
         self._begun += 1
