@@ -57,7 +57,7 @@ class DiskCatalogue:
 
     def under(self, parent: bytes, digests: Sequence[bytes] = ()) -> Sequence[Dormant]:
         """The dormant records of this parent: those of one of these digests, or at most MOST_UNDER of any. Rows that fail a check go."""
-        if not self._pages:
+        if not self._pages or self._health.broken:
             return ()
         try:
             if digests:

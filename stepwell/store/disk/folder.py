@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,11 @@ class Namespace:
     def index_files(self) -> list[Path]:
         """The index, and what SQLite keeps beside it."""
         return [self.path / f"{self.manifest.name}{suffix}" for suffix in ("", "-wal", "-shm")]
+
+    def distrust(self) -> None:
+        """Let the next start find no label here, and so begin anew."""
+        with suppress(OSError):
+            self.label.unlink(missing_ok=True)
 
     @property
     def label(self) -> Path:

@@ -7,6 +7,7 @@ import logging
 import sqlite3
 import threading
 from collections import Counter
+from collections.abc import Callable
 
 from stepwell.base.clock import Clock
 
@@ -17,10 +18,14 @@ LONGEST_PAUSE = 60.0
 
 
 class Health:
-    """Whether the tier may write. `failed` and `worked` belong to the writer's thread, the rest to anyone."""
+    """Whether the tier may write. `failed` and `worked` belong to the writer's thread, the rest to anyone.
 
-    def __init__(self, clock: Clock) -> None:
+    on_ruin   called once when the index turns out to be damaged, to see to it that the next start does not trust it
+    """
+
+    def __init__(self, clock: Clock, on_ruin: Callable[[], None]) -> None:
         self._clock = clock
+        self._on_ruin = on_ruin
         self._lock = threading.Lock()
         self._problems: Counter[str] = Counter()
         self._pause = 0.0
@@ -74,6 +79,7 @@ class Health:
         if not self.broken:
             self.broken = True
             self._why = "the index of the disk cache is damaged: it begins anew at the next start"
+            self._on_ruin()
         self.note(cause_of(error), f"{self._why}: {error}")
 
     def worked(self) -> None:

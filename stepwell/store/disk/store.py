@@ -209,7 +209,7 @@ def _build(
     files, point = options.files or OsFiles(), options.points
     space = enter(path, layout, dict(options.parts or {}), files, point)
     key = names_key(read_key(path), layout.fingerprint)
-    health, counts = Health(options.clock or WallClock()), Counts()
+    health, counts = Health(options.clock or WallClock(), space.distrust), Counts()
     segments = Segments(space.segments, files)
     slots = int(budget * PAGE_SHARE / layout.page_bytes)
     found = open_index(space, segments, _checkpoint_pages(budget), health)
