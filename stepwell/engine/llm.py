@@ -21,7 +21,7 @@ from stepwell.engine.config import EngineFacts, engine_config
 from stepwell.engine.detokenizer import Transcript
 from stepwell.engine.process import ServedLoop, build
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.sched.request import Admitted, Event, Finished, FinishReason, Request, SamplingParams, Tokens
+from stepwell.sched.request import Admitted, Event, Finished, FinishReason, Request, SamplingParams, Scored, Tokens
 from stepwell.sched.stats import EngineStats
 
 Prompt: TypeAlias = str | Sequence[int] | Ints
@@ -31,13 +31,18 @@ _DEFAULTS = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer. `outcome` says how its prompt was resumed; `token_ids` include the token that ended it."""
+    """One answer. `outcome` says how its prompt was resumed; `token_ids` include the token that ended it.
+
+    logprobs, prompt_logprobs   one for each token, and for each prompt token but the first, where the params ask for them
+    """
 
     prompt_tokens: int
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason
     outcome: AdmissionOutcome
+    logprobs: tuple[Scored, ...] = ()
+    prompt_logprobs: tuple[Scored, ...] = ()
 
 
 class LocalEngine:
@@ -93,7 +98,9 @@ class LocalEngine:
         requests = []
         for prompt, chosen in zip(ids, each, strict=True):
             self._served += 1
-            requests.append(replace(template, id=f"llm-{self._served}", prompt=prompt, params=chosen))
+            read = read_cache and chosen.prompt_logprobs is None  # what is not computed has no log-probability
+            name = f"llm-{self._served}"
+            requests.append(replace(template, id=name, prompt=prompt, params=chosen, read_cache=read))
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         return self._run(requests, stops, progress)
 
@@ -183,13 +190,15 @@ class LLM(LocalEngine):
 class _Answer:
     """One completion as it grows."""
 
-    __slots__ = ("_outcome", "_parts", "_request", "_tokens", "_transcript")
+    __slots__ = ("_of_prompt", "_outcome", "_parts", "_request", "_scores", "_tokens", "_transcript")
 
     def __init__(self, request: Request, transcript: Transcript) -> None:
         self._request = request
         self._transcript = transcript
         self._parts: list[str] = []
         self._tokens: list[int] = []
+        self._scores: list[Scored] = []
+        self._of_prompt: list[Scored] = []
         self._outcome: AdmissionOutcome | None = None
 
     @property
@@ -204,8 +213,10 @@ class _Answer:
             match event:
                 case Admitted(_, outcome):
                     self._outcome = self._outcome or outcome
-                case Tokens(_, new):
+                case Tokens(_, new, scores, of_prompt, first):
                     tokens += new
+                    self._scores += scores
+                    self._of_prompt += of_prompt[1 + len(self._of_prompt) - first :]
                 case Finished(_, "error" | "abort", message):
                     raise StepwellError(message or "the engine gave up this request")
                 case Finished(_, reason, _):
@@ -218,7 +229,11 @@ class _Answer:
     def completion(self) -> Completion:
         assert self.reason is not None and self._outcome is not None
         text = "".join(self._parts)
-        return Completion(len(self._request.prompt), tuple(self._tokens), text, self.reason, self._outcome)
+        tokens = tuple(self._tokens)
+        scores = tuple(self._scores[: len(tokens)])
+        return Completion(
+            len(self._request.prompt), tokens, text, self.reason, self._outcome, scores, tuple(self._of_prompt)
+        )
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -66,8 +66,9 @@ class Job:
         transcript = Transcript(tokenizer.decoder(request.prompt), self.stops, request.params.min_tokens)
         choice = Choice(index, request, transcript, None if reading.plain else ReplyReader(reading))
         if self.echo:
-            text = tokenizer.decode(prompt.ids.tolist()) if prompt.text is None else prompt.text
-            choice.echo(text, silent=self.params.max_tokens == 0)
+            choice.echo(tokenizer.decode(prompt.ids.tolist()) if prompt.text is None else prompt.text)
+        if self.params.max_tokens == 0:
+            choice.silence()
         return choice
 
     def _request(self, index: int, prompt: Ints, choice: int) -> Request:
@@ -130,9 +131,13 @@ class Choice:
         called = self.reason == "stop" and self._reader is not None and self._reader.calls > 0
         return "tool_calls" if called else self.reason
 
-    def echo(self, text: str, silent: bool) -> None:
-        """Begin the answer with the prompt's own text; end it there if `silent`."""
-        self._echo, self._silent = text, silent
+    def echo(self, text: str) -> None:
+        """Begin the answer with the prompt's own text."""
+        self._echo = text
+
+    def silence(self) -> None:
+        """Drop the token that the engine has to sample, because it cannot do with none."""
+        self._silent = True
 
     def take(self, delivery: Delivery) -> tuple[list[Delta], list[Entry]]:
         """What a delivery makes visible, and the scores of its tokens. Raises GenerationFailed where the engine gave up."""
