@@ -141,6 +141,7 @@ class Writer:
         if (twin.segment, twin.offset) in self._suspect or not self._still_there(twin):
             t.catalogue.claim(twin.id, twin.pages)
             t.ledger.strike(twin)
+            t.counts.add("quarantined")
             return None
         t.counts.add("deduplicated")
         if t.catalogue.claim(twin.id, twin.pages):

@@ -95,7 +95,8 @@ def cause_of(error: Exception) -> str:
     if isinstance(error, OSError):
         return errno.errorcode.get(error.errno or 0, "OSError")
     if isinstance(error, sqlite3.Error):
-        return str(getattr(error, "sqlite_errorname", "SQLITE_ERROR"))
+        # absent where the error is not SQLite's own
+        return str(getattr(error, "sqlite_errorname", type(error).__name__))
     return type(error).__name__
 
 

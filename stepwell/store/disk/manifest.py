@@ -94,7 +94,7 @@ class Manifest:
             raise
 
     def _prepare(self, reads_only: bool, checkpoint_pages: int) -> None:
-        run = self._connection.execute
+        run = self._rows
         run("PRAGMA trusted_schema = OFF")
         run("PRAGMA cell_size_check = ON")
         run("PRAGMA temp_store = MEMORY")
@@ -115,57 +115,64 @@ class Manifest:
     def close(self) -> None:
         self._connection.close()
 
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows of one statement. sqlite3.Error, whatever a damaged file makes of values and even of error messages."""
+        try:
+            return self._connection.execute(statement, values).fetchall()
+        except (ValueError, OverflowError, MemoryError) as error:
+            raise Unusable(f"the index cannot be read: {type(error).__name__}") from error
+
     def checkpoint(self) -> None:
         """Make every commit so far durable."""
-        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        self._rows("PRAGMA wal_checkpoint(PASSIVE)")
 
     # ---- reading ------------------------------------------------------------------------------------------
 
     def last(self) -> int:
         """The largest id in use, or 0."""
-        [(last,)] = self._connection.execute("SELECT max(id) FROM record")
+        [(last,)] = self._rows("SELECT max(id) FROM record")
         return int(last or 0)
 
     def segments(self) -> list[SegmentRow]:
         """All segments whose rows hold."""
-        rows = self._connection.execute("SELECT id, length, live, sum FROM segment").fetchall()
+        rows = self._rows("SELECT id, length, live, sum FROM segment")
         return [SegmentRow(*row[:3]) for row in rows if _holds(_SEGMENT, row)]
 
     def get(self, record: int) -> Row | None:
         """The row of this id; None if there is none that holds."""
-        found = _check(self._connection.execute(f"SELECT {_COLUMNS} FROM record WHERE id = ?", (record,)))
+        found = _check(self._rows(f"SELECT {_COLUMNS} FROM record WHERE id = ?", (record,)))
         return found.rows[0] if found.rows else None
 
     def under(self, parent: bytes, last: int, after: Place, limit: int) -> tuple[Found, Place]:
         """The next rows of this parent with ids up to `last`, and where to go on."""
         where = "WHERE parent = ? AND (digest, id) > (?, ?) AND id <= ? ORDER BY digest, id LIMIT ?"
-        rows = self._connection.execute(
+        rows = self._rows(
             f"SELECT {_COLUMNS} FROM record {where}", (parent, *after, last, limit)
-        ).fetchall()
+        )
         return _check(rows), ((rows[-1][4], rows[-1][0]) if rows else after)
 
     def matching(self, parent: bytes, digests: Sequence[bytes], last: int) -> Found:
         """The rows of this parent with one of these digests and ids up to `last`."""
         where = f"WHERE parent = ? AND digest IN ({', '.join('?' * len(digests))}) AND id <= ?"
-        return _check(self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", (parent, *digests, last)))
+        return _check(self._rows(f"SELECT {_COLUMNS} FROM record {where}", (parent, *digests, last)))
 
     def twin(self, kind: Kind, name: Name) -> Row | None:
         """A row of exactly this name."""
         where = "WHERE parent = ? AND digest = ? AND kind = ? LIMIT 4"
         wanted = (name.parent, name.digest, int(kind))
-        found = _check(self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", wanted))
+        found = _check(self._rows(f"SELECT {_COLUMNS} FROM record {where}", wanted))
         return next((row for row in found.rows if row.name == name and row.kind is kind), None)
 
     def oldest(self, last: int, after: Place, limit: int) -> tuple[Found, Place]:
         """The next rows by last use with ids up to `last`, and where to go on."""
         where = "WHERE (used, id) > (?, ?) AND id <= ? ORDER BY used, id LIMIT ?"
-        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", (*after, last, limit)).fetchall()
+        rows = self._rows(f"SELECT {_COLUMNS} FROM record {where}", (*after, last, limit))
         return _check(rows), ((rows[-1][12], rows[-1][0]) if rows else after)
 
     def lying_in(self, segment: int) -> Found:
         """The rows of one segment."""
         return _check(
-            self._connection.execute(f"SELECT {_COLUMNS} FROM record WHERE segment = ? ORDER BY offset", (segment,))
+            self._rows(f"SELECT {_COLUMNS} FROM record WHERE segment = ? ORDER BY offset", (segment,))
         )
 
     # ---- writing ------------------------------------------------------------------------------------------
@@ -178,7 +185,7 @@ class Manifest:
         point: Point = no_point,
     ) -> None:
         """In one transaction: these rows are there (None: not any more), and these segments; `gone` ones are not."""
-        run, many = self._connection.execute, self._connection.executemany
+        run, many = self._rows, self._connection.executemany
         run("BEGIN IMMEDIATE")
         try:
             point("insert.before")
@@ -198,12 +205,12 @@ class Manifest:
 
     def drop_segment(self, number: int) -> None:
         """A segment and all rows in it are gone."""
-        self._connection.execute("DELETE FROM record WHERE segment = ?", (number,))
-        self._connection.execute("DELETE FROM segment WHERE id = ?", (number,))
+        self._rows("DELETE FROM record WHERE segment = ?", (number,))
+        self._rows("DELETE FROM segment WHERE id = ?", (number,))
 
     def drop_nameless(self) -> None:
         """Remove the rows that only the process that made them could use."""
-        self._connection.execute("DELETE FROM record WHERE parent = ?", (NAMELESS,))
+        self._rows("DELETE FROM record WHERE parent = ?", (NAMELESS,))
 
 
 def _sum(layout: struct.Struct, columns: tuple[Any, ...]) -> int:
