@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,11 @@ from stepwell.engine.sampler import Sampler
 from stepwell.engine.torch_runner import TorchRunner
 from stepwell.model.config import HybridConfig
 from stepwell.model.loading import DTYPES, load_decoder
+from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import SamplingParams
-from stepwell.sched.step import Fresh, Runner, Sample, Step, Work
+from stepwell.sched.step import Fresh, Mover, Runner, Sample, Step, Work
 from stepwell.store.arena import Arena, PlainArena
 from stepwell.store.copier import Copier, HostCopier
 from stepwell.store.device import DeviceArena, LiveStates, Precision
@@ -32,6 +34,8 @@ from stepwell.store.mover import CopyMover
 from stepwell.store.streams import StreamCopier
 
 _PROBE_TOKENS = 512
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""How far apart two right answers may be, as a share of the largest logit: a cold run sums in other batches and cuts."""
 _CPU_SHARE = 0.25  # of the free memory, where nothing is said: the weights and the rest of the machine live there too
 
 
@@ -72,10 +76,13 @@ def build_engine(config: EngineConfig, report: Report) -> EngineLoop:
         model.eos_token_ids,
         model.shape.vocab,
         config.enable_prefix_caching,
+        config.load_timeout,
     )
-    mover = CopyMover(_copier(config, sizes, arena, live))
+    host = _host(config, sizes, device)
+    mover = _with_faults(CopyMover(_copier(arena, host, live)), config, arena, host)
     costs = Costs(prefill_tokens_per_s=_prefill_speed(runner, sizes, config))
-    loop = EngineLoop(cache, rules, runner, mover, WallClock(), costs)
+    auditor = Auditor(config.verify_resume, _TOLERANCE[dtype], random.Random(config.seed))
+    loop = EngineLoop(cache, rules, runner, mover, WallClock(), costs, auditor=auditor)
     report(EngineFacts(config.name, loop.longest, model.shape.vocab, _memory_plan(config, sizes, costs, device)))
     return loop
 
@@ -124,11 +131,15 @@ def _device_budget(config: EngineConfig, device: torch.device, live: int) -> int
     return budget
 
 
-def _copier(config: EngineConfig, sizes: Sizes, arena: DeviceArena, live: LiveStates) -> Copier:
+def _host(config: EngineConfig, sizes: Sizes, device: torch.device) -> HostArena | None:
+    if not config.host_memory:
+        return None
+    cuda = device.type == "cuda"
+    return HostArena.within(config.host_memory, sizes.geometry.page_bytes, pin=cuda, verify=not cuda)
+
+
+def _copier(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Copier:
     cuda = arena.device.type == "cuda"
-    host = None
-    if config.host_memory:
-        host = HostArena.within(config.host_memory, sizes.geometry.page_bytes, pin=cuda, verify=not cuda)
     if cuda and host is not None:
         return StreamCopier(arena.rows, host, live)
     rows = arena.rows if not cuda else torch.empty(0, arena.page_bytes, dtype=torch.uint8)  # no tier below: no move
@@ -136,6 +147,21 @@ def _copier(config: EngineConfig, sizes: Sizes, arena: DeviceArena, live: LiveSt
     if host is not None:
         arenas[Tier.HOST] = host
     return HostCopier(arenas, live)
+
+
+def _with_faults(mover: Mover, config: EngineConfig, arena: DeviceArena, host: HostArena | None) -> Mover:
+    if not config.faults:
+        return mover
+    from stepwell.engine.faults import faulty_mover, flipper
+    from stepwell.testing.faultspec import parse_faults
+
+    faults = parse_faults(config.faults)
+    if faults.of_disk:
+        raise ConfigError("--fault disk:… and --fault crash:… are faults of a disk tier, which this engine has not got")
+    flips = {Tier.DEVICE: flipper(arena.rows)}
+    if host is not None:
+        flips[Tier.HOST] = flipper(host.rows)
+    return faulty_mover(mover, faults, flips, arena.page_bytes, random.Random(config.seed))
 
 
 def _prefill_speed(runner: Runner, sizes: Sizes, config: EngineConfig) -> float:

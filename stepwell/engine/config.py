@@ -31,6 +31,9 @@ class EngineConfig:
     device_memory           bytes for the device arena; None: `gpu_memory_utilization` of the device
     host_memory             bytes for the host tier; 0 switches it off
     min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
+    verify_resume           share of resumed prompts that are recomputed cold while nothing else is to be done, and compared
+    load_timeout            seconds without a report after which a request gives up its load; 0: never
+    faults                  what is to go wrong, as `stepwell.testing.faultspec` reads it (the flag is --fault): for tests
     served_model_name       the name that API clients give; None: `model` as written
     """
 
@@ -50,6 +53,9 @@ class EngineConfig:
     state_checkpoint_interval_tokens: int = 8192
     decode_rung_tokens: int = 16
     min_load_tokens: int | None = None
+    verify_resume: float = 0.0
+    load_timeout: float = 30.0
+    faults: tuple[str, ...] = ()
     seed: int = 0
     served_model_name: str | None = None
 
@@ -57,6 +63,10 @@ class EngineConfig:
         self._check_choices()
         self._check_numbers()
         self._check_grids()
+        if self.faults:
+            from stepwell.testing.faultspec import parse_faults
+
+            parse_faults(self.faults)
 
     @property
     def name(self) -> str:
@@ -84,6 +94,10 @@ class EngineConfig:
             _at_least("min_load_tokens", self.min_load_tokens, 0)
         _at_least("host_memory", self.host_memory, 0)
         _at_least("seed", self.seed, 0)
+        if not 0 <= self.verify_resume <= 1:
+            raise ConfigError(f"--verify-resume {self.verify_resume} must be between 0 and 1, such as 0.01")
+        if not 0 <= self.load_timeout < float("inf"):
+            raise ConfigError(f"--load-timeout {self.load_timeout} must be a number of seconds, or 0 for never")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"--gpu-memory-utilization {self.gpu_memory_utilization} must be above 0 and at most 1, such as 0.9"
@@ -129,12 +143,13 @@ def engine_config(flags: Mapping[str, Any]) -> EngineConfig:
     if unknown:
         raise ConfigError(f"unknown flag {flag(unknown[0])}: known are {', '.join(flag(n) for n in sorted(known))}")
     sizes = {name: parse_size(flags[name]) for name in _SIZES if isinstance(flags.get(name), str)}
-    return EngineConfig(**{**flags, **sizes})
+    lists = {"faults": tuple(flags["faults"] or ())} if "faults" in flags else {}
+    return EngineConfig(**{**flags, **sizes, **lists})
 
 
 def flag(name: str) -> str:
     """The flag of a field: `"block_size"` → `"--block-size"`."""
-    return "--" + name.replace("_", "-")
+    return "--fault" if name == "faults" else "--" + name.replace("_", "-")
 
 
 def _at_least(name: str, value: int, floor: int) -> None:

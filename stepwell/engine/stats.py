@@ -19,7 +19,17 @@ COPIES = (
     ("disk", "device"),
 )
 """Copies between tiers that there can be, as (source, target)."""
-COUNTERS = ("steps", "computed_tokens", "sampled_tokens", "preemptions", "rungs_left", "rungs_skipped", "sched_seconds")
+AUDITS = ("audits", "audit_mismatches", "audits_skipped", "quarantined")
+COUNTERS = (
+    "steps",
+    "computed_tokens",
+    "sampled_tokens",
+    "preemptions",
+    "rungs_left",
+    "rungs_skipped",
+    "sched_seconds",
+    *AUDITS,
+)
 
 _COPIES = tuple((Tier[source.upper()], Tier[target.upper()]) for source, target in COPIES)
 

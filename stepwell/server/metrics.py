@@ -39,6 +39,10 @@ _TEXTS = {
     "preemptions": "Sequences sent back to the queue for want of pages",
     "rungs_left": "Rungs left in the cache",
     "rungs_skipped": "Rungs not left for want of pages",
+    "audits": "Resumed prompts that were computed once more, cold",
+    "audit_mismatches": "Audits whose answers differed",
+    "audits_skipped": "Audits that could not be held",
+    "quarantined": "Cached copies taken out after a mismatch",
     "sched_seconds": "Time spent on plans, steps and bookkeeping, outside the model",
 }
 
