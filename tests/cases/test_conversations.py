@@ -118,12 +118,14 @@ def test_an_edit_near_the_start_costs_one_prefill_and_no_second() -> None:
     harness, long = talker(), numbers(400, 1)
     ask(harness, "before", long, 10)
     edited = long.copy()
-    edited[130] += 1
+    edited[150] += 1
     submit(harness, "edited", edited, 10)
     harness.drain()
     how = outcome(harness, "edited")
-    assert (how.boundary, how.diverged_at) == (128, 130)
+    assert (how.boundary, how.diverged_at) == (128, 150)
     assert harness.stats().computed_tokens == 400 + 9 + 400 - 128 + 9, "each token was computed once"
+    third = join(long[:150], numbers(60, 4))
+    assert ask(harness, "edited once more", third, 2).boundary == 144, "from where the two had parted"
     assert ask(harness, "old again", join(long, numbers(4)), 2).boundary == 392, "the original is still there"
     assert ask(harness, "new again", join(edited, numbers(4)), 2).boundary == 392
 
@@ -141,7 +143,7 @@ def test_an_answer_of_many_tokens_is_not_computed_again_with_the_next_turn(answe
 
 def test_a_hit_refreshes_the_rung_it_used_and_so_many_chats_live_on_few_images() -> None:
     """Two dozen chats in random order, eight rounds each, on a device with room for their KV and about two images for each: were
-    every rung on the way refreshed by a hit, old ones that nobody needs would push out the newest of others (hit .75, not .83)."""
+    every rung on the way as good as new after a hit, old ones that nobody needs would push out the newest of others (.75, not .83)."""
     bare = Bare(rules(1000, 0, grid=GRID, image=4), budget=256)
     chats = [numbers(40 + seed, seed) for seed in range(24)]
     rng = random.Random(2)
