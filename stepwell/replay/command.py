@@ -11,13 +11,16 @@ from rich.console import Console
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.replay import flags
 from stepwell.replay.convert import convert as convert_trace
+from stepwell.replay.live import LiveReplay, play_live
 from stepwell.replay.page import page
 from stepwell.replay.profile import DEFAULT, load_profile
 from stepwell.replay.report import Summary
-from stepwell.replay.setup import Params, phases_from, rules_from, settings_of, sizes_from, trace_from
+from stepwell.replay.setup import Params, phases_from, rules_from, settings_of, sizes_from, source_from, trace_from
 from stepwell.replay.simulated import Setting, simulated
 from stepwell.replay.terminal import show
+from stepwell.replay.text import Text
 from stepwell.replay.trace import Trace
+from stepwell.replay.wire import Server
 
 
 def replay_command(
@@ -91,10 +94,14 @@ def _run(params: Params, console: Console, errors: Console) -> None:
 
 
 def _replay(trace: Trace, params: Params, console: Console) -> Summary:
+    rules, phases, told = rules_from(params), phases_from(params), settings_of(params)
+    if params["live"] is not None:
+        server = Server(params["live"], params["model"], params["api_key"], params["ignore_eos"], params["timeout"])
+        source = source_from(trace, rules, params["idle_gap_cap"])
+        text = Text(rules.seed, params["vocab"])
+        return play_live(LiveReplay(source, server, text, phases, params["time_scale"]), told, console)
     profile = load_profile(params["profile"])
-    setting = Setting(
-        trace, rules_from(params), phases_from(params), profile.costs, params["idle_gap_cap"], settings_of(params)
-    )
+    setting = Setting(trace, rules, phases, profile.costs, params["idle_gap_cap"], told)
     return simulated(setting, sizes_from(params, profile), console)
 
 

@@ -69,10 +69,12 @@ class _Open:
 class Ledger:
     """Counts a replay as it goes. A request belongs to the measured phase if it was first admitted from `start` (s) on.
 
-    admitted  counters of the measured admissions     resumed  of those, by where the state came from
+    tells_reasons  whether outcomes say why they went no further; those of a live server do not
+    admitted       counters of the measured admissions     resumed  of those, by where the state came from
     """
 
     start: float
+    tells_reasons: bool = True
     admitted: Tally = field(default_factory=Tally)
     resumed: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     rows: list[Played] = field(default_factory=list)
@@ -93,6 +95,9 @@ class Ledger:
             return
         sent = self._open[outcome.request_id]
         sent.outcome = outcome
+        told = sent.request.turn.prompt
+        if outcome.prompt != told:  # the server's tokenizer counts otherwise than the trace does
+            sent.bound = min(outcome.prompt - 1, round(sent.bound * outcome.prompt / told))
         if now < self.start:
             return
         sent.measured = True
@@ -133,7 +138,7 @@ class Ledger:
                 recomputed=outcome.recomputed,
                 bound=sent.bound,
                 answered=sent.answered,
-                reason=outcome.reason.value if sent.outcome else "",
+                reason=outcome.reason.value if sent.outcome and self.tells_reasons else "",
                 measured=measured,
                 failed=failed,
             )

@@ -21,12 +21,12 @@ SOURCES = ("device", "host", "disk", "recomputed")
 
 @dataclass(frozen=True, slots=True)
 class Rungs:
-    """Rungs of the measured phase: left; skipped for want of room; resumed from, by tier; copied below the device."""
+    """Rungs of the measured phase: left; skipped for want of room; resumed from, by tier; copied below the device (None: not told)."""
 
     left: int
     skipped: int
     used: tuple[int, int, int]
-    demoted: int
+    demoted: int | None
 
 
 @dataclass(frozen=True, slots=True)

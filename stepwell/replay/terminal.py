@@ -7,7 +7,7 @@ from rich.table import Table
 
 from stepwell.base.units import format_size
 from stepwell.cache.moves import Tier
-from stepwell.replay.report import Summary, quantiles
+from stepwell.replay.report import Rungs, Summary, quantiles
 
 
 def show(summary: Summary, console: Console) -> None:
@@ -36,13 +36,15 @@ def lines(summary: Summary) -> list[str]:
     )
     out += [f"copied {way}: {format_size(size)}" for way, size in summary.traffic.since(summary.start) if size]
     if summary.rungs is not None:
-        used = ", ".join(f"{n:,} {Tier(i).name.lower()}" for i, n in enumerate(summary.rungs.used) if n) or "none"
-        out.append(
-            f"rungs: {summary.rungs.left:,} left, {summary.rungs.skipped:,} skipped for want of room,"
-            f" {summary.rungs.demoted:,} copied below; resumed from {used}"
-        )
+        out.append(_rungs(summary.rungs))
     out.append(_course(summary))
     return out
+
+
+def _rungs(rungs: Rungs) -> str:
+    used = ", ".join(f"{n:,} {Tier(i).name.lower()}" for i, n in enumerate(rungs.used) if n) or "none"
+    demoted = "" if rungs.demoted is None else f", {rungs.demoted:,} copied below"
+    return f"rungs: {rungs.left:,} left, {rungs.skipped:,} skipped for want of room{demoted}; resumed from {used}"
 
 
 def format_seconds(seconds: float) -> str:

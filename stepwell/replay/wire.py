@@ -1,0 +1,140 @@
+"""One request to an OpenAI-compatible server and what it says of it, through the `openai` client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stepwell.base.errors import ConfigError
+from stepwell.base.geometry import Ints
+from stepwell.replay.lanes import TraceRequest
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+_CHAT = "/chat/completions"
+_PLAIN = "/completions"
+_TIERS = ("device_tokens", "host_tokens", "disk_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where to send, and how. `url` with or without `/v1`; `model` None: the first that it names; `timeout` in s."""
+
+    url: str
+    model: str | None = None
+    api_key: str = "none"
+    ignore_eos: bool = True
+    timeout: float = 600.0
+
+    @property
+    def base(self) -> str:
+        """The URL without `/v1`."""
+        return self.url.rstrip("/").removesuffix("/v1")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the server counts them. `split`: the cached ones are told by tier, else they stand under `device`."""
+
+    prompt: int
+    answer: int
+    device: int
+    host: int
+    disk: int
+    split: bool
+
+    @property
+    def recomputed(self) -> int:
+        return self.prompt - self.device - self.host - self.disk
+
+
+@asynccontextmanager
+async def connected(server: Server) -> AsyncIterator[AsyncOpenAI]:
+    """A client without retries and past any proxy. Raises ConfigError where `openai` is not installed."""
+    try:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+    except ImportError as error:
+        raise ConfigError("--live needs the `openai` package: pip install 'stepwell[engine]'") from error
+    http = DefaultAsyncHttpxClient(trust_env=False, timeout=server.timeout)
+    async with AsyncOpenAI(
+        base_url=f"{server.base}/v1", api_key=server.api_key, max_retries=0, http_client=http, timeout=server.timeout
+    ) as client:
+        yield client
+
+
+async def first_model(client: AsyncOpenAI, server: Server) -> str:
+    """The model to ask for. Raises ConfigError where the server cannot be reached or names none."""
+    from openai import OpenAIError
+
+    if server.model is not None:
+        return server.model
+    try:
+        names = [model.id async for model in await client.models.list()]
+    except OpenAIError as error:
+        raise ConfigError(
+            f"cannot ask {server.base}/v1/models: {error}; is the server up, and --live its URL?"
+        ) from error
+    if not names:
+        raise ConfigError(f"{server.base} names no model: give --model")
+    return names[0]
+
+
+def call_of(request: TraceRequest, prompt: Ints, model: str, server: Server) -> tuple[str, dict[str, Any]]:
+    """(path, body) of a request: as it was logged where the trace holds that, else its tokens."""
+    if request.turn.body is not None:
+        body: dict[str, Any] = json.loads(request.turn.body)
+        path = _CHAT if "messages" in body else _PLAIN
+        limit = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    else:
+        path, body, limit = _PLAIN, {"prompt": prompt.tolist(), "temperature": 0}, "max_tokens"
+    body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}, limit: request.output}
+    if server.ignore_eos:
+        body["ignore_eos"] = True
+    return path, body
+
+
+async def chunks(client: AsyncOpenAI, path: str, body: dict[str, Any], session: str) -> AsyncIterator[Any]:
+    """The chunks of a streamed answer. Raises OpenAIError."""
+    from openai import AsyncStream
+    from openai.types import Completion
+    from openai.types.chat import ChatCompletionChunk
+
+    headers = {"x-session-id": session}
+    if path == _CHAT:
+        chat = AsyncStream[ChatCompletionChunk]
+        stream: Any = await client.post(
+            path, cast_to=ChatCompletionChunk, body=body, options={"headers": headers}, stream=True, stream_cls=chat
+        )
+    else:
+        plain = AsyncStream[Completion]
+        stream = await client.post(
+            path, cast_to=Completion, body=body, options={"headers": headers}, stream=True, stream_cls=plain
+        )
+    async for chunk in stream:
+        yield chunk
+
+
+def speaks(chunk: Any) -> bool:
+    """Whether a chunk carries a part of the answer."""
+    for choice in chunk.choices:
+        said = choice.model_dump()
+        delta = said.get("delta") or {}
+        if said.get("text") or any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")):
+            return True
+    return False
+
+
+def usage_of(told: Any) -> Usage | None:
+    """What a chunk's `usage` says; None where it says nothing."""
+    if told is None:
+        return None
+    fields: dict[str, Any] = told.model_dump()
+    details: dict[str, Any] = fields.get("prompt_tokens_details") or {}
+    tiers = [int(details[name]) for name in _TIERS if type(details.get(name)) is int]
+    split = len(tiers) == len(_TIERS)
+    device, host, disk = tiers if split else (int(details.get("cached_tokens") or 0), 0, 0)
+    return Usage(fields["prompt_tokens"], fields["completion_tokens"], device, host, disk, split)

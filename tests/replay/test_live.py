@@ -1,0 +1,145 @@
+"""A replay against real HTTP: the figures of the simulator, and what happens when a server does not play along."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepwell.base.clock import WallClock
+from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.engine.tokenizer import Tokenizer
+from stepwell.replay.cost import CostModel
+from stepwell.replay.formats import read_trace
+from stepwell.replay.lanes import LaneRules, Lanes, Timeline
+from stepwell.replay.ledger import Played
+from stepwell.replay.live import LiveReplay, play_live
+from stepwell.replay.machine import Machine, MachineSizes
+from stepwell.replay.report import Summary
+from stepwell.replay.runner import ANSWER_TOKEN
+from stepwell.replay.simulate import Phases
+from stepwell.replay.simulated import Setting, simulated
+from stepwell.replay.synthetic import Shape, synthetic
+from stepwell.replay.text import Text
+from stepwell.replay.trace import Conversation, Stream, Trace, Turn
+from stepwell.replay.wire import Server
+from stepwell.sched.loop import EngineLoop
+from stepwell.sched.step import Step, StepResult
+from stepwell.testing.faults import InstantMover
+from tests.engine.scripted import VOCAB
+from tests.server.harness import Running, running, tokenizer_directory
+
+RULES = LaneRules(lanes=4, seed=5)
+SIZES = MachineSizes(device_tokens=9_000, host_tokens=40_000, rung_tokens=200, block=16, max_num_seqs=8)
+SCALE = 0.008
+LIVE = Phases(0.6, 3.0)
+
+
+class AtOnce:
+    """A runner that takes no time."""
+
+    def run(self, step: Step) -> StepResult:
+        return StepResult(tuple(() if work.sample is None else (ANSWER_TOKEN,) for work in step.works))
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return synthetic(40, 9, Shape(scale=0.02, turns=(12, 0.4), output=(300.0, 0.5), agents=0.02, max_prompt=150_000))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(str(tokenizer_directory(tmp_path_factory.mktemp("tokenizer"))))
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: Tokenizer) -> Iterator[Running]:
+    imagined = Machine(SIZES, CostModel()).loop
+    loop = EngineLoop(
+        imagined.directory.config, imagined.config, AtOnce(), InstantMover(lambda move: None), WallClock()
+    )
+    with running(tokenizer, loop=loop) as server:
+        yield server
+
+
+def play(trace: Trace, server: Server, phases: Phases = LIVE, scale: float = SCALE) -> Summary:
+    source = Timeline(trace) if trace.open_loop else Lanes(trace.conversations, RULES)
+    return play_live(LiveReplay(source, server, Text(1, VOCAB - 30), phases, scale), (("lanes", "4"),))
+
+
+def hits(summary: Summary) -> dict[tuple[str, int, int, int], Played]:
+    """Measured requests by what was asked."""
+    return {(r.conversation, r.edition, r.stream, r.index): r for r in summary.rows if r.measured}
+
+
+def test_a_live_replay_finds_what_the_simulator_foretold(trace: Trace, server: Running) -> None:
+    found = play(trace, Server(server.url))
+    phases = Phases(LIVE.warmup / SCALE, LIVE.duration / SCALE)
+    live, foretold = hits(found), hits(simulated(Setting(trace, RULES, phases, CostModel()), SIZES))
+    both = [name for name in live if name in foretold]
+    assert len(both) >= 10
+    prompt = sum(live[name].prompt for name in both)
+    assert prompt == sum(foretold[name].prompt for name in both)
+    for told in (live, foretold):
+        assert sum(told[name].prompt - told[name].recomputed for name in both) > prompt / 2
+    missed = sum(live[name].recomputed - foretold[name].recomputed for name in both)
+    assert abs(missed) / prompt <= 0.003
+    assert found.failed == 0
+    assert found.split
+
+
+def test_what_answers_do_not_tell_is_read_from_the_metrics(trace: Trace, server: Running) -> None:
+    found = play(trace, Server(server.url), Phases(0.0, 2.0))
+    admitted = found.admitted
+    assert sum(admitted.reasons.values()) >= admitted.admissions > 0
+    assert sum(admitted.lost.values()) >= admitted.recomputed > 0
+    assert found.rungs is not None
+    assert found.rungs.left > 0
+    assert all(row.reason == "" for row in found.rows)
+    assert found.course.mode == "live"
+
+
+def single(start: float, prompt: int = 100) -> Stream:
+    return Stream(start, (Turn(0.0, prompt, 3, 0.0, ((0, prompt // 64),)),))
+
+
+def test_single_requests_end_with_their_last_answer(server: Running) -> None:
+    trace = Trace((Conversation("once", 64, tuple(single(float(i)) for i in range(4))),), open_loop=True)
+    found = play(trace, Server(f"{server.url}/v1"), Phases(0.0, 300.0), 0.05)
+    assert (found.played, found.requests, found.failed) == (4, 4, 0)
+    assert found.answered == 12
+    assert found.bound == 3 * 64
+    assert all(row.ttft is not None and row.ttft > 0 for row in found.rows)
+    assert found.course.end_s < 60
+
+
+def test_logged_requests_are_sent_as_they_were(tmp_path: Path, server: Running) -> None:
+    said = [{"role": "user", "content": "How deep is it? " * 30}]
+    lines = [{"messages": said, "max_tokens": 5, "timestamp": 0}, {"messages": said, "max_tokens": 5, "timestamp": 300}]
+    (tmp_path / "calls.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = play(read_trace(tmp_path / "calls.jsonl"), Server(server.url), Phases(0.0, 60.0), 1.0)
+    assert (found.requests, found.failed, found.answered) == (2, 0, 10)
+    first, second = found.rows
+    assert first.prompt == second.prompt
+    assert second.recomputed < first.recomputed
+    assert abs(second.bound / second.prompt - 64 / -(-len("user\n" + said[0]["content"]) // 4)) < 0.02, (
+        "the bound follows the server's own count of tokens"
+    )
+
+
+def test_a_failed_request_is_counted_and_the_rest_goes_on(server: Running) -> None:
+    trace = Trace((Conversation("far", 64, (single(0.0, 5_000), single(0.2))),), open_loop=True)
+    found = play(trace, Server(server.url), Phases(0.0, 60.0), 1.0)
+    assert (found.requests, found.failed, found.played) == (1, 1, 2)
+
+
+def test_a_server_that_cannot_be_used_is_said_so(server: Running) -> None:
+    trace = Trace((Conversation("far", 64, (single(0.0, 5_000),)),), open_loop=True)
+    with pytest.raises(StepwellError, match="every request failed, the last with"):
+        play(trace, Server(server.url), Phases(0.0, 60.0), 1.0)
+    with pytest.raises(ConfigError, match=r"cannot ask http://127.0.0.1:9/v1/models"):
+        play(trace, Server("http://127.0.0.1:9"))
+    with pytest.raises(ConfigError, match="--time-scale"):
+        play(trace, Server(server.url), scale=0.0)
