@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stepwell.base.errors import StepwellError
 from stepwell.base.geometry import Ints
+from stepwell.engine.tokenizer import byte_pieces
 from stepwell.sched.request import SamplingParams
 
 Allowed: TypeAlias = npt.NDArray[np.bool_]
@@ -74,19 +75,46 @@ class Guides:
         return known
 
     def _start(self, grammar: str) -> Any:
-        from llguidance import LLMatcher, LLTokenizer
+        from llguidance import LLMatcher
 
         if self._tokenizer is None:
-            path = Path(self._directory) / "tokenizer.json"
-            try:
-                text = path.read_text("utf-8")
-            except OSError as error:
-                raise GuideError(f"grammars need {path}: {error}") from error
-            self._tokenizer = LLTokenizer(text, n_vocab=self._vocab, eos_token=self._ends or None)
+            self._tokenizer = _read_tokenizer(Path(self._directory) / "tokenizer.json", self._vocab, self._ends)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise GuideError(f"the grammar is not valid: {_first_line(matcher.get_error())}")
         return matcher
+
+
+class _Words:
+    """A byte-level vocabulary as llguidance wants it. Its own reader takes every added token whose name is in angle brackets
+    for a special one, so that text such as <tool_call> could be in no answer."""
+
+    def __init__(self, backend: Any, pieces: list[bytes], vocab: int, ends: list[int]) -> None:
+        special = {i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self.tokens = [special[i].encode() if i in special else piece for i, piece in enumerate(pieces)]
+        self.tokens += [b""] * (vocab - len(pieces))
+        self.special_token_ids = sorted(special)
+        self.eos_token_id = ends[0] if ends else (self.special_token_ids or [0])[0]
+        self.bos_token_id = None
+        self._backend = backend
+
+    def __call__(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _read_tokenizer(path: Path, vocab: int, ends: list[int]) -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+    from tokenizers import Tokenizer
+
+    try:
+        text = path.read_text("utf-8")
+        backend = Tokenizer.from_str(text)
+    except Exception as error:  # whatever the file and its reader think of
+        raise GuideError(f"grammars need {path}: {error}") from error
+    pieces = byte_pieces(backend)
+    source = text if pieces is None else TokenizerWrapper(_Words(backend, pieces, vocab, ends))
+    return LLTokenizer(source, n_vocab=vocab, eos_token=ends or None)
 
 
 def _first_line(message: str) -> str:

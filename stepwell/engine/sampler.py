@@ -75,7 +75,7 @@ class Sampler:
     def _draw(self, one: Sample, vocab: int) -> Draw:
         params = one.params
         banned: tuple[int, ...] = ()
-        if one.index < params.min_tokens and not params.grammar:  # a grammar knows best when it has ended
+        if one.index < params.min_tokens:
             ends = params.stop_token_ids + (() if params.ignore_eos else self._eos)
             banned = tuple(token for token in ends if 0 <= token < vocab)
         return Draw(params.temperature, params.top_k, params.top_p, params.seed, one.index, banned, params.min_p)

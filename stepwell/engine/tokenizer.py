@@ -28,7 +28,7 @@ class Tokenizer:
         self._backend = hf.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._pieces = _byte_pieces(self._backend)
+        self._pieces = byte_pieces(self._backend)
         self._reserved = frozenset(inspect.signature(hf.apply_chat_template).parameters) | {"messages"}
         self.size: int = self._backend.get_vocab_size(with_added_tokens=True)
 
@@ -131,7 +131,7 @@ class Tokenizer:
         return text
 
 
-def _byte_pieces(backend: Any) -> list[bytes] | None:
+def byte_pieces(backend: Any) -> list[bytes] | None:
     """The bytes of every token of a byte-level vocabulary, special ones empty; None for other kinds of vocabulary."""
     if type(backend.decoder).__name__ != "ByteLevel":
         return None

@@ -32,10 +32,10 @@ async def structure(call: CompletionCall | ChatCall, use: ToolUse | None = None,
 
 
 def with_grammar(params: SamplingParams, grammar: str, after: int | None) -> SamplingParams:
-    """`params` with a grammar, at whose end the answer ends; it begins after the token `after`, if one is given."""
+    """`params` with a grammar, which alone says when the answer may end; it begins after the token `after`, if one is given."""
     if not grammar:
         return params
-    return replace(params, grammar=grammar, grammar_after=after, ignore_eos=False)
+    return replace(params, grammar=grammar, grammar_after=after, min_tokens=0, ignore_eos=False)
 
 
 def _outputs(call: CompletionCall | ChatCall) -> dict[str, object]:
