@@ -146,9 +146,7 @@ class Manifest:
     def under(self, parent: bytes, last: int, after: Place, limit: int) -> tuple[Found, Place]:
         """The next rows of this parent with ids up to `last`, and where to go on."""
         where = "WHERE parent = ? AND (digest, id) > (?, ?) AND id <= ? ORDER BY digest, id LIMIT ?"
-        rows = self._rows(
-            f"SELECT {_COLUMNS} FROM record {where}", (parent, *after, last, limit)
-        )
+        rows = self._rows(f"SELECT {_COLUMNS} FROM record {where}", (parent, *after, last, limit))
         return _check(rows), ((rows[-1][4], rows[-1][0]) if rows else after)
 
     def matching(self, parent: bytes, digests: Sequence[bytes], last: int) -> Found:
@@ -171,9 +169,7 @@ class Manifest:
 
     def lying_in(self, segment: int) -> Found:
         """The rows of one segment."""
-        return _check(
-            self._rows(f"SELECT {_COLUMNS} FROM record WHERE segment = ? ORDER BY offset", (segment,))
-        )
+        return _check(self._rows(f"SELECT {_COLUMNS} FROM record WHERE segment = ? ORDER BY offset", (segment,)))
 
     # ---- writing ------------------------------------------------------------------------------------------
 

@@ -113,6 +113,11 @@ class DiskMover:
         for thread in self._threads:
             thread.join()
 
+    @property
+    def closing(self) -> bool:
+        """True once `close` has been called: nothing more will begin."""
+        return self._closing
+
     def totals(self) -> dict[tuple[Tier, Tier | None], CopyTotal]:
         """Copies so far by (from, to); None is a live state. Seconds are those of a batch for moves to disk, shared by size."""
         with self._lock:

@@ -74,7 +74,13 @@ class Rig:
     """One engine's life on a folder; `again` is the next one's."""
 
     def __init__(
-        self, path: Path, *, shape: Layout | None = None, budget: int = BUDGET, files: FaultyFiles | None = None, **options: Any
+        self,
+        path: Path,
+        *,
+        shape: Layout | None = None,
+        budget: int = BUDGET,
+        files: FaultyFiles | None = None,
+        **options: Any,
     ) -> None:
         self.path, self.shape, self.budget = path, shape or layout(), budget
         self.files = files or FaultyFiles()
@@ -168,7 +174,11 @@ class Rig:
         while True:
             found = self.store.catalogue.under(trail.at(reach))
             images += sum(self._recall_image(chat, one) for one in found if one.what == "image")
-            fitting = [d for d in found if d.what == "kv" and d.name.end <= len(trail) and d.name.digest == trail.at(d.name.end)]
+            fitting = [
+                d
+                for d in found
+                if d.what == "kv" and d.name.end <= len(trail) and d.name.digest == trail.at(d.name.end)
+            ]
             if not fitting:
                 return reach, images
             assert all(one.name.start == reach for one in fitting)

@@ -167,7 +167,9 @@ WRITING = [name for name in POINTS if name.split(".")[0] in ("segment", "write",
 
 
 @pytest.mark.parametrize("at", WRITING)
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "injected"), sqlite3.OperationalError("disk I/O error")], ids=["os", "sqlite"])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "injected"), sqlite3.OperationalError("disk I/O error")], ids=["os", "sqlite"]
+)
 def test_failing_at_any_point_of_a_write_fails_the_move_alone(tmp_path: Path, at: str, error: Exception) -> None:
     if isinstance(error, sqlite3.Error):
         error.sqlite_errorname = "SQLITE_IOERR"  # type: ignore[attr-defined]

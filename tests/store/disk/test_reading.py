@@ -41,21 +41,20 @@ def test_a_flipped_bit_in_any_byte_of_a_segment_is_a_miss(tmp_path: Path) -> Non
     rng = random.Random(1)
     trail = rig.trail(CHAT)
     found = [d for at in (0, 16, 24) for d in rig.store.catalogue.under(trail.at(at))]
-    whole = [(d, rig.adopt(d)) for d in found]
+    rows_of = {"kv": lambda n: CHAT.kv(n.start, n.end, 64), "image": lambda n: CHAT.image(n.end, 64)}
+    whole = [(d, rig.adopt(d), rows_of[d.what](d.name)) for d in found]
     assert len(whole) == 4
     missed = 0
     for at in range(segment.stat().st_size):
         bit = rng.randrange(8)
         flip(segment, at, bit)
         bad = 0
-        for dormant, slots in whole:
+        for dormant, slots, right in whole:
             try:
                 rows = rig.read(slots, dormant.name.end, dormant.what)
             except Damaged:
                 bad += 1
             else:
-                start, end = dormant.name.start, dormant.name.end
-                right = CHAT.kv(start, end, 64) if dormant.what == "kv" else CHAT.image(end, 64)
                 assert (rows == right).all()
         assert bad <= 1
         missed += bad
@@ -114,11 +113,11 @@ def test_a_segment_cut_short_under_a_running_engine_is_a_miss(tmp_path: Path) ->
         rig.read(slots, 24)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(5))
 def test_flipped_bits_in_the_index_never_serve_a_wrong_byte(tmp_path: Path, seed: int) -> None:
     saved(tmp_path / "good")
     rng = random.Random(seed)
-    for trial in range(25):
+    for trial in range(20):
         path = tmp_path / f"c{trial}"
         shutil.copytree(tmp_path / "good", path)
         index = manifest_in(path)

@@ -24,7 +24,9 @@ def test_pages_of_any_size_come_back_in_this_life_and_the_next(tmp_path: Path, p
     rig = rig.again()
     assert rig.store.catalogue.pages == 14
     assert rig.recall(chat) == (44, 0)
-    assert len(rig.store.catalogue.under(rig.trail(chat).at(40))) == 1  # the image: 40 is no record's end, as no Divide has said so
+    assert (
+        len(rig.store.catalogue.under(rig.trail(chat).at(40))) == 1
+    )  # the image: 40 is no record's end, as no Divide has said so
 
 
 def test_any_part_of_a_record_can_be_read(tmp_path: Path) -> None:
