@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import os
+from collections.abc import Iterator
 
 import typer
 from rich.console import Console
@@ -12,7 +14,7 @@ from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.replay.command import replay_command
 from stepwell.server import flags
 
-_LOG_LEVELS = ("debug", "info", "warning", "error")
+_ENVIRONMENT = {"auto_envvar_prefix": flags.ENVIRONMENT}
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -22,10 +24,11 @@ def main() -> None:
     """Serve hybrid language models from a prompt cache that reaches from device memory through host memory."""
 
 
-@app.command()
+@app.command(context_settings=_ENVIRONMENT)
 def serve(
     ctx: typer.Context,
     model: flags.Model,
+    config: flags.Config = None,
     served_model_name: flags.ServedModelName = None,
     device: flags.Device = "auto",
     dtype: flags.Dtype = "auto",
@@ -43,22 +46,40 @@ def serve(
     state_checkpoint_interval_tokens: flags.StateCheckpointIntervalTokens = 8192,
     decode_rung_tokens: flags.DecodeRungTokens = 16,
     min_load_tokens: flags.MinLoadTokens = None,
+    verify_resume: flags.VerifyResume = 0.0,
+    load_timeout: flags.LoadTimeout = 30.0,
+    faults: flags.Fault = None,
     host: flags.Host = "127.0.0.1",
     port: flags.Port = 8000,
+    api_key: flags.ApiKey = None,
+    salt_per_key: flags.SaltPerKey = False,
+    allowed_origins: flags.AllowedOrigins = None,
+    allow_cache_reset: flags.AllowCacheReset = False,
     max_queue: flags.MaxQueue = 1024,
     max_body_size: flags.MaxBodySize = "8MB",
+    body_timeout: flags.BodyTimeout = 60,
+    queue_timeout: flags.QueueTimeout = None,
+    request_timeout: flags.RequestTimeout = None,
+    keep_alive_timeout: flags.KeepAliveTimeout = 75,
+    drain_timeout: flags.DrainTimeout = 20,
+    shutdown_timeout: flags.ShutdownTimeout = 30,
     log_level: flags.LogLevel = "warning",
+    log_format: flags.LogFormat = "text",
 ) -> None:
-    """Serve MODEL over the OpenAI API."""
-    from stepwell.server.serve import options_from, serve
+    """Serve MODEL over the OpenAI API.
+
+    Every flag may also be an environment variable (--max-queue is STEPWELL_MAX_QUEUE) or a line of the --config file; the
+    command line counts before the environment, that before the file.
+    """
+    from stepwell.engine.logs import set_up
+    from stepwell.server.options import options_from
+    from stepwell.server.serve import serve
 
     given = frozenset(name for name in ctx.params if _is_given(ctx, name))
-    try:
-        _log_at(log_level)
+    with _errors_told():
+        set_up(log_level, log_format)
+        _allow_faults(faults)
         status = serve(options_from(ctx.params, given), Console())
-    except StepwellError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False)
-        raise typer.Exit(2) from None
     raise typer.Exit(status)
 
 
@@ -71,7 +92,18 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _log_at(level: str) -> None:
-    if level not in _LOG_LEVELS:
-        raise ConfigError(f"--log-level {level!r} is unknown: use one of {', '.join(_LOG_LEVELS)}")
-    logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s")
+def _allow_faults(faults: list[str] | None) -> None:
+    if faults and os.environ.get("STEPWELL_TEST_BUILD") != "1":
+        raise ConfigError(
+            "--fault breaks things on purpose: leave it out, or set STEPWELL_TEST_BUILD=1 for a server under test"
+        )
+
+
+@contextlib.contextmanager
+def _errors_told() -> Iterator[None]:
+    """Errors that are meant for users, without a traceback."""
+    try:
+        yield
+    except StepwellError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}", highlight=False)
+        raise typer.Exit(2) from None

@@ -1,21 +1,71 @@
-"""The flags of `stepwell serve`: names that vLLM users already type, where they exist. Imports nothing heavy."""
+"""The flags of `stepwell serve`: names that vLLM users already type, where they exist. Imports nothing heavy.
+
+Each may also come from the environment (`--max-queue` is STEPWELL_MAX_QUEUE) or from a file (`--config`); the command line
+counts before the environment, that before the file.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from inspect import signature
+from typing import Annotated, Any, TypeVar
 
 import typer
+
+from stepwell.base.errors import ConfigError
+from stepwell.server.settings import read_settings
+
+ENVIRONMENT = "STEPWELL"
+"""What the name of every variable begins with."""
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
 
 _MODEL = "Model"
 _CACHE = "Cache"
 _SERVER = "Server"
+_LIMITS = "Limits"
+_LOGS = "Logs"
 
 
 def _option(text: str, panel: str) -> Any:
-    return typer.Option(help=text, rich_help_panel=panel, show_default=True)
+    return typer.Option(help=text, rich_help_panel=panel, show_default=True, show_envvar=False)
 
 
-Model = Annotated[str, typer.Argument(help="Directory of a Hugging Face checkpoint.")]
+def _read_config(ctx: typer.Context, path: str | None) -> str | None:
+    """Let the file's values stand where a default would."""
+    if path is not None:
+        try:
+            ctx.default_map = read_settings(path, {p.name: p.multiple for p in _settable(ctx)})
+        except ConfigError as error:
+            raise typer.BadParameter(str(error)) from error
+    return path
+
+
+def _settable(ctx: typer.Context) -> list[Any]:
+    return [param for param in ctx.command.params if param.name not in ("config", "help")]
+
+
+def like(model: Callable[..., None]) -> Callable[[_Command], _Command]:
+    """Give a command, which takes `**values`, the parameters of another."""
+
+    def give(command: _Command) -> _Command:
+        command.__signature__ = signature(model, eval_str=True)  # type: ignore[attr-defined]
+        return command
+
+    return give
+
+
+_MODEL_HELP = "Directory of a Hugging Face checkpoint."
+Model = Annotated[str, typer.Argument(help=_MODEL_HELP, envvar=f"{ENVIRONMENT}_MODEL", show_envvar=False)]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        help="TOML file with a value for any flag here: max-queue = 64.",
+        callback=_read_config,
+        is_eager=True,
+        show_envvar=False,
+    ),
+]
 ServedModelName = Annotated[str | None, _option("Name that clients give. Default: MODEL as written.", _MODEL)]
 Device = Annotated[str, _option("cpu, cuda, or auto: cuda where there is one.", _MODEL)]
 Dtype = Annotated[str, _option("float32, bfloat16, float16, or auto: as in config.json.", _MODEL)]
@@ -39,9 +89,41 @@ MinLoadTokens = Annotated[
     int | None,
     _option("Load from a lower tier only what saves this many tokens. Default: by expected time.", _CACHE),
 ]
+VerifyResume = Annotated[
+    float, _option("Share of resumed prompts that an idle engine recomputes cold, to compare the answers.", _CACHE)
+]
+LoadTimeout = Annotated[
+    float, _option("Seconds without news after which a request gives up its load; 0 for never.", _CACHE)
+]
+Fault = Annotated[
+    list[str] | None, typer.Option("--fault", hidden=True, help="For tests: see stepwell.testing.faultspec.")
+]
 
 Host = Annotated[str, _option("Address to listen on; 0.0.0.0 for all.", _SERVER)]
 Port = Annotated[int, _option("Port to listen on; 0 for any free one.", _SERVER)]
-MaxQueue = Annotated[int, _option("Sequences that may wait; more are answered with 429.", _SERVER)]
-MaxBodySize = Annotated[str, _option("Largest request body, such as 8MB.", _SERVER)]
-LogLevel = Annotated[str, _option("debug, info, warning or error.", _SERVER)]
+ApiKey = Annotated[
+    list[str] | None,
+    _option(
+        "A key that callers must send; may be given several times. Better from the environment or a file.", _SERVER
+    ),
+]
+SaltPerKey = Annotated[bool, _option("Each key has a cache of its own.", _SERVER)]
+AllowedOrigins = Annotated[
+    list[str] | None, _option("Web origin that may call (CORS), or *; may be given several times.", _SERVER)
+]
+AllowCacheReset = Annotated[bool, _option("Let callers empty the cache: POST /cache/reset.", _SERVER)]
+
+MaxQueue = Annotated[int, _option("Sequences that may wait; more are answered with 429.", _LIMITS)]
+MaxBodySize = Annotated[str, _option("Largest request body, such as 8MB; larger ones are answered with 413.", _LIMITS)]
+BodyTimeout = Annotated[
+    float, _option("Seconds in which a body must arrive; later ones are answered with 408.", _LIMITS)
+]
+QueueTimeout = Annotated[
+    float | None, _option("Seconds that a call may wait to be admitted, then 429. Default: any time.", _LIMITS)
+]
+RequestTimeout = Annotated[float | None, _option("Seconds that a call may take, then 408. Default: any time.", _LIMITS)]
+KeepAliveTimeout = Annotated[int, _option("Seconds that an idle connection is kept.", _LIMITS)]
+DrainTimeout = Annotated[float, _option("Seconds that open calls may go on after SIGTERM.", _LIMITS)]
+ShutdownTimeout = Annotated[float, _option("Seconds that the engine then has to end before it is killed.", _LIMITS)]
+LogLevel = Annotated[str, _option("debug, info, warning or error.", _LOGS)]
+LogFormat = Annotated[str, _option("text, or json: one object a line.", _LOGS)]

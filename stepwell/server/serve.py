@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -16,45 +16,20 @@ from rich.console import Console
 from rich.table import Table
 
 from stepwell.base.errors import ConfigError, EngineDead
-from stepwell.base.units import parse_size
-from stepwell.engine.config import EngineConfig, EngineFacts, engine_config, flag
-from stepwell.engine.spawn import DEFAULT_FACTORY, EngineProcess
+from stepwell.engine.config import EngineConfig, EngineFacts, flag
+from stepwell.engine.spawn import EngineProcess
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.app import create_app
 from stepwell.server.client import EngineClient
 from stepwell.server.metrics import Metrics
-from stepwell.server.parts import Limits, Parts
+from stepwell.server.options import Endings, ServeOptions
+from stepwell.server.parts import Parts
 
 log = logging.getLogger("stepwell.server")
 
 _Result = TypeVar("_Result")
 _GRACE = 3  # seconds that open connections get to hear the end
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """What to serve, and where. `given` are the names of the config's fields that the user set."""
-
-    config: EngineConfig
-    host: str = "127.0.0.1"
-    port: int = 8000
-    limits: Limits = field(default_factory=Limits)
-    given: frozenset[str] = frozenset()
-    factory: str = DEFAULT_FACTORY
-
-
-def options_from(values: Mapping[str, Any], given: frozenset[str]) -> ServeOptions:
-    """Options from the flags of `stepwell serve` by name. Raises ConfigError."""
-    names = {f.name for f in fields(EngineConfig)}
-    config = engine_config({name: value for name, value in values.items() if name in names})
-    limits = Limits(body_bytes=parse_size(values["max_body_size"]), queue=values["max_queue"])
-    if limits.queue < 1:
-        raise ConfigError(f"--max-queue must be at least 1, not {limits.queue}")
-    if limits.body_bytes < 1:
-        raise ConfigError("--max-body-size must be at least 1")
-    if not 0 <= values["port"] < 65536:
-        raise ConfigError(f"--port must be between 0 and 65535, not {values['port']}")
-    return ServeOptions(config, values["host"], values["port"], limits, given)
+_LOOK = 0.05  # seconds between two looks at something that ends soon
 
 
 class _Server(uvicorn.Server):
@@ -91,31 +66,58 @@ def _listen(options: ServeOptions) -> socket.socket:
     return listener
 
 
+@dataclass(frozen=True, slots=True)
+class _Signals:
+    """`stop` is set by the first signal to end, `hurry` by any after it."""
+
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def receive(self) -> None:
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+
 async def _serve(options: ServeOptions, listener: socket.socket, console: Console) -> int:
-    stop = asyncio.Event()
+    signals = _Signals()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    process = await EngineProcess.start(options.config, options.factory)
+        asyncio.get_running_loop().add_signal_handler(number, signals.receive)
+    process = await EngineProcess.start(options.config, options.factory, options.log_format)
     metrics = Metrics()
-    client = EngineClient(process.link, metrics)
+    client = EngineClient(process.link, metrics, options.patience)
     watch = asyncio.create_task(_watch(process, client))
-    ready = False
+    patience = 0.0
     try:
         console.print(f"Starting the engine for {options.config.model} …", highlight=False, markup=False)
-        started = await _unless(stop, _start(options, client))
+        started = await _unless(signals.stop, _start(options, client))
         if started is None:
             return 0
         facts, tokenizer = started
-        ready = True
+        patience = options.endings.engine
         print_start(console, options.config, options.given, facts)
-        await _run_http(Parts(client, tokenizer, facts, metrics, options.limits), listener, stop, console)
+        await _run_http(_parts(options, client, tokenizer, facts, metrics), listener, signals, options.endings, console)
     except EngineDead as error:
         raise ConfigError(str(error)) from error
     finally:
         watch.cancel()
+        died = client.dead is not None
         client.close()
-        await process.stop(patience=_GRACE if ready else 0)
-    return 0
+        await process.stop(patience)
+    return 1 if died and not signals.stop.is_set() else 0
+
+
+def _parts(
+    options: ServeOptions, client: EngineClient, tokenizer: Tokenizer, facts: EngineFacts, metrics: Metrics
+) -> Parts:
+    return Parts(
+        client,
+        tokenizer,
+        facts,
+        metrics,
+        options.limits,
+        keys=options.keys,
+        origins=options.origins,
+        allow_reset=options.allow_reset,
+    )
 
 
 async def _watch(process: EngineProcess, client: EngineClient) -> None:
@@ -142,9 +144,16 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, _Result]) -> _R
     return None
 
 
-async def _run_http(parts: Parts, listener: socket.socket, stop: asyncio.Event, console: Console) -> None:
+async def _run_http(
+    parts: Parts, listener: socket.socket, signals: _Signals, endings: Endings, console: Console
+) -> None:
     config = uvicorn.Config(
-        create_app(parts), lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=_GRACE
+        create_app(parts),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=endings.keep_alive,
+        timeout_graceful_shutdown=_GRACE,
     )
     server = _Server(config)
     parts.metrics.watch(lambda: parts.client.stats, lambda: parts.client.dead is None)
@@ -152,13 +161,35 @@ async def _run_http(parts: Parts, listener: socket.socket, stop: asyncio.Event, 
     host, port = listener.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     console.print(f"Serving {parts.facts.model} on http://{where} (Ctrl-C to stop)", highlight=False, markup=False)
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+    others = [asyncio.create_task(signals.stop.wait()), asyncio.create_task(_outlive(parts.client, endings.dead))]
+    await asyncio.wait((running, *others), return_when=asyncio.FIRST_COMPLETED)
+    parts.door.open = False
+    await _drain(parts.client, endings.drain, signals.hurry, console)
     console.print("Stopping …")
     parts.client.close()  # every open stream hears it now instead of being cut
     server.should_exit = True
     await running
-    stopping.cancel()
+    for task in others:
+        task.cancel()
+
+
+async def _outlive(client: EngineClient, seconds: float) -> None:
+    """Return some time after the engine has died: until then the server tells everyone why."""
+    while client.dead is None:
+        await asyncio.sleep(_LOOK)
+    await asyncio.sleep(seconds)
+
+
+async def _drain(client: EngineClient, seconds: float, hurry: asyncio.Event, console: Console) -> None:
+    """Wait until the last open sequence has ended, at most `seconds`, and no longer than until someone is in a hurry."""
+    if client.open and seconds:
+        console.print(
+            f"Stopping: {client.open} sequences have {seconds:g} s to end (signal again to end them now) …",
+            highlight=False,
+        )
+    deadline = asyncio.get_running_loop().time() + seconds
+    while client.open and not hurry.is_set() and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(_LOOK)
 
 
 def print_start(console: Console, config: EngineConfig, given: frozenset[str], facts: EngineFacts) -> None:
@@ -170,6 +201,8 @@ def print_start(console: Console, config: EngineConfig, given: frozenset[str], f
         console.print(plan)
     flags = Table("flag", "value", "", box=None, header_style="bold")
     for f in fields(config):
+        if f.name == "faults" and not config.faults:
+            continue
         name = "MODEL" if f.name == "model" else flag(f.name)
         flags.add_row(name, str(getattr(config, f.name)), "given" if f.name in given or name == "MODEL" else "default")
     console.print(flags)

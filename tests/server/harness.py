@@ -41,7 +41,7 @@ def tokenizer_directory(path: Path) -> Path:
 
 def eventually(condition: Callable[[], bool]) -> bool:
     """Whether a condition comes true; the time is only a bound."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
     return condition()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -21,7 +22,8 @@ from typer.testing import CliRunner
 from stepwell.base.errors import ConfigError
 from stepwell.cli import app
 from stepwell.engine.config import EngineConfig
-from stepwell.server.serve import ServeOptions, serve
+from stepwell.server.options import ServeOptions
+from stepwell.server.serve import serve
 from tests.engine.scripted import SLOW
 from tests.server.harness import eventually, tokenizer_directory
 
@@ -29,10 +31,17 @@ PROGRAM = """
 import logging, sys
 from rich.console import Console
 from stepwell.engine.config import EngineConfig
-from stepwell.server.serve import ServeOptions, serve
+from stepwell.server.options import Endings, ServeOptions
+from stepwell.server.serve import serve
 logging.basicConfig(level="WARNING")
 config = EngineConfig(sys.argv[1], served_model_name="tiny", max_num_seqs=7)
-options = ServeOptions(config, port=0, given=frozenset({"max_num_seqs"}), factory="tests.engine.scripted:" + sys.argv[2])
+options = ServeOptions(
+    config,
+    port=0,
+    given=frozenset({"max_num_seqs"}),
+    factory="tests.engine.scripted:" + sys.argv[2],
+    endings=Endings(float(sys.argv[3]), dead=float(sys.argv[4])),
+)
 sys.exit(serve(options, Console(width=200)))
 """
 
@@ -40,9 +49,9 @@ sys.exit(serve(options, Console(width=200)))
 class Served:
     """A front end with its engine, and everything it has printed."""
 
-    def __init__(self, directory: Path, factory: str) -> None:
+    def __init__(self, directory: Path, drain: float = 0, dead: float = 30) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", PROGRAM, str(directory), factory],
+            [sys.executable, "-u", "-c", PROGRAM, str(directory), "build", str(drain), str(dead)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -69,9 +78,13 @@ class Served:
 
     def end(self) -> int:
         """Wait for the end; returns the exit status."""
-        status = self.process.wait(20)
+        status = self.process.wait(90)
         self._reader.join(20)
         return status
+
+    def close(self) -> None:
+        self.process.kill()
+        self.end()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -99,17 +112,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(directory: Path) -> Iterator[Served]:
-    served = Served(directory, "build")
-    try:
+    with closing(Served(directory)) as served:
         yield served
-    finally:
-        served.process.kill()
-        served.end()
 
 
 def test_start_tells_the_plan_and_a_signal_ends_streams_and_both_processes_quietly(served: Served) -> None:
     body = {"prompt": [SLOW, 40], "stream": True}
-    with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=20) as stream:
+    with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=90) as stream:
         lines = stream.iter_lines()
         next(lines)
         engine = served.engine()
@@ -126,7 +135,7 @@ def test_start_tells_the_plan_and_a_signal_ends_streams_and_both_processes_quiet
 
 def test_killed_engine_ends_streams_and_makes_health_fail(served: Served) -> None:
     body = {"prompt": [SLOW, 40], "stream": True}
-    with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=20) as stream:
+    with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=90) as stream:
         lines = stream.iter_lines()
         next(lines)
         os.kill(served.engine(), signal.SIGKILL)
@@ -137,6 +146,51 @@ def test_killed_engine_ends_streams_and_makes_health_fail(served: Served) -> Non
     served.process.send_signal(signal.SIGINT)
     assert served.end() == 0
     assert "Traceback" not in served.text
+
+
+def test_open_calls_may_end_while_new_ones_are_turned_away(directory: Path) -> None:
+    with closing(Served(directory, drain=600)) as served, httpx.Client(base_url=served.url, timeout=90) as http:
+        short = {"prompt": [SLOW, 40], "max_tokens": 60, "stream": True}
+        endless = {"prompt": [SLOW, 40], "stream": True}  # keeps the server from ending before we have looked
+        with (
+            http.stream("POST", "/v1/completions", json=endless) as other,
+            http.stream("POST", "/v1/completions", json=short) as stream,
+        ):
+            lines = stream.iter_lines()
+            next(lines)
+            next(other.iter_lines())
+            assert http.get("/ready").status_code == 200
+            served.process.send_signal(signal.SIGTERM)
+            assert eventually(lambda: http.get("/ready").status_code == 503)
+            assert http.get("/health").status_code == 200
+            refused = http.post("/v1/completions", json={"prompt": [5]})
+            assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+            assert refused.json()["error"]["code"] == "shutting_down"
+            rest = [line for line in lines if line]
+            assert '"finish_reason":"length"' in rest[-2] and rest[-1] == "data: [DONE]"
+        assert served.end() == 0
+
+
+def test_second_signal_ends_what_still_runs(directory: Path) -> None:
+    with closing(Served(directory, drain=600)) as served:
+        body = {"prompt": [SLOW, 40], "stream": True}
+        with httpx.stream("POST", served.url + "/v1/completions", json=body, timeout=90) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            served.process.send_signal(signal.SIGINT)
+            assert eventually(lambda: "1 sequences have 600 s" in served.text)
+            served.process.send_signal(signal.SIGINT)
+            rest = [line for line in lines if line]
+        assert "shutting down" in rest[-2] and rest[-1] == "data: [DONE]"
+        assert served.end() == 0
+
+
+def test_server_whose_engine_has_died_ends_with_a_status_that_has_it_restarted(directory: Path) -> None:
+    with closing(Served(directory, dead=0.1)) as served:
+        assert served.url
+        os.kill(served.engine(), signal.SIGKILL)
+        assert served.end() == 1
+        assert "killed by signal 9" in served.text and "Traceback" not in served.text
 
 
 def options(directory: Path, factory: str) -> ServeOptions:
@@ -178,6 +232,14 @@ def test_command_line_names_what_is_wrong() -> None:
         (["--port", "70000"], "--port"),
         (["--log-level", "loud"], "--log-level"),
         (["--max-body-size", "0"], "--max-body-size"),
+        (["--log-format", "xml"], "--log-format"),
+        (["--body-timeout", "0"], "--body-timeout"),
+        (["--queue-timeout", "-1"], "--queue-timeout"),
+        (["--request-timeout", "0"], "--request-timeout"),
+        (["--drain-timeout", "-1"], "--drain-timeout"),
+        (["--api-key", "short"], "--api-key"),
+        (["--salt-per-key"], "--api-key"),
+        (["--allowed-origins", "example.org"], "--allowed-origins"),
     ):
         result = runner.invoke(app, ["serve", "/nowhere", *arguments])
         assert result.exit_code == 2 and named in result.output, result.output

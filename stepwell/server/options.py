@@ -1,0 +1,95 @@
+"""What `stepwell serve` was told, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from stepwell.base.errors import ConfigError
+from stepwell.base.units import parse_size
+from stepwell.engine.config import EngineConfig, engine_config, flag
+from stepwell.engine.logs import LogFormat
+from stepwell.engine.spawn import DEFAULT_FACTORY
+from stepwell.server.answers import Patience
+from stepwell.server.keys import Keys
+from stepwell.server.parts import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Seconds that each part of the end may take.
+
+    drain      open calls may go on, once no new ones are taken
+    engine     the engine may take to write what it wants to keep, before it is killed
+    keep_alive a connection may be idle, while the server runs
+    dead       the server still says why, after its engine has died
+    """
+
+    drain: float = 20.0
+    engine: float = 30.0
+    keep_alive: int = 75
+    dead: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What to serve, and where. `given` are the names of the config's fields that the user set."""
+
+    config: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 8000
+    limits: Limits = field(default_factory=Limits)
+    patience: Patience = field(default_factory=Patience)
+    endings: Endings = field(default_factory=Endings)
+    keys: Keys = field(default_factory=Keys)
+    origins: tuple[str, ...] = ()
+    allow_reset: bool = False
+    log_format: LogFormat = "text"
+    given: frozenset[str] = frozenset()
+    factory: str = DEFAULT_FACTORY
+
+
+def options_from(values: Mapping[str, Any], given: frozenset[str]) -> ServeOptions:
+    """Options from the flags of `stepwell serve` by name. Raises ConfigError, naming the flag."""
+    names = {f.name for f in fields(EngineConfig)}
+    config = engine_config({name: value for name, value in values.items() if name in names})
+    for name in ("body_timeout", "queue_timeout", "request_timeout"):
+        if values[name] is not None and not values[name] > 0:
+            raise ConfigError(f"{flag(name)} must be above 0 seconds, not {values[name]:g}")
+    for name in ("drain_timeout", "shutdown_timeout", "keep_alive_timeout"):
+        if not values[name] >= 0:
+            raise ConfigError(f"{flag(name)} must be at least 0 seconds, not {values[name]:g}")
+    if not 0 <= values["port"] < 65536:
+        raise ConfigError(f"--port must be between 0 and 65535, not {values['port']}")
+    return ServeOptions(
+        config,
+        values["host"],
+        values["port"],
+        _limits(values),
+        Patience(values["queue_timeout"], values["request_timeout"]),
+        Endings(values["drain_timeout"], values["shutdown_timeout"], values["keep_alive_timeout"]),
+        Keys(values["api_key"] or (), values["salt_per_key"]),
+        _origins(values["allowed_origins"] or ()),
+        values["allow_cache_reset"],
+        values["log_format"],
+        given,
+    )
+
+
+def _limits(values: Mapping[str, Any]) -> Limits:
+    limits = Limits(parse_size(values["max_body_size"]), values["body_timeout"], values["max_queue"])
+    if limits.queue < 1:
+        raise ConfigError(f"--max-queue must be at least 1, not {limits.queue}")
+    if limits.body_bytes < 1:
+        raise ConfigError("--max-body-size must be at least 1")
+    return limits
+
+
+def _origins(given: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    for origin in given:
+        if origin != "*" and "://" not in origin:
+            raise ConfigError(
+                f"--allowed-origins {origin!r} is no origin: write * or a scheme and a host, such as https://example.org"
+            )
+    return tuple(given)

@@ -1,0 +1,38 @@
+"""Sequences in flight, by phase."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stepwell.base.clock import VirtualClock
+from stepwell.server.inflight import InFlight
+from tests.server.test_recent import OUTCOME
+
+
+def test_a_sequence_goes_through_its_phases_and_is_gone() -> None:
+    clock = VirtualClock()
+    flying = InFlight(clock)
+    flying.sent("a", 40)
+    flying.sent("b", 7)
+    assert flying.queued == len(flying) == 2
+    flying.admitted(OUTCOME)
+    clock.advance(2.5)
+    assert [row["phase"] for row in flying.rows(9)] == ["prefill", "queued"]
+    flying.generated("a", 3)
+    row = flying.rows(1)[0]
+    assert (row["id"], row["phase"], row["generated"], row["seconds"]) == ("a", "decode", 3, 2.5)
+    assert (row["prompt"], row["device"], row["host"]) == (40, 16, 8)
+    assert flying.queued == 1 and flying.is_queued("b") and not flying.is_queued("a")
+    flying.gone("a")
+    flying.gone("b")
+    flying.gone("b")
+    assert flying.queued == len(flying) == 0 and flying.rows(9) == []
+
+
+def test_readmissions_and_strangers_change_nothing() -> None:
+    flying = InFlight(VirtualClock())
+    flying.sent("a", 40)
+    for outcome in (OUTCOME, replace(OUTCOME, readmission=True), replace(OUTCOME, request_id="zzz")):
+        flying.admitted(outcome)
+    flying.generated("zzz", 1)
+    assert flying.queued == 0 and len(flying) == 1
