@@ -13,6 +13,7 @@ from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.offers import attached
+from stepwell.cache.ranking import value
 from stepwell.cache.recall import recall
 from stepwell.cache.shed import begin, in_flight
 from stepwell.cache.tree import Item, Node, RungKind, path_tokens
@@ -93,11 +94,10 @@ def _write(directory: Directory, item: Item, costs: Costs, now: float) -> bool:
     batch = _batch(item)
     if batch is None:
         return False
-    if not _worth(directory, item, batch, costs) or batch.pages > directory.pools[Tier.DISK].total:
-        directory.refuse(item, Tier.DISK)
+    if not (_worth(directory, item, batch, costs) and _room_on_disk(directory, item.node, batch.pages)):
+        if attached(item):
+            directory.refuse(item, Tier.DISK)
         return True
-    if not _room_on_disk(directory, item.node, batch.pages):
-        return False
     if not attached(item) or _settled(item) or (batch := _batch(item)) is None:
         return True  # what went to make room let its node join another, which is on offer now
     for part in batch.items:
@@ -143,15 +143,24 @@ def _worth(directory: Directory, item: Item, batch: _Batch, costs: Costs) -> boo
 
 
 def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
-    """Free disk slots for `pages` pages, at the price of what nobody has asked for since an earlier process, then of the least valuable."""
+    """Free disk slots for `pages` pages: of what nobody has asked for since an earlier process, then of what has been of use less
+    recently than `node`; never of anything else, or two runs that do not fit together would be written in turn for ever."""
     pool, catalogue = directory.pools[Tier.DISK], directory.archive.catalogue
-    path = directory.lease(node.kv, Tier.DISK)  # what is about to be built on must not make room for it
+    image = node.rung.image if node.rung is not None else node.kv
+    holds = [
+        directory.lease(held, Tier.DISK) for held in (node.kv, image)
+    ]  # what is built on must not make room for it
     while (lack := pages + catalogue.pages - pool.free) > 0:
         if catalogue.pages and catalogue.trim(lack):
             continue
         victim = directory.offers.drops[Tier.DISK].pop()
         if victim is None:
             break
+        rank, used = value(victim, Tier.DISK)
+        if rank and used >= node.used:
+            directory.offer(victim)
+            break
         directory.drop(victim, Tier.DISK)
-    directory.release(path)
+    for hold in holds:
+        directory.release(hold)
     return lack <= 0

@@ -12,7 +12,8 @@ from stepwell.cache.tree import Item, Node, Root
 def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
     """Drop every copy that is not leased, in every tier, under one salt or (None) under all. Returns the slots freed by tier.
 
-    What an earlier process left on disk under one salt, and nobody has asked for since, stays: its salt cannot be told. Running requests keep what they read; the tokens of what was dropped are remembered as those of anything evicted.
+    Running requests keep what they read; the tokens of what was dropped are remembered as those of anything evicted. What an
+    earlier process left on disk, and nobody has asked for since, tells no salt: it goes only with all.
     """
     freed = dict.fromkeys(directory.pools, 0)
     while dropped := list(_droppable(directory, salt)):

@@ -79,10 +79,10 @@ class EngineLoop:
     def busy(self) -> bool:
         """Whether a step could do anything."""
         unsaved = Tier.DISK in self.directory.pools and self.directory.epoch != self._persisted
-        return self._serving or bool(self.directory.in_flight) or unsaved
+        return self.serving or bool(self.directory.in_flight) or unsaved
 
     @property
-    def _serving(self) -> bool:
+    def serving(self) -> bool:
         """Whether there is anything that a request waits for."""
         q = self.queues
         return bool(q.waiting or q.parked or q.draining or q.running or q.events or self.auditor.busy)
@@ -153,7 +153,8 @@ class EngineLoop:
         self._copy_down(idle=built is None)
         self._seconds += self._clock.now() - began
         events, self.queues.events = self.auditor.strip(self.queues.events), []
-        if built is None and not events and self._copying:
+        budgeted = self.busy and not self.serving  # what is left to write to disk has to wait for its turn
+        if built is None and not events and (self._copying or budgeted):
             self._mover.wait(_IDLE_WAIT)
         return events
 
@@ -198,7 +199,7 @@ class EngineLoop:
         directory, now = self.directory, self._clock.now()
         self.queues.moves.extend(demote_ahead(directory))
         persist_ahead(directory, self.costs, now)
-        if idle and not self._serving and directory.epoch != self._persisted:
+        if idle and not self.serving and directory.epoch != self._persisted:
             more = persist_rest(directory, self.costs, now)
             self._persisted = self._persisted if more else directory.epoch
         self._start_moves()

@@ -31,6 +31,7 @@ from stepwell.sched.job import Draining, Parked, Running
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.step import Carry, Fresh, FromImage, Step, Work
 from stepwell.testing.reference import Reference
+from stepwell.testing.shelf import Shelf
 from stepwell.testing.telltale import LAYERS, Memory, Shard, Words, blank, content
 
 
@@ -198,6 +199,30 @@ def _check_node(memory: Memory, node: Node, states: Words, cells: Words) -> None
             require(3, good, f"{where} is of another state ({count})")
 
 
+def check_shelf(loop: EngineLoop, shelf: Shelf) -> None:
+    """Law 3 on disk: what the tree finds there belongs to records of the right names, in order."""
+    directory = loop.directory
+    block = directory.tree.block
+    place = {slot: (record, i) for record in shelf.records.values() for i, slot in enumerate(record.slots)}
+    for item in cached_items(loop):
+        slots = _slots(item, Tier.DISK).tolist()
+        trail = directory.archive.trail(item.node) if slots else None
+        for index, slot in enumerate(slots):
+            require(3, slot in place, f"{item!r} is on disk in slot {slot}, which no record has")
+            record, offset = place[slot]
+            assert trail is not None
+            if item.what == "image":
+                good = record.name == trail.image(item.node.end) and offset == index
+            else:
+                at = item.node.start + index * block
+                good = record.name.start + offset * block == at and record.name.root == trail.root
+                good = good and (record.name.end > item.node.end or record.name.digest == trail.at(record.name.end))
+                good = good and (
+                    record.name.start < item.node.start or record.name.parent == trail.at(record.name.start)
+                )
+            require(3, good and record.what == item.what, f"slot {slot} of {item!r} is part of {record.name}")
+
+
 # ---- law 4 ------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +239,14 @@ def check_plan(loop: EngineLoop, salt: str, prompt: Ints) -> None:
 def _fingerprint(loop: EngineLoop) -> tuple[object, ...]:
     d, q = loop.directory, loop.queues
     items = [
-        (id(i), tuple(i.locks), tuple(i.bad), i.refused, i.pending is None, *(_slots(i, t).tobytes() for t in Tier))
+        (
+            id(i),
+            tuple(i.locks),
+            tuple(i.bad),
+            tuple(i.refused),
+            i.pending is None,
+            *(_slots(i, t).tobytes() for t in Tier),
+        )
         for i in cached_items(loop)
     ]
     nodes = [(id(n), n.start, n.end, n.used, n.rung and n.rung.used, n.lost) for n in d.tree.nodes()]
@@ -288,3 +320,15 @@ def check_idle(loop: EngineLoop) -> None:
         require(
             5, whole, f"{tier.name.lower()}: {use.free} free + {use.cached} cached of {use.total}, {use.leased} leased"
         )
+
+
+# ---- law 8 ------------------------------------------------------------------------------------------------
+
+
+def check_counts(loop: EngineLoop) -> None:
+    """Law 8 for all admissions together."""
+    tally = loop.queues.tally
+    parts = tally.device + tally.host + tally.disk + tally.recomputed
+    require(8, parts == tally.prompt, f"the tally's {parts} tokens by source are not the prompts' {tally.prompt}")
+    lost = sum(tally.lost.values())
+    require(8, lost == tally.recomputed, f"the tally's {lost} lost tokens are not the {tally.recomputed} recomputed")

@@ -12,6 +12,7 @@ from stepwell.cache.moves import Move, Report, Task, Tier, moves_of
 from stepwell.sched.step import Mover
 from stepwell.store.ranks import JointMover
 from stepwell.testing.faults import FaultPlan, FaultyMover, InstantMover
+from stepwell.testing.shelf import Shelf
 from stepwell.testing.telltale import Memory
 
 Carry = Callable[[Memory, Move], None]
@@ -52,15 +53,19 @@ class Ranks:
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """A mover that notes what passes: copies under way, and what this step has reported."""
+    """A mover that notes what passes: copies under way, and what this step has reported. The shelf gets its orders here."""
 
     inner: Mover
+    shelf: Shelf
     outstanding: set[int] = field(default_factory=set)
     reported: dict[int, bool] = field(default_factory=dict)
 
     def start(self, tasks: Sequence[Task]) -> None:
         self.outstanding |= {move.ticket for move in moves_of(tasks)}
-        self.inner.start(tasks)
+        for task in tasks:
+            if not isinstance(task, Move):
+                self.shelf.obey(task)
+            self.inner.start([task])
 
     def poll(self) -> list[Report]:
         reports = self.inner.poll()

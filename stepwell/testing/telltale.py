@@ -22,7 +22,7 @@ import numpy.typing as npt
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.cache.moves import LiveState, Move, Tier
 from stepwell.cache.tree import root_number
-from stepwell.sched.step import Fresh, FromImage, Step, StepResult, Work
+from stepwell.sched.step import Fresh, FromImage, Logits, Step, StepResult, Work
 
 Words = npt.NDArray[np.uint64]
 
@@ -100,6 +100,12 @@ def _choose(read_outs: Sequence[int], vocab: int) -> int:
     return int(np.bitwise_xor.reduce(np.array(read_outs, np.uint64)) % np.uint64(vocab))
 
 
+def _logits(read_outs: Sequence[int]) -> Logits:
+    """What stands for logits here: the 16-bit parts of the word that the next token is chosen by. Equal or wrong."""
+    word = int(np.bitwise_xor.reduce(np.array(read_outs, np.uint64)))
+    return np.array([word >> shift & 0xFFFF for shift in (0, 16, 32, 48)], np.float32)
+
+
 def answer(prompt: Ints, count: int, vocab: int, salt: str = "", ranks: Sequence[Shard] = ALONE) -> list[int]:
     """The `count` tokens that follow `prompt` under `salt`, as a cold run on these ranks gives them."""
     tokens = np.asarray(prompt, np.int32)
@@ -130,16 +136,23 @@ def geometry(block: int = 4, rung_grid: int = 8, image_pages: int = 2) -> Geomet
 
 
 class Memory:
-    """One rank's slots of both tiers, [slots, words of a page], and live states, [slots, (masked digest, tokens folded)]."""
+    """One rank's slots of every tier, [slots, words of a page], and live states, [slots, (masked digest, tokens folded)]."""
 
     def __init__(
-        self, sizes: Geometry, device_pages: int, host_slots: int, live_slots: int, shard: Shard = ALONE[0]
+        self,
+        sizes: Geometry,
+        device_pages: int,
+        host_slots: int,
+        live_slots: int,
+        shard: Shard = ALONE[0],
+        disk_slots: int = 0,
     ) -> None:
         self.shard = shard
         self.words = sizes.block * LAYERS
         self.arenas = {
             Tier.DEVICE: np.full((device_pages, self.words), POISON, np.uint64),
             Tier.HOST: np.full((host_slots, self.words), POISON, np.uint64),
+            Tier.DISK: np.full((disk_slots, self.words), POISON, np.uint64),
         }
         self.live = np.full((live_slots, 2), POISON, np.uint64)
 
@@ -166,6 +179,11 @@ class Memory:
             return np.array([np.bitwise_xor.reduce(_mix(flat)), POISON], np.uint64)
         return flat[:2]
 
+    def wipe(self) -> None:
+        """The process is gone: nothing is left in any memory of it."""
+        for arena in (*self.arenas.values(), self.live):
+            arena[:] = POISON
+
     def poison(self, tier: Tier, slots: Ints) -> None:
         """Overwrite slots that nobody may read any more."""
         if tier in self.arenas:
@@ -186,7 +204,9 @@ class TellTaleRunner:
         for memory in self._ranks:
             for work in step.works:
                 self._start(memory, work)
-        return StepResult(tuple(self._run(work, step.repeat) for work in step.works))
+        ran = [self._run(work, step.repeat) for work in step.works]
+        kept = [i for i, work in enumerate(step.works) if work.sample is not None and work.sample.keep_logits]
+        return StepResult(tuple(tokens for tokens, _ in ran), logits=tuple((i, _logits(ran[i][1])) for i in kept))
 
     def _start(self, memory: Memory, work: Work) -> None:
         if isinstance(work.state, Fresh):
@@ -194,17 +214,21 @@ class TellTaleRunner:
         elif isinstance(work.state, FromImage):
             memory.live[work.slot] = memory.unpack(memory.arenas[Tier.DEVICE][work.state.pages])
 
-    def _run(self, work: Work, repeat: int) -> tuple[int, ...]:
+    def _run(self, work: Work, repeat: int) -> tuple[tuple[int, ...], list[int]]:
+        """Tokens of one work, and what the ranks have read for the first of them."""
         tokens, sampled, start = work.tokens, [], work.start
+        first: list[int] = []
         for _ in range(repeat):
             for memory in self._ranks:
                 self._forward(memory, work, tokens, start)
             start += len(tokens)
             if work.sample is None:
-                return ()
-            sampled.append(_choose([self._read(memory, work, start) for memory in self._ranks], self.vocab))
+                return (), []
+            read_outs = [self._read(memory, work, start) for memory in self._ranks]
+            first = first or read_outs
+            sampled.append(_choose(read_outs, self.vocab))
             tokens = np.array(sampled[-1:], np.int32)
-        return tuple(sampled)
+        return tuple(sampled), first
 
     def _forward(self, memory: Memory, work: Work, tokens: Ints, start: int) -> None:
         """Fold the tokens, write their cells, leave images at the cuts."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
 from stepwell.sched.config import SchedConfig
@@ -54,6 +55,8 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
         min_load_tokens=None if chance(rng, 20) else rng.randint(0, 2 * block),
         clean_share=number(rng, 5, 0, 30, 100) / 100,
         ghost_blocks=number(rng, 1000, 8, 0),
+        disk_slots=number(rng, 0, rng.randint(1, 20), *(rng.randint(20, 300) for _ in range(3))),
+        write_idle=chance(rng, 60),
     )
     seqs = rng.randint(1, 4)
     sched = SchedConfig(
@@ -65,10 +68,12 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
         vocab=VOCAB,
         cache=not chance(rng, 4),
     )
-    costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9), latency_s=1e-6)
+    disk = number(rng, 10**9, 10**9, 10**5)  # bytes a second; the least is hardly worth a write
+    costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, disk), latency_s=1e-6)
+    budget = Budget(number(rng, 2000, 20000), number(rng, 1, 50)) if chance(rng, 25) else Budget()
     plans = tuple(_faults(rng, seed * ranks + rank) for rank in range(ranks))
     same_kv = ranks > 1 and chance(rng, 30)
-    return Harness(cache, sched, None, costs, VOCAB, ranks=ranks, rank_faults=plans, same_kv=same_kv)
+    return Harness(cache, sched, None, costs, VOCAB, ranks=ranks, rank_faults=plans, same_kv=same_kv, budget=budget)
 
 
 def _faults(rng: Chooser, seed: int) -> FaultPlan:
@@ -117,6 +122,8 @@ class Driver:
             self.flush()
         elif roll <= 97:
             self.spoil()
+        elif roll <= 99:
+            self.restart()
         else:
             self.harness.deliver()
 
@@ -149,11 +156,17 @@ class Driver:
         if name := self._open():
             self.harness.spoil(name)
 
+    def restart(self) -> None:
+        if Tier.DISK in self.harness.loop.directory.pools:
+            self.harness.restart()
+
     def flush(self) -> None:
-        tier = Tier.HOST if chance(self.rng, 12) else Tier.DEVICE
-        if tier in self.harness.loop.directory.pools:
-            keep = self.rng.randint(1, 60) if chance(self.rng, 50) else 0
-            self.harness.flush(tier, demote_first=not chance(self.rng, 20), keep=keep)
+        """Device, host, disk, or device and host: so that something is left below more often than not."""
+        tiers = ((Tier.DEVICE,), (Tier.HOST,), (Tier.DISK,), (Tier.DEVICE, Tier.HOST))
+        for tier in tiers[number(self.rng, *[0] * 8, 1, 2, *[3] * 5)]:
+            if tier in self.harness.loop.directory.pools:
+                keep = self.rng.randint(1, 60) if chance(self.rng, 50) else 0
+                self.harness.flush(tier, demote_first=not chance(self.rng, 20), keep=keep)
 
     @property
     def open(self) -> list[str]:

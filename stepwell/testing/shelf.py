@@ -1,0 +1,134 @@
+"""A disk that is a few arrays: what a store must do about names, orders and restarts, without a file.
+
+The bytes lie in the ranks' memories, by slot, as those of the other tiers. The shelf knows which record each slot is part of, as
+a manifest would, and is the `Catalogue` of what an earlier engine left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.catalogue import Dormant
+from stepwell.cache.moves import Divide, Extent, Forget, Move, Name, Order, Tier, Touch
+from stepwell.cache.names import Names
+from stepwell.testing.telltale import Memory, Words
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One published record: `slots` of the process that wrote or adopted it, `used` by count of orders."""
+
+    what: Literal["kv", "image"]
+    name: Name
+    slots: tuple[int, ...]
+    used: int
+
+
+class Shelf:
+    """`records` are those of this process, `dormant` those of an earlier one, by number."""
+
+    def __init__(self, memories: Sequence[Memory], block: int, chunk: int) -> None:
+        self.names = Names(bytes(range(32)), chunk)
+        self.records: dict[int, Record] = {}
+        self.dormant: dict[int, Record] = {}
+        self._memories = tuple(memories)
+        self._saved: list[Words] = []
+        self._written: Counter[int] = Counter()
+        self._block = block
+        self._numbers = 0
+        self._ticks = 0
+
+    # ---- the catalogue ------------------------------------------------------------------------------------------
+
+    @property
+    def pages(self) -> int:
+        return sum(len(record.slots) for record in self.dormant.values())
+
+    def under(self, parent: bytes) -> Sequence[Dormant]:
+        found = [(number, r) for number, r in self.dormant.items() if r.name.parent == parent]
+        return [Dormant(number, r.what, r.name, len(r.slots)) for number, r in found]
+
+    def adopt(self, dormant: Dormant, slots: Ints) -> None:
+        record = self.dormant.pop(dormant.record)
+        for memory, saved in zip(self._memories, self._saved, strict=True):
+            memory.arenas[Tier.DISK][slots] = saved[list(record.slots)]
+        self.records[dormant.record] = replace(record, slots=tuple(slots.tolist()))
+
+    def discard(self, dormant: Dormant) -> None:
+        del self.dormant[dormant.record]
+
+    def trim(self, pages: int) -> int:
+        gone = 0
+        for number, record in sorted(self.dormant.items(), key=lambda pair: pair[1].used):
+            if gone >= pages:
+                break
+            del self.dormant[number]
+            gone += len(record.slots)
+        return gone
+
+    # ---- the store ----------------------------------------------------------------------------------------------
+
+    def publish(self, move: Move) -> None:
+        """One rank has copied `move` to disk. Its records can be found once every rank has; a torn one cannot."""
+        assert isinstance(move.target, Extent)
+        slots = move.target.slots.tolist()
+        sizes = [(n.end - n.start) // self._block or len(slots) for n in move.names]
+        if sum(sizes) != len(slots):
+            return
+        self._written[move.ticket] += 1
+        if self._written[move.ticket] < len(self._memories):
+            return
+        for name, size in zip(move.names, sizes, strict=True):
+            self._add(Record(move.what, name, tuple(slots[:size]), self._tick()))
+            slots = slots[size:]
+
+    def obey(self, order: Order) -> None:
+        match order:
+            case Forget(slots=slots):
+                gone = set(slots.tolist())
+                self.records = {n: r for n, r in self.records.items() if gone.isdisjoint(r.slots)}
+            case Touch(slots=slots):
+                used, now = set(slots.tolist()), self._tick()
+                for number, record in self.records.items():
+                    if not used.isdisjoint(record.slots):
+                        self.records[number] = replace(record, used=now)
+            case Divide():
+                self._divide(order)
+
+    def restart(self) -> None:
+        """The process is gone, and its memories with it; only the records are left."""
+        self.dormant |= self.records  # numbers are never used twice
+        old = [memory.arenas[Tier.DISK].copy() for memory in self._memories]
+        width = len(old[0])
+        saved = [np.concatenate([rest, rows]) for rest, rows in zip(self._saved or old, old, strict=True)]
+        shift = width if not self._saved else len(self._saved[0])
+        for number in self.records:
+            record = self.dormant[number]
+            self.dormant[number] = replace(record, slots=tuple(slot + shift for slot in record.slots))
+        self._saved = saved
+        self._written.clear()
+        self.records = {}
+
+    def _divide(self, order: Divide) -> None:
+        for number, record in list(self.records.items()):
+            if order.last in record.slots and order.first in record.slots:
+                cut = record.slots.index(order.first)
+                upper = replace(record.name, digest=order.digest, end=order.at)
+                lower = replace(record.name, parent=order.digest, start=order.at)
+                self.records[number] = replace(record, name=upper, slots=record.slots[:cut])
+                self._add(Record(record.what, lower, record.slots[cut:], record.used))
+                return
+
+    def _add(self, record: Record) -> None:
+        self._numbers += 1
+        self.records[self._numbers] = record
+
+    def _tick(self) -> int:
+        self._ticks += 1
+        return self._ticks
