@@ -14,6 +14,7 @@ tokens must give.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class Recorder:
         self.steps.append(step)
         result = self.inner.run(step)
         errors = tuple((i, "not a number") for i, work in enumerate(step.works) if work.request_id in self.fail)
-        return StepResult(result.sampled, errors)
+        return replace(result, errors=errors)
 
 
 class Rig:

@@ -1,0 +1,94 @@
+"""Grammars on token masks: what may come next, after any history, and what cannot be followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from stepwell.engine.guide import GuideError, Guides
+from stepwell.engine.tokenizer import Tokenizer
+from stepwell.sched.request import SamplingParams
+from tests.server.templates import talking_tokenizer
+
+VOCAB = 320
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("words")
+    talking_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory: Path) -> Tokenizer:
+    return Tokenizer.load(str(directory))
+
+
+@pytest.fixture
+def guides(directory: Path) -> Guides:
+    return Guides(str(directory), VOCAB, (EOS, 0), keep=2)
+
+
+def pattern(text: str, after: int | None = None) -> SamplingParams:
+    return SamplingParams(grammar=LLMatcher.grammar_from_regex(text), grammar_after=after)
+
+
+def allowed(guides: Guides, name: str, params: SamplingParams, answer: list[int]) -> set[int]:
+    mask = guides.allowed(name, params, np.array(answer, np.int32))
+    assert mask is not None and mask.shape == (VOCAB,)
+    return set(np.flatnonzero(mask).tolist())
+
+
+def test_only_what_the_pattern_allows_may_come_and_at_its_end_only_ends(guides: Guides, tokenizer: Tokenizer) -> None:
+    a, b = (tokenizer.encode(text).tolist()[0] for text in "ab")
+    assert allowed(guides, "r", pattern("ab"), []) >= {a}
+    assert b not in allowed(guides, "r", pattern("ab"), [])
+    assert allowed(guides, "r", pattern("ab"), [a]) == {b}
+    assert allowed(guides, "r", pattern("ab"), [a, b]) == {EOS, 0}
+
+
+def test_forgotten_matchers_are_made_again_from_the_answer(guides: Guides, tokenizer: Tokenizer) -> None:
+    text = tokenizer.encode("cab").tolist()
+    first = [allowed(guides, "kept", pattern("c(a|b)+"), text[:i]) for i in range(len(text) + 1)]
+    for i in range(len(text), -1, -1):  # backwards, and others in between: nothing of the last call is of use
+        assert allowed(guides, "kept", pattern("c(a|b)+"), text[:i]) == first[i]
+        for other in "xyz":
+            allowed(guides, other, pattern("x*"), [])
+
+
+def test_grammar_that_begins_later_leaves_what_comes_before_alone(guides: Guides, tokenizer: Tokenizer) -> None:
+    mark = tokenizer.token_id("</think>")
+    assert mark is not None
+    params = pattern("b", after=mark)
+    b = tokenizer.encode("b").tolist()
+    assert guides.allowed("r", params, np.array([5, 6], np.int32)) is None
+    assert allowed(guides, "r", params, [5, 6, mark]) == set(b)
+    assert allowed(guides, "r", params, [5, 6, mark, *b]) == {EOS, 0}
+
+
+def test_marks_that_are_tokens_of_their_own_count_as_their_text(guides: Guides, tokenizer: Tokenizer) -> None:
+    mark = tokenizer.token_id("<tool_call>")
+    params = pattern("<tool_call>x")
+    assert mark is not None and mark in allowed(guides, "r", params, [])
+    assert allowed(guides, "r", params, [mark]) == set(tokenizer.encode("x").tolist())
+    assert 1 not in allowed(guides, "free", pattern("(?s:.*)"), [])  # a special token stands for no text
+
+
+def test_what_cannot_be_followed_is_that_requests_error(guides: Guides) -> None:
+    with pytest.raises(GuideError, match="not valid"):
+        guides.allowed("r", SamplingParams(grammar="start: ("), np.array([], np.int32))
+    with pytest.raises(GuideError, match="left its grammar"):
+        guides.allowed("s", pattern("a"), np.array([90, 91, 92], np.int32))
+    with pytest.raises(GuideError, match="cannot be followed"):
+        guides.allowed("t", SamplingParams(grammar=LLMatcher.grammar_from_lark("start: start")), np.array([], np.int32))
+    assert guides.allowed("u", pattern("a"), np.array([], np.int32)) is not None
+
+
+def test_missing_tokenizer_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(GuideError, match=r"tokenizer\.json"):
+        Guides(str(tmp_path), VOCAB, (EOS,), 2).allowed("r", pattern("a"), np.array([], np.int32))
