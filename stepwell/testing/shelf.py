@@ -40,6 +40,8 @@ class Shelf:
         self._memories = tuple(memories)
         self._saved: list[Words] = []
         self._written: Counter[int] = Counter()
+        self._taken: set[int] = set()
+        self._late: Counter[int] = Counter()
         self._block = block
         self._numbers = 0
         self._ticks = 0
@@ -56,6 +58,7 @@ class Shelf:
 
     def adopt(self, dormant: Dormant, slots: Ints) -> None:
         record = self.dormant.pop(dormant.record)
+        self._forget_early(set(slots.tolist()))
         for memory, saved in zip(self._memories, self._saved, strict=True):
             memory.arenas[Tier.DISK][slots] = saved[list(record.slots)]
         self.records[dormant.record] = replace(record, slots=tuple(slots.tolist()))
@@ -91,8 +94,10 @@ class Shelf:
     def obey(self, order: Order) -> None:
         match order:
             case Forget(slots=slots):
-                gone = set(slots.tolist())
-                self.records = {n: r for n, r in self.records.items() if gone.isdisjoint(r.slots)}
+                told = set(slots.tolist())
+                early = {slot for slot in told if self._late[slot]}
+                self._late.subtract(early)
+                self._forget(told - early)
             case Touch(slots=slots):
                 used, now = set(slots.tolist()), self._tick()
                 for number, record in self.records.items():
@@ -112,8 +117,20 @@ class Shelf:
             record = self.dormant[number]
             self.dormant[number] = replace(record, slots=tuple(slot + shift for slot in record.slots))
         self._saved = saved
-        self._written.clear()
+        for noted in (self._written, self._taken, self._late):
+            noted.clear()
         self.records = {}
+
+    def _forget_early(self, slots: set[int]) -> None:
+        """An adoption takes its slots at once. That they were to be forgotten before is an order still to come: swallow it then."""
+        early = slots & self._taken
+        self._late.update(early)
+        self._forget(early)
+        self._taken |= slots
+
+    def _forget(self, gone: set[int]) -> None:
+        self._taken -= gone
+        self.records = {n: r for n, r in self.records.items() if gone.isdisjoint(r.slots)}
 
     def _divide(self, order: Divide) -> None:
         for number, record in list(self.records.items()):
@@ -127,6 +144,7 @@ class Shelf:
 
     def _add(self, record: Record) -> None:
         self._numbers += 1
+        self._taken.update(record.slots)
         self.records[self._numbers] = record
 
     def _tick(self) -> int:
