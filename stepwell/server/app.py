@@ -13,7 +13,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 from stepwell.base.errors import RequestError, StepwellError
 from stepwell.server import schema
+from stepwell.server.cache_routes import CacheRoutes
 from stepwell.server.calls import GenerationRoutes
+from stepwell.server.dashboard import DashboardRoutes
 from stepwell.server.dialect import Dialect
 from stepwell.server.errors import Problem, any_problem
 from stepwell.server.gate import Gate
@@ -28,11 +30,14 @@ def create_app(parts: Parts) -> FastAPI:
     calls = CallReader(parts.facts, parts.limits.body_bytes, parts.limits.body_seconds)
     routes = Routes(parts, calls)
     generation = GenerationRoutes(parts, calls)
+    cache = CacheRoutes(parts, calls)
+    dashboard = DashboardRoutes(parts)
     for path, call, handler in (
         ("/v1/completions", schema.CompletionCall, generation.completions),
         ("/v1/chat/completions", schema.ChatCall, generation.chat_completions),
         ("/tokenize", schema.TokenizeCall, routes.tokenize),
         ("/detokenize", schema.DetokenizeCall, routes.detokenize),
+        ("/cache/explain", schema.ChatCall, cache.explain),
     ):
         body = {"content": {"application/json": {"schema": call.model_json_schema()}}}
         app.add_api_route(path, handler, methods=["POST"], openapi_extra={"requestBody": body})
@@ -41,6 +46,9 @@ def create_app(parts: Parts) -> FastAPI:
     app.add_api_route("/health", routes.health, methods=["GET"])
     app.add_api_route("/ready", routes.ready, methods=["GET"])
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
+    app.add_api_route("/cache/reset", cache.reset, methods=["POST"])
+    app.add_api_route("/dashboard", dashboard.page, methods=["GET"], include_in_schema=False)
+    app.add_api_route("/dashboard/events", dashboard.events, methods=["GET"], include_in_schema=False)
 
     async def answer(request: Request, error: Exception) -> Response:
         problem = any_problem(error)

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from stepwell.base.clock import Clock, WallClock
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.tally import Tally
 from stepwell.engine.messages import Stats
 from stepwell.engine.stats import COPIES, COUNTERS, GAUGES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason
@@ -53,6 +54,8 @@ class Metrics:
     def __init__(self, clock: Clock | None = None) -> None:
         self.registry = CollectorRegistry()
         self.recent = Recent(clock or WallClock())
+        self._tally = Tally()
+        self._ends: dict[str, int] = dict.fromkeys(get_args(FinishReason), 0)
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens by where they came from", "source", SOURCES)
         self._lost = self._counter(
             "recomputed_tokens", "Recomputed prompt tokens by what they were lost to", "lost_to", Loss
@@ -84,13 +87,23 @@ class Metrics:
         """All metrics in the text format."""
         return generate_latest(self.registry)
 
+    def totals(self) -> dict[str, dict[str, int]]:
+        """Sums since the start: prompt tokens by source, recomputed ones by what they were lost to, sequences by how they ended."""
+        tally = self._tally
+        return {
+            "tokens": {source: getattr(tally, source) for source in SOURCES},
+            "lost": {loss.value: tokens for loss, tokens in tally.lost.items()},
+            "ends": dict(self._ends),
+        }
+
     def admitted(self, outcome: AdmissionOutcome) -> None:
         if outcome.readmission:  # its tokens were counted when it was first admitted
             self._readmissions.inc()
             return
         self.recent.admitted(outcome)
+        self._tally.add(outcome)
         for source in SOURCES:
-            self._prompt_tokens.labels(source).inc(_tokens_from(outcome, source))
+            self._prompt_tokens.labels(source).inc(getattr(outcome, source))
         for loss, tokens in outcome.lost:
             self._lost.labels(loss).inc(tokens)
         self._admissions.labels(outcome.reason).inc()
@@ -109,6 +122,7 @@ class Metrics:
 
     def finished(self, reason: FinishReason, empty: bool) -> None:
         self._finished.labels(reason).inc()
+        self._ends[reason] += 1
         self.recent.slice().ended += 1
         if empty and reason in ("stop", "length"):
             self._empty.inc()
@@ -134,18 +148,6 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"stepwell_{name}", text, buckets=buckets, registry=self.registry)
-
-
-def _tokens_from(outcome: AdmissionOutcome, source: str) -> int:
-    match source:
-        case "device":
-            return outcome.device
-        case "host":
-            return outcome.host
-        case "disk":
-            return outcome.disk
-        case _:
-            return outcome.recomputed
 
 
 class _EngineGauges(Collector):

@@ -23,6 +23,7 @@ from stepwell.engine.config import EngineConfig, Report
 from stepwell.engine.process import ServedLoop, answers_address, commands_address, serve
 from stepwell.engine.spawn import EngineLink
 from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.answers import Patience
 from stepwell.server.app import create_app
 from stepwell.server.client import EngineClient
 from stepwell.server.metrics import Metrics
@@ -57,12 +58,18 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(tokenizer: Tokenizer, limits: Limits | None = None, loop: Any = None) -> Iterator[Running]:
-    """A server until the block ends, on `loop` or a scripted one."""
+def running(
+    tokenizer: Tokenizer,
+    limits: Limits | None = None,
+    loop: Any = None,
+    patience: Patience | None = None,
+    **parts: Any,
+) -> Iterator[Running]:
+    """A server until the block ends, on `loop` or a scripted one. `parts` are further parts of a server, by name."""
     directory = tempfile.mkdtemp(prefix="sw-")
     loop = loop or ScriptedLoop()
     engine = threading.Thread(target=_engine, args=(loop, directory))
-    front = _Front(directory, tokenizer, limits or Limits())
+    front = _Front(directory, tokenizer, patience, {"limits": limits or Limits(), **parts})
     engine.start()
     front.start()
     try:
@@ -96,11 +103,12 @@ def _engine(loop: ServedLoop, directory: str) -> None:
 class _Front(threading.Thread):
     """uvicorn and the engine client, in the event loop of a thread."""
 
-    def __init__(self, directory: str, tokenizer: Tokenizer, limits: Limits) -> None:
+    def __init__(self, directory: str, tokenizer: Tokenizer, patience: Patience | None, parts: dict[str, Any]) -> None:
         super().__init__()
         self._directory = directory
         self._tokenizer = tokenizer
-        self._limits = limits
+        self._patience = patience
+        self._parts = parts
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.up = threading.Event()
@@ -119,11 +127,11 @@ class _Front(threading.Thread):
     async def _run(self) -> None:
         metrics = Metrics()
         link = EngineLink(self._directory)
-        client = EngineClient(link, metrics)
+        client = EngineClient(link, metrics, self._patience)
         try:
             known = await client.ready()
             metrics.watch(lambda: client.stats, lambda: client.dead is None)
-            app = create_app(Parts(client, self._tokenizer, known, metrics, self._limits))
+            app = create_app(Parts(client, self._tokenizer, known, metrics, **self._parts))
             config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=3)
             self._server = uvicorn.Server(config)
             serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))

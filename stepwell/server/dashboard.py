@@ -1,0 +1,79 @@
+"""GET /dashboard: one page without outside parts, and the numbers that it shows, as server-sent events.
+
+Numbers, request ids and the name of the model: no text, no salts, no sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from importlib import resources
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+
+from stepwell.engine.stats import COPIES
+from stepwell.server.parts import Parts
+from stepwell.server.recent import SECONDS, SLICES
+from stepwell.server.streams import EventStream
+
+_EVERY = 1.0  # seconds between two events
+_ROWS = 40
+_PAGE_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+}
+
+
+class DashboardRoutes:
+    """One method a route."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._page = resources.files("stepwell.server").joinpath("dashboard.html").read_bytes()
+        self._began = parts.clock.now()
+
+    async def page(self, request: Request) -> Response:
+        return Response(self._page, 200, _PAGE_HEADERS, "text/html; charset=utf-8")
+
+    async def events(self, request: Request) -> Response:
+        return EventStream(self._states(), _nothing, {})
+
+    async def _states(self) -> AsyncIterator[bytes]:
+        """The whole window first, then what has changed since; ends with the server."""
+        seen = -1
+        while True:
+            yield b"data: " + orjson.dumps(self._state(seen)) + b"\n\n"
+            if self._parts.client.dead is not None:
+                return
+            seen = self._parts.metrics.recent.now - 1
+            await asyncio.sleep(_EVERY)
+
+    def _state(self, after: int) -> dict[str, Any]:
+        parts, stats = self._parts, self._parts.client.stats
+        copied = stats.copied or [0] * len(COPIES)
+        return {
+            "model": parts.facts.model,
+            "dead": parts.client.dead,
+            "draining": not parts.door.open,
+            "seconds": round(parts.clock.now() - self._began),
+            "slice": {"now": parts.metrics.recent.now, "seconds": SECONDS, "count": SLICES},
+            "points": parts.metrics.recent.points(after),
+            "pages": stats.pages,
+            "page_bytes": stats.gauges.get("page_bytes", 0),
+            "queues": stats.queues,
+            "gauges": stats.gauges,
+            "counters": stats.counters,
+            "copied": [[source, target, count] for (source, target), count in zip(COPIES, copied, strict=True)],
+            "totals": parts.metrics.totals(),
+            "joint": stats.joint,
+            "requests": parts.client.in_flight.rows(_ROWS),
+            "open": parts.client.open,
+        }
+
+
+def _nothing() -> None:
+    """A page that is closed leaves nothing behind."""
