@@ -139,7 +139,7 @@ def main(path: Path, seed: int) -> None:
         print("serving", flush=True)
         while True:
             stem = stems()[int(rng.integers(4))]
-            engine.ask(join(stem[: int(rng.integers(20, 49))], numbers(9, int(rng.integers(1 << 30)))), 4)
+            engine.ask(join(stem[: 16 * int(rng.integers(1, 4))], numbers(9, int(rng.integers(1 << 30)))), 4)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,13 @@ def counted(harness: Harness) -> Tally:
     return tally
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_counter_is_the_sum_of_what_callers_were_told(seed: int) -> None:
     """Loads that are late, fail, or end after their request; preemptions; requests that pass the cache by."""
     rng = random.Random(seed)
     faults = FaultPlan(rng).delay(HOST, polls=2, chance=0.5).fail(HOST, chance=0.2).duplicate(chance=0.2)
     harness = engine(rules(36, 120, clean=0.5), faults, seqs=3)
-    for number in range(30):
+    for number in range(24):
         stem = numbers(rng.choice((16, 33)), number % 4)
         submit(harness, f"{number}", join(stem, numbers(6, number)), 6, read_cache=rng.random() < 0.9)
         for _ in range(rng.randrange(4)):

@@ -36,7 +36,7 @@ class TestTwelveTurns:
                 assert how.recomputed <= new + 1 + GRID + GRID, "the answer is reused too, to its last rung"
             prompt = join(history(harness, f"{number}"), self.turn(number))
 
-    @pytest.mark.parametrize("kept", range(0, 12, 3))
+    @pytest.mark.parametrize("kept", [0, 7])
     def test_where_the_last_answers_reasoning_is_left_out(self, kept: int) -> None:
         """Of an answer of 16 tokens the client sends back the last few."""
         harness, prompt = talker(), numbers(75, 1)
@@ -48,7 +48,7 @@ class TestTwelveTurns:
             answer = history(harness, f"{number}")[len(prompt) :]
             prompt = join(prompt, answer[len(answer) - kept :], self.turn(number))
 
-    @pytest.mark.parametrize("trimmed", [1, 4, 9])
+    @pytest.mark.parametrize("trimmed", [1, 9])
     def test_where_an_old_tool_output_is_cut_short(self, trimmed: int) -> None:
         harness = talker()
         parts: list[Ints] = [numbers(75, 1)]
@@ -66,7 +66,7 @@ class TestTwelveTurns:
         again = ask(harness, "next turn", join(history(harness, "edited"), self.turn(0)), 5)
         assert again.recomputed <= len(self.turn(0)) + 1 + 2 * GRID, "once, and not every turn from then on"
 
-    @pytest.mark.parametrize("lead", range(72, 81))
+    @pytest.mark.parametrize("lead", range(72, 81, 2))
     def test_where_the_end_of_each_prompt_is_rendered_anew(self, lead: int) -> None:
         """The last three tokens ask for an answer, and are not there once it has been given: wherever they fall on the grid, the
         next turn goes back no further than to the end of the prompt before."""
@@ -99,7 +99,7 @@ def test_a_first_prompt_whose_end_is_rendered_anew_is_not_all_computed_again(lea
     assert how.boundary >= lead - 2 * GRID
 
 
-@pytest.mark.parametrize("budget", [24, 64, 400])
+@pytest.mark.parametrize("budget", [24, 400])
 @pytest.mark.parametrize("company", [0, 3])
 def test_how_prompts_are_cut_and_who_else_runs_makes_no_difference_to_the_next_turn(budget: int, company: int) -> None:
     """Two turns and their repetition, at every budget, alone and among others."""
@@ -130,7 +130,7 @@ def test_an_edit_near_the_start_costs_one_prefill_and_no_second() -> None:
     assert ask(harness, "new again", join(edited, numbers(4)), 2).boundary == 392
 
 
-@pytest.mark.parametrize("answer", [16, 24, 50, 64])
+@pytest.mark.parametrize("answer", [16, 50])
 def test_an_answer_of_many_tokens_is_not_computed_again_with_the_next_turn(answer: int) -> None:
     harness, prompt = talker(), numbers(37, 1)
     ask(harness, "a", prompt, answer)

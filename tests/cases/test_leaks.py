@@ -19,7 +19,7 @@ from tests.sched.test_resume import example as rigged
 HOST = Where(source=Tier.HOST)
 
 
-@pytest.mark.parametrize("turns", range(9))
+@pytest.mark.parametrize("turns", (0, 1, 2, 3, 5, 8))
 def test_a_storm_of_aborts_leaves_an_engine_as_good_as_new(turns: int) -> None:
     """All callers hang up at once, whatever state their requests are in: waiting, parked, running, preempted."""
     harness = example(24, clean=0.3)
@@ -134,7 +134,7 @@ def test_hits_that_use_nothing_of_host_hold_nothing_there() -> None:
     harness = engine(rules(64, 40, clean=1.0))
     ask(harness, "first", PROMPT, 1)
     copy_down(harness)
-    for number in range(150):
+    for number in range(60):
         how = ask(harness, f"{number}", join(PROMPT, numbers(3, number)), 1)
         assert how.host == 0 and how.device >= 36
     assert harness.loop.directory.use(Tier.HOST).leased == 0
@@ -186,11 +186,11 @@ def test_after_many_failed_loads_everything_is_served_as_if_none_had_failed() ->
     faults = FaultPlan(random.Random(3)).fail(HOST, chance=0.2, copied="half")
     harness = engine(rules(40, 200, clean=1.0), faults)
     stems = [numbers(32, seed) for seed in range(5)]
-    for number in range(40):
+    for number in range(24):
         ask(harness, f"{number}", join(stems[number % 5], numbers(1 + number % 9, 100 + number)), 3)
         if number % 4 == 0:
             harness.flush(Tier.DEVICE, demote_first=True)
-    assert harness.mover.tally["failed"] > 3
+    assert harness.mover.tally["failed"] > 2
     for number in range(8):
         ask(harness, f"short {number}", numbers(2 + number % 3, 300 + number), 6)
         ask(harness, f"warm {number}", join(stems[number % 5], numbers(2, 400 + number)), 6)
@@ -199,7 +199,7 @@ def test_after_many_failed_loads_everything_is_served_as_if_none_had_failed() ->
 
 def test_hundreds_of_small_conversations_take_no_more_memory_than_the_first() -> None:
     """All bytes that the interpreter knows of, arrays included: a view that keeps its base alive would show."""
-    engine = Bare(rules(48, 96, grid=8, clean=0.3, ghosts=200))
+    engine = Bare(rules(48, 96, grid=8, clean=0.3, ghosts=60))
     rng = random.Random(1)
     stems = [numbers(24, seed) for seed in range(6)]
 
@@ -217,12 +217,12 @@ def test_hundreds_of_small_conversations_take_no_more_memory_than_the_first() ->
 
     tracemalloc.start(1)
     try:
-        serve(120)
-        before = serve(20)
-        after = serve(140)
+        serve(70)
+        before = serve(10)
+        after = serve(70)
     finally:
         tracemalloc.stop()
     for node in engine.loop.directory.tree.nodes():
         for array in (node.tokens, *(slots for item in node.items() for slots in item.at if slots is not None)):
             assert array.base is None or array.base.nbytes == array.nbytes, f"{node!r} keeps more than its own alive"
-    assert after - before < 20_000, f"{after - before} bytes more after 280 requests more"
+    assert after - before < 15_000, f"{after - before} bytes more after 140 requests more"
