@@ -156,9 +156,9 @@ def test_open_calls_may_end_while_new_ones_are_turned_away(directory: Path) -> N
             http.stream("POST", "/v1/completions", json=endless) as other,
             http.stream("POST", "/v1/completions", json=short) as stream,
         ):
-            lines = stream.iter_lines()
+            lines, others = stream.iter_lines(), other.iter_lines()
             next(lines)
-            next(other.iter_lines())
+            next(others)
             assert http.get("/ready").status_code == 200
             served.process.send_signal(signal.SIGTERM)
             assert eventually(lambda: http.get("/ready").status_code == 503)
@@ -168,6 +168,7 @@ def test_open_calls_may_end_while_new_ones_are_turned_away(directory: Path) -> N
             assert refused.json()["error"]["code"] == "shutting_down"
             rest = [line for line in lines if line]
             assert '"finish_reason":"length"' in rest[-2] and rest[-1] == "data: [DONE]"
+            others.close()
         assert served.end() == 0
 
 

@@ -1,0 +1,198 @@
+"""The page in a real browser: it fills, it can be used by keyboard and on a phone, and the console stays empty."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.keys import Keys
+from tests.engine.scripted import SLOW
+from tests.server.harness import Running, eventually, running
+from tests.server.test_gate import KEY, MINE
+
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+DRIVER = shutil.which("chromedriver")
+in_browser = pytest.mark.skipif(
+    BROWSER is None or DRIVER is None, reason="needs Chromium and chromedriver (apt install chromium chromium-driver)"
+)
+
+
+def state(server: Running, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """The first event of the page's stream."""
+    with httpx.stream("GET", server.url + "/dashboard/events", headers=headers, timeout=60) as stream:
+        line = next(line for line in stream.iter_lines() if line)
+    told: dict[str, Any] = json.loads(line.removeprefix("data: "))
+    return told
+
+
+def test_events_tell_the_window_and_what_is_in_flight(server: Running) -> None:
+    body = {"prompt": "sesame", "max_tokens": 3, "cache_salt": "tenant", "session_id": "s-9"}
+    httpx.post(server.url + "/v1/completions", json=body)
+    with httpx.stream("POST", server.url + "/v1/completions", json={"prompt": [SLOW, 40], "stream": True}) as stream:
+        lines = stream.iter_lines()  # kept: the connection goes with it
+        next(lines)
+        told = state(server)
+    (row,) = told["requests"]
+    assert (row["phase"], row["prompt"]) == ("decode", 2) and told["open"] == 1
+    assert sum(told["totals"]["tokens"].values()) == sum(
+        point[source] for point in told["points"] for source in ("device", "host", "disk", "recomputed")
+    )
+    assert told["pages"]["device"]["private"] == 0 and told["joint"].startswith("joint:")
+    assert not any(word in json.dumps(told) for word in ("sesame", "tenant", "s-9"))
+    assert eventually(lambda: server.client.open == 0)
+
+
+def test_page_has_no_outside_parts(server: Running) -> None:
+    page = httpx.get(server.url + "/dashboard")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "http://" not in page.text.replace("http://www.w3.org/2000/svg", "") and "https://" not in page.text
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, driven."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(BROWSER)
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-proxy-server"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    driver.set_page_load_timeout(90)
+    driver.set_script_timeout(90)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def locked(tokenizer: Tokenizer) -> Iterator[Running]:
+    with running(tokenizer, keys=Keys([KEY])) as server:
+        yield server
+
+
+def text(browser: Any, css: str) -> str:
+    return str(browser.execute_script("return document.querySelector(arguments[0]).textContent", css))
+
+
+def opened(browser: Any, server: Running, width: int = 1200, height: int = 1500) -> None:
+    """Show the page, and wait until it is live."""
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+    )
+    browser.get(server.url + "/dashboard")
+    assert eventually(lambda: text(browser, "#state") == "Live"), text(browser, "#state")
+
+
+def console(browser: Any) -> list[str]:
+    return [str(entry["message"]) for entry in browser.get_log("browser")]
+
+
+@in_browser
+def test_page_fills_and_follows_and_says_the_same_in_words(browser: Any, server: Running) -> None:
+    opened(browser, server)
+    body = {"prompt": "the water and the land and the water again " * 3, "max_tokens": 5}
+    for _ in range(2):
+        httpx.post(server.url + "/v1/completions", json=body)
+    assert eventually(lambda: "device" in text(browser, "#tiers"))
+    assert eventually(lambda: not text(browser, "#figures").startswith("Prompt tokens reused–"))
+    assert eventually(lambda: "new" in text(browser, "#lost"))
+    assert text(browser, "#joint").startswith("joint:")
+    for chart in ("hits", "ttft", "itl", "copies"):
+        label = browser.execute_script("return document.getElementById(arguments[0]).ariaLabel", chart)
+        assert label and label != "no data yet", chart
+        assert browser.execute_script("return document.getElementById(arguments[0]).childElementCount", chart)
+    with httpx.stream("POST", server.url + "/v1/completions", json={"prompt": [SLOW, 40], "stream": True}) as stream:
+        lines = stream.iter_lines()  # kept: the connection goes with it
+        next(lines)
+        assert eventually(lambda: "decode" in text(browser, "#requests"))
+    assert eventually(lambda: text(browser, "#requests") == "")
+    assert console(browser) == []
+
+
+@in_browser
+def test_keyboard_reaches_everything_in_order(browser: Any, server: Running) -> None:
+    from selenium.webdriver import Keys as Press
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    opened(browser, server)
+    focused = []
+    for _ in range(4):
+        ActionChains(browser).send_keys(Press.TAB).perform()
+        focused.append(browser.execute_script("const e = document.activeElement; return e.id || e.className"))
+    assert focused == ["skip", "pause", "theme", "scroll"]
+    browser.execute_script("document.getElementById('theme').focus()")
+    before = browser.execute_script("return document.documentElement.dataset.theme")
+    ActionChains(browser).send_keys(Press.ENTER).perform()
+    assert browser.execute_script("return document.documentElement.dataset.theme") != before
+    assert console(browser) == []
+
+
+@in_browser
+def test_everything_has_a_name_and_headings_stand_in_order(browser: Any, server: Running) -> None:
+    opened(browser, server)
+    unnamed = browser.execute_script("""
+        return [...document.querySelectorAll("section, svg, button, input, [role=img], [role=region]")].filter((e) =>
+          !e.hidden && !e.closest("[hidden]") && !(e.ariaLabel || e.getAttribute("aria-labelledby") || e.textContent.trim())
+        ).map((e) => e.outerHTML.slice(0, 80))""")
+    assert unnamed == []
+    levels = browser.execute_script("return [...document.querySelectorAll('h1,h2,h3')].map((e) => e.tagName)")
+    assert levels[0] == "H1" and set(levels[1:]) == {"H2"}
+    assert browser.execute_script("return document.documentElement.lang") == "en"
+
+
+@in_browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 360])
+def test_nothing_is_cut_off_and_text_can_be_read(browser: Any, server: Running, theme: str, width: int) -> None:
+    wanted = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+    opened(browser, server, width)
+    assert browser.execute_script("return document.documentElement.dataset.theme") == theme
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    weakest = browser.execute_script("""
+        const light = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
+          .map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+          return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
+        const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+          if (!c.endsWith(", 0)") && c !== "transparent") return c; } };
+        return Math.min(...[...document.querySelectorAll("h1, h2, dt, dd, th, button, .note, .row span, .axis span, li, pre, #state")]
+          .filter((e) => e.textContent.trim() && e.offsetParent).map((e) => {
+            const a = light(getComputedStyle(e).color), b = light(behind(e));
+            return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); }))""")
+    assert weakest >= 4.5
+    assert console(browser) == []
+
+
+@in_browser
+def test_page_asks_for_a_key_where_there_is_one(browser: Any, locked: Running) -> None:
+    assert httpx.get(locked.url + "/dashboard/events").status_code == 401
+    assert state(locked, MINE)["model"] == "tiny"
+    browser.get(locked.url + "/dashboard")
+    assert eventually(lambda: text(browser, "#state") == "A key is needed")
+    field = browser.find_element("css selector", "#key")
+    assert eventually(lambda: bool(field.is_displayed()))
+    field.send_keys("wrong-key\n")
+    assert eventually(lambda: text(browser, "#state") == "This key does not fit")
+    field.send_keys(KEY + "\n")
+    assert eventually(lambda: text(browser, "#state") == "Live")
+    assert not field.is_displayed()
+    console(browser)  # a refusal is told there; nothing else may be left for the next test
+
+
+@in_browser
+def test_server_that_goes_away_is_told_and_does_not_break_the_page(browser: Any, tokenizer: Tokenizer) -> None:
+    with running(tokenizer) as server:
+        opened(browser, server)
+    assert eventually(lambda: "lost" in text(browser, "#state") or "stopped" in text(browser, "#state"))
+    assert all("ERR_" in line for line in console(browser))
