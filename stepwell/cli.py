@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.bench.command import bench_app
 from stepwell.replay.command import replay_command
 from stepwell.server import flags
 
@@ -42,6 +43,9 @@ def serve(
     device_memory: flags.DeviceMemory = None,
     gpu_memory_utilization: flags.GpuMemoryUtilization = 0.9,
     host_memory: flags.HostMemory = "4GiB",
+    disk_cache: flags.DiskCache = None,
+    disk_write_budget: flags.DiskWriteBudget = None,
+    disk_write_when: flags.DiskWriteWhen = "idle",
     enable_prefix_caching: flags.EnablePrefixCaching = True,
     state_checkpoint_interval_tokens: flags.StateCheckpointIntervalTokens = 8192,
     decode_rung_tokens: flags.DecodeRungTokens = 16,
@@ -84,6 +88,7 @@ def serve(
 
 
 app.command("replay")(replay_command)
+app.add_typer(bench_app, name="bench")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

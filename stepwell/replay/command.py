@@ -31,6 +31,7 @@ def replay_command(
     duration: flags.Duration = 3600.0,
     seed: flags.Seed = 0,
     start: flags.Start = (0.25, 0.75),
+    once: flags.Once = False,
     think_cap: flags.ThinkCap = 300.0,
     idle_gap_cap: flags.IdleGapCap = None,
     max_prompt: flags.MaxPrompt = 256_000,

@@ -31,6 +31,7 @@ Seed = Annotated[int, _option("Same seed, same requests; simulated: same figures
 Start = Annotated[
     tuple[float, float], _option("Each lane begins between these shares of its first conversation's span.", _TRACE)
 ]
+Once = Annotated[bool, _option("Play every conversation once instead of round and round.", _TRACE)]
 ThinkCap = Annotated[float, _option("Longest think time, in seconds; longer ones are cut.", _TRACE)]
 IdleGapCap = Annotated[
     float | None,

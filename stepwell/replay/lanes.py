@@ -71,6 +71,7 @@ class LaneRules:
                  conversation's span
     think_cap    s; longer think times are cut to it
     max_prompt   tokens; turns with longer prompts are left out
+    once         every conversation is played once; else they go round for ever
     """
 
     lanes: int = 56
@@ -78,6 +79,7 @@ class LaneRules:
     think_cap: float = 300.0
     max_prompt: int = 256_000
     seed: int = 0
+    once: bool = False
 
     def __post_init__(self) -> None:
         if self.lanes < 1:
@@ -154,6 +156,8 @@ class Lanes:
 
     def _play(self, lane: int, now: float, share: float | None) -> None:
         place = lane + self._played[lane] * self._rules.lanes
+        if self._rules.once and place >= len(self._order):
+            return
         conversation = self._conversations[self._order[place % len(self._order)]]
         model = TraceRequest(now, lane, place // len(self._order), conversation, 0, 0)
         start = None if share is None else share * conversation.span

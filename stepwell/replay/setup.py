@@ -33,7 +33,9 @@ def trace_from(params: Params) -> Trace:
 
 def rules_from(params: Params) -> LaneRules:
     """How conversations are played. Raises ConfigError."""
-    return LaneRules(params["lanes"], params["start"], params["think_cap"], params["max_prompt"], params["seed"])
+    return LaneRules(
+        params["lanes"], params["start"], params["think_cap"], params["max_prompt"], params["seed"], params["once"]
+    )
 
 
 def phases_from(params: Params) -> Phases:

@@ -155,6 +155,17 @@ def test_every_request_is_sent_once_and_named_once() -> None:
     assert any(found[0] > 0 for found in per_stream.values())
 
 
+def test_played_once_every_conversation_comes_exactly_once_and_then_nothing() -> None:
+    made = synthetic(10, 2, Shape(scale=0.05, turns=(6, 0.5), agents=0.1, think=(3.0, 0.5)))
+    for count in (4, 16):
+        source = Lanes(made.conversations, LaneRules(lanes=count, start=(0.0, 0.0), seed=3, once=True))
+        sent = [request for _, request in play(source, until=1e6)]
+        assert len(sent) == made.requests
+        assert {request.conversation.id for request in sent} == {c.id for c in made.conversations}
+        assert all(request.edition == 0 and not request.priming for request in sent)
+        assert source.next_time() is None
+
+
 @pytest.mark.parametrize("bad", [{"lanes": 0}, {"start": (0.8, 0.2)}, {"start": (0.0, 2.0)}, {"think_cap": -1.0}])
 def test_rules_that_cannot_be_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError):

@@ -14,7 +14,6 @@ from stepwell.engine.tokenizer import Tokenizer
 from stepwell.replay.cost import CostModel
 from stepwell.replay.formats import read_trace
 from stepwell.replay.lanes import LaneRules, Lanes, Timeline
-from stepwell.replay.ledger import Played
 from stepwell.replay.live import LiveReplay, play_live
 from stepwell.replay.machine import Machine, MachineSizes
 from stepwell.replay.report import Summary
@@ -69,25 +68,19 @@ def play(trace: Trace, server: Server, phases: Phases = LIVE, scale: float = SCA
     return play_live(LiveReplay(source, server, Text(1, VOCAB - 30), phases, scale), (("lanes", "4"),))
 
 
-def hits(summary: Summary) -> dict[tuple[str, int, int, int], Played]:
-    """Measured requests by what was asked."""
-    return {(r.conversation, r.edition, r.stream, r.index): r for r in summary.rows if r.measured}
-
-
-def test_a_live_replay_finds_what_the_simulator_foretold(trace: Trace, server: Running) -> None:
-    found = play(trace, Server(server.url))
-    phases = Phases(LIVE.warmup / SCALE, LIVE.duration / SCALE)
-    live, foretold = hits(found), hits(simulated(Setting(trace, RULES, phases, CostModel()), SIZES))
-    both = [name for name in live if name in foretold]
-    assert len(both) >= 10
-    prompt = sum(live[name].prompt for name in both)
-    assert prompt == sum(foretold[name].prompt for name in both)
-    for told in (live, foretold):
-        assert sum(told[name].prompt - told[name].recomputed for name in both) > prompt / 2
-    missed = sum(live[name].recomputed - foretold[name].recomputed for name in both)
-    assert abs(missed) / prompt <= 0.003
-    assert found.failed == 0
-    assert found.split
+def test_a_live_replay_finds_what_the_simulator_foretold(server: Running) -> None:
+    small = synthetic(8, 9, Shape(scale=0.02, turns=(8, 0.3), output=(200.0, 0.5), agents=0.02, max_prompt=150_000))
+    rules = LaneRules(lanes=4, start=(0.0, 0.0), seed=5, once=True)
+    text, lasting = Text(8, VOCAB - 30), Phases(0.0, 120.0)
+    live = play_live(LiveReplay(Lanes(small.conversations, rules), Server(server.url), text, lasting, SCALE), ())
+    foretold = simulated(Setting(small, rules, Phases(0.0, 1e5), CostModel()), SIZES)
+    assert live.requests == foretold.requests == small.requests
+    assert live.admitted.prompt == foretold.admitted.prompt
+    assert live.bound == foretold.bound
+    assert foretold.excess < 0.5
+    assert abs(live.admitted.recomputed - foretold.admitted.recomputed) / live.admitted.prompt <= 0.003
+    assert live.failed == 0
+    assert live.split
 
 
 def test_what_answers_do_not_tell_is_read_from_the_metrics(trace: Trace, server: Running) -> None:
