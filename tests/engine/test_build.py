@@ -1,0 +1,76 @@
+"""An engine built from flags: what audits make of a real model, right and wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stepwell.cache.moves import Tier  # noqa: E402
+from stepwell.engine import build  # noqa: E402
+from stepwell.engine.config import EngineFacts, engine_config  # noqa: E402
+from stepwell.engine.llm import LLM, LocalEngine  # noqa: E402
+from stepwell.engine.tokenizer import Tokenizer  # noqa: E402
+from stepwell.sched.request import SamplingParams  # noqa: E402
+from stepwell.store.device import DeviceArena  # noqa: E402
+from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
+
+SIX = SamplingParams(max_tokens=6, ignore_eos=True)
+PROMPT = np.random.default_rng(0).integers(3, 512, 150).astype(np.int32)
+FLAGS = {"device": "cpu", "device_memory": "4MiB", "host_memory": "0", "max_num_seqs": 2, "max_num_batched_tokens": 128}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    torch.set_num_threads(1)
+    yield write_checkpoint(tmp_path_factory.mktemp("model"), hidden=64, layers=4, vocab=512)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_right_resumes_pass_their_audits(checkpoint: Path, dtype: str) -> None:
+    with LLM(str(checkpoint), **FLAGS, dtype=dtype, verify_resume=1.0) as llm:
+        prompt = PROMPT
+        for params in (SIX, SamplingParams(max_tokens=6, temperature=1.0, min_tokens=6), SIX):
+            answer = llm.generate(prompt, params)[0]
+            prompt = np.concatenate([prompt, np.array(answer.token_ids, np.int32), PROMPT[:40]])
+        stats = llm.stats()
+        assert answer.outcome.cached > 150
+        assert (stats.audits, stats.audit_mismatches, stats.audits_skipped) == (2, 0, 0)
+        assert stats.tally.admissions == 3 and not stats.leases and not stats.running
+
+
+@pytest.mark.parametrize("what", ["kv", "image"])
+def test_a_page_gone_wrong_is_found_and_taken_out(
+    checkpoint: Path, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    arenas: list[DeviceArena] = []
+
+    def made(*args: object) -> DeviceArena:
+        arenas.append(DeviceArena(*args))  # type: ignore[arg-type]
+        return arenas[0]
+
+    monkeypatch.setattr(build, "DeviceArena", made)
+    facts: list[EngineFacts] = []
+    config = engine_config({"model": str(checkpoint), **FLAGS, "dtype": "float32", "verify_resume": 1.0})
+    loop = build.build_engine(config, facts.append)
+    llm = LocalEngine(loop, Tokenizer.load(config.model), facts[0])
+    first = llm.generate(PROMPT, SIX)[0]
+    items = [item for node in loop.directory.tree.nodes() for item in node.items() if item.what == what]
+    for item in items:
+        slots = item.at[Tier.DEVICE]
+        assert slots is not None
+        page = arenas[0].rows[int(slots[0])].view(torch.float32)
+        page.neg_()
+    with caplog.at_level(logging.ERROR):
+        wrong = llm.generate(PROMPT, SIX)[0]
+    stats = llm.stats()
+    assert wrong.outcome.cached == 128 and stats.audit_mismatches == 1 and stats.quarantined > 0
+    assert "answers otherwise" in caplog.text and "resumed 128 of 150 tokens" in caplog.text
+    again = llm.generate(PROMPT, SIX)[0]
+    assert again.outcome.cached == 0 and again.token_ids == first.token_ids
+    assert llm.stats().audit_mismatches == 1
