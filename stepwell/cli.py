@@ -13,6 +13,7 @@ from rich.markup import escape
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.bench.command import bench_app
 from stepwell.replay.command import replay_command
+from stepwell.replay.plan_command import plan_command
 from stepwell.server import flags
 
 _ENVIRONMENT = {"auto_envvar_prefix": flags.ENVIRONMENT}
@@ -88,6 +89,7 @@ def serve(
 
 
 app.command("replay")(replay_command)
+app.command("plan")(plan_command)
 app.add_typer(bench_app, name="bench")
 
 

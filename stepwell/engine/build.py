@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,15 @@ from stepwell.base.units import format_size
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
+from stepwell.engine.disk_tier import CHUNK, DiskTier, disk_mover, identity, open_disk, with_disk
 from stepwell.engine.guide import Guides
+from stepwell.engine.owned import OwnedLoop
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.torch_runner import TorchRunner
 from stepwell.model.config import HybridConfig
 from stepwell.model.loading import DTYPES, load_decoder
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Fresh, Mover, Runner, Sample, Step, Work
 from stepwell.store.arena import Arena, PlainArena
@@ -31,6 +33,7 @@ from stepwell.store.copier import Copier, HostCopier
 from stepwell.store.device import DeviceArena, LiveStates, Precision
 from stepwell.store.host import HostArena, available_memory
 from stepwell.store.mover import CopyMover
+from stepwell.store.route import RoutingMover
 from stepwell.store.streams import StreamCopier
 
 _PROBE_TOKENS = 512
@@ -49,8 +52,17 @@ class Sizes:
     max_model_len: int
 
 
-def build_engine(config: EngineConfig, report: Report) -> EngineLoop:
+def build_engine(config: EngineConfig, report: Report) -> OwnedLoop:
     """The engine that `config` describes. Raises ConfigError, naming the flag, where it cannot work."""
+    owned = ExitStack()
+    try:
+        return _build(config, report, owned)
+    except BaseException:
+        owned.close()
+        raise
+
+
+def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     device = _device(config.device)
     model = HybridConfig.from_file(Path(config.model))
     dtype = DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
@@ -61,12 +73,17 @@ def build_engine(config: EngineConfig, report: Report) -> EngineLoop:
     live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, precision, device)
     guides = Guides(config.model, model.shape.vocab, model.eos_token_ids, keep=2 * config.max_num_seqs)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
+    place = Path(config.model), model.shape, sizes.geometry, precision, device.type
+    tier = open_disk(config, sizes.geometry, identity(*place) if config.disk_cache else {}, owned)
     cache = CacheConfig(
         sizes.geometry,
         sizes.pages,
         sizes.slots,
+        tier.store.slots if tier is not None else 0,
+        CHUNK,
         interval=config.state_checkpoint_interval_tokens,
         min_load_tokens=config.min_load_tokens,
+        write_idle=config.disk_write_when == "idle",
     )
     rules = SchedConfig(
         config.max_num_seqs,
@@ -79,11 +96,13 @@ def build_engine(config: EngineConfig, report: Report) -> EngineLoop:
         config.load_timeout,
     )
     host = _host(config, sizes, device)
-    mover = _with_faults(CopyMover(_copier(arena, host, live)), config, arena, host)
-    costs = Costs(prefill_tokens_per_s=_prefill_speed(runner, sizes, config))
+    mover = _with_faults(_mover(arena, host, live, tier, owned), config, arena, host)
+    costs = with_disk(Costs(prefill_tokens_per_s=_prefill_speed(runner, sizes, config)), tier)
     auditor = Auditor(config.verify_resume, _TOLERANCE[dtype], random.Random(config.seed))
-    loop = EngineLoop(cache, rules, runner, mover, WallClock(), costs, auditor=auditor)
-    report(EngineFacts(config.name, loop.longest, model.shape.vocab, _memory_plan(config, sizes, costs, device)))
+    archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
+    loop = OwnedLoop(cache, rules, runner, mover, WallClock(), costs, archive, auditor=auditor, owned=owned, disk=store)
+    plan = _memory_plan(config, sizes, costs, device) + (tier.rows(config) if tier is not None else ())
+    report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan))
     return loop
 
 
@@ -149,6 +168,16 @@ def _copier(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Cop
     return HostCopier(arenas, live)
 
 
+def _mover(
+    arena: DeviceArena, host: HostArena | None, live: LiveStates, tier: DiskTier | None, owned: ExitStack
+) -> Mover:
+    """What carries out moves, closed with `owned` before the stores are."""
+    copies = owned.enter_context(CopyMover(_copier(arena, host, live)))
+    if tier is None:
+        return copies
+    return owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
+
+
 def _with_faults(mover: Mover, config: EngineConfig, arena: DeviceArena, host: HostArena | None) -> Mover:
     if not config.faults:
         return mover
@@ -156,8 +185,8 @@ def _with_faults(mover: Mover, config: EngineConfig, arena: DeviceArena, host: H
     from stepwell.testing.faultspec import parse_faults
 
     faults = parse_faults(config.faults)
-    if faults.of_disk:
-        raise ConfigError("--fault disk:… and --fault crash:… are faults of a disk tier, which this engine has not got")
+    if faults.of_disk and config.disk_cache is None:
+        raise ConfigError("--fault disk:… and --fault crash:… are faults of a disk tier: give --disk-cache as well")
     flips = {Tier.DEVICE: flipper(arena.rows)}
     if host is not None:
         flips[Tier.HOST] = flipper(host.rows)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from stepwell.base.errors import ConfigError
-from stepwell.base.units import parse_size
+from stepwell.base.units import format_size, parse_size
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_SIZES = ("device_memory", "host_memory")
+DISK_WHEN = ("idle", "pressure")
+_SIZES = ("device_memory", "host_memory", "disk_write_budget")
 _AT_LEAST_ONE = (
     "block_size",
     "rung_grid",
@@ -23,6 +24,29 @@ _AT_LEAST_ONE = (
 
 
 @dataclass(frozen=True, slots=True)
+class DiskCache:
+    """Where the disk tier is and how much it may take, in bytes."""
+
+    path: str
+    bytes: int
+
+    @classmethod
+    def parse(cls, text: str) -> DiskCache:
+        """Read `PATH:SIZE`; the path may hold colons. Raises ConfigError."""
+        path, colon, size = text.rpartition(":")
+        form = "write PATH:SIZE, such as /var/cache/stepwell:200GiB"
+        if not colon or not path:
+            raise ConfigError(f"--disk-cache {text!r} needs a folder and a size: {form}")
+        try:
+            return cls(path, parse_size(size))
+        except ConfigError as error:
+            raise ConfigError(f"--disk-cache {text!r} ends in {size!r}, which is no size: {form}") from error
+
+    def __str__(self) -> str:
+        return f"{self.path}:{format_size(self.bytes).replace(' ', '')}"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How to build an engine. Field `a_b` is the flag `--a-b`; a value that cannot work raises ConfigError, naming the flag.
 
@@ -30,6 +54,9 @@ class EngineConfig:
     max_model_len           tokens of prompt and answer together; None: what config.json says
     device_memory           bytes for the device arena; None: `gpu_memory_utilization` of the device
     host_memory             bytes for the host tier; 0 switches it off
+    disk_cache              folder and bytes of the disk tier; None: there is none
+    disk_write_budget       bytes a second that may be written to it, averaged over seconds; None: as many as it takes
+    disk_write_when         "idle": also whenever nothing else is to be done; "pressure": only as the tier above fills up
     min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
     verify_resume           share of resumed prompts that are recomputed cold while nothing else is to be done, and compared
     load_timeout            seconds without a report after which a request gives up its load; 0: never
@@ -48,6 +75,9 @@ class EngineConfig:
     device_memory: int | None = None
     gpu_memory_utilization: float = 0.9
     host_memory: int = 4 * 2**30
+    disk_cache: DiskCache | None = None
+    disk_write_budget: int | None = None
+    disk_write_when: str = "idle"
     enable_prefix_caching: bool = True
     tensor_parallel_size: int = 1
     state_checkpoint_interval_tokens: int = 8192
@@ -80,6 +110,12 @@ class EngineConfig:
             raise ConfigError(f"--device {self.device!r} is unknown: use one of {', '.join(DEVICES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"--dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        if self.disk_write_when not in DISK_WHEN:
+            raise ConfigError(
+                f"--disk-write-when {self.disk_write_when!r} is unknown: use one of {', '.join(DISK_WHEN)}"
+            )
+        if self.disk_cache is not None and not self.enable_prefix_caching:
+            raise ConfigError("--disk-cache needs the prefix cache: leave out --no-enable-prefix-caching")
         if self.tensor_parallel_size != 1:
             raise ConfigError(f"--tensor-parallel-size {self.tensor_parallel_size} is not supported yet: use 1")
 
@@ -90,6 +126,8 @@ class EngineConfig:
             _at_least("max_model_len", self.max_model_len, 2)
         if self.device_memory is not None:
             _at_least("device_memory", self.device_memory, 1)
+        if self.disk_write_budget is not None:
+            _at_least("disk_write_budget", self.disk_write_budget, 1)
         if self.min_load_tokens is not None:
             _at_least("min_load_tokens", self.min_load_tokens, 0)
         _at_least("host_memory", self.host_memory, 0)
@@ -137,12 +175,14 @@ Report: TypeAlias = Callable[[EngineFacts], None]
 
 
 def engine_config(flags: Mapping[str, Any]) -> EngineConfig:
-    """A config from flags by field name; sizes may be bytes or text such as `"8GiB"`. Raises ConfigError."""
+    """A config from flags by field name; sizes and `disk_cache` may be text such as `"8GiB"`. Raises ConfigError."""
     known = {f.name for f in fields(EngineConfig)}
     unknown = sorted(set(flags) - known)
     if unknown:
         raise ConfigError(f"unknown flag {flag(unknown[0])}: known are {', '.join(flag(n) for n in sorted(known))}")
-    sizes = {name: parse_size(flags[name]) for name in _SIZES if isinstance(flags.get(name), str)}
+    sizes: dict[str, Any] = {name: parse_size(flags[name]) for name in _SIZES if isinstance(flags.get(name), str)}
+    if isinstance(flags.get("disk_cache"), str):
+        sizes["disk_cache"] = DiskCache.parse(flags["disk_cache"])
     lists = {"faults": tuple(flags["faults"] or ())} if "faults" in flags else {}
     return EngineConfig(**{**flags, **sizes, **lists})
 

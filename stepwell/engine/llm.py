@@ -7,6 +7,7 @@ with LLM("path/to/checkpoint", device_memory="2GiB") as llm:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -62,9 +63,11 @@ class LocalEngine:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Release the engine. May be called twice."""
-        self._loop = None
+    def close(self, patience: float = 30.0) -> None:
+        """Write to disk what is worth it, for at most `patience` seconds, and release the engine. May be called twice."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.end(patience)
 
     def stats(self) -> EngineStats:
         """One look at queues, tiers and counters."""
@@ -132,6 +135,8 @@ class LocalEngine:
             raise
         except Exception:
             self._loop = None  # a loop that has raised is in no known state
+            with suppress(Exception):
+                loop.end(0.0)
             raise
         self._sweep(loop, answers)
         return [answer.completion() for answer in answers.values()]
@@ -147,11 +152,11 @@ class LocalEngine:
                 loop.abort(request_id)
 
     def _sweep(self, loop: ServedLoop, answers: Mapping[str, _Answer]) -> None:
-        """Leave nothing running, whatever ended the run."""
+        """Leave nothing running, whatever ended the run. What is to be written to disk can wait for the next one, or the end."""
         for request_id, answer in answers.items():
             if answer.reason is None:
                 loop.abort(request_id)
-        while loop.busy:
+        while loop.serving:
             loop.step()
 
     def _encode(self, prompt: Prompt) -> Ints:

@@ -65,7 +65,9 @@ class Reset(msgspec.Struct, tag="reset", array_like=True):
 
 
 class Stop(msgspec.Struct, tag="stop", array_like=True):
-    """End the process."""
+    """End the process. What is worth it may be written to disk first, for so many seconds."""
+
+    seconds: float = 0.0
 
 
 Command: TypeAlias = Submit | Abort | Explain | Reset | Stop
@@ -120,6 +122,8 @@ class Stats(msgspec.Struct, frozen=True):
     counters  numbers that only grow
     copied    bytes by source and target, in the order of `stepwell.engine.stats.COPIES`
     joint     how joint loads went, on one line
+    disk      what the disk store counts, by name; empty without one
+    problems  what has stopped it from writing, and how often
     """
 
     queues: dict[str, int] = {}
@@ -128,6 +132,8 @@ class Stats(msgspec.Struct, frozen=True):
     counters: dict[str, float] = {}
     copied: list[int] = []
     joint: str = ""
+    disk: dict[str, float] = {}
+    problems: dict[str, int] = {}
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):

@@ -46,6 +46,9 @@ class ServedLoop(Protocol):
     @property
     def busy(self) -> bool: ...
 
+    @property
+    def serving(self) -> bool: ...
+
     def submit(self, request: Request) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
@@ -57,6 +60,8 @@ class ServedLoop(Protocol):
     def explain(self, salt: str, prompt: Ints, read: bool) -> Explanation: ...
 
     def reset(self, salt: str | None) -> dict[Tier, int]: ...
+
+    def end(self, seconds: float) -> bool: ...
 
 
 Factory: TypeAlias = Callable[[EngineConfig, Report], ServedLoop]
@@ -82,20 +87,25 @@ class EngineService:
         self._clock = clock
         self._stats_due = clock.now()
         self._replies: list[messages.WireEvent] = []
+        self._open: set[str] = set()
 
-    def run(self, facts: EngineFacts) -> None:
-        """Serve until told to stop. Raises what the loop raises."""
+    def run(self, facts: EngineFacts) -> float:
+        """Serve until told to stop; returns how many seconds the end may take. Raises what the loop raises."""
         self._send(messages.Ready(facts))
         self._send(messages.Batch([], stats_message(self._loop.stats())))
-        while self._take_commands():
+        while (stop := self._take_commands()) is None:
             self._turn()
+        for request_id in self._open:
+            self._loop.abort(request_id)
         log.info("%s", self._loop.stats().joint)
+        return stop.seconds
 
     def _turn(self) -> None:
         events = self._replies
         self._replies = []
         if self._loop.busy:
             events += map(messages.wire_event, self._loop.step())
+            self._open -= {event.id for event in events if isinstance(event, messages.Finished)}
         now = self._clock.now()
         stats = None
         if now >= self._stats_due or not self._loop.busy:
@@ -104,8 +114,8 @@ class EngineService:
         if events or stats is not None:
             self._send(messages.Batch(events, stats))
 
-    def _take_commands(self) -> bool:
-        """Carry out what has arrived, waiting for it if there is nothing else to do. False once told to stop."""
+    def _take_commands(self) -> messages.Stop | None:
+        """Carry out what has arrived, waiting for it if there is nothing else to do; up to the word to stop."""
         if not self._loop.busy:
             self._commands.poll()
         while self._commands.poll(0):
@@ -115,9 +125,9 @@ class EngineService:
                 log.error("a message could not be read and was dropped: %s", error)
                 continue
             if isinstance(command, messages.Stop):
-                return False
+                return command
             self._carry_out(command)
-        return True
+        return None
 
     def _carry_out(self, command: messages.Submit | messages.Abort | messages.Explain | messages.Reset) -> None:
         match command:
@@ -139,6 +149,7 @@ class EngineService:
         except (RequestError, CapacityError) as error:
             self._replies.append(messages.rejection(command.id, error))
         else:
+            self._open.add(command.id)
             self._replies.append(messages.Accepted(command.id))
 
     def _send(self, message: messages.Answer) -> None:
@@ -151,11 +162,22 @@ def serve(
     """Build an engine and serve it until told to stop. The front end hears of any error before it is raised."""
     try:
         loop, facts = build(factory, config)
-        EngineService(loop, commands, answers, clock).run(facts)
+        seconds = 0.0
+        try:
+            seconds = EngineService(loop, commands, answers, clock).run(facts)
+        finally:
+            _end(loop, seconds)
     except Exception as error:
         reason = str(error) if isinstance(error, StepwellError) else f"{type(error).__name__}: {error}"
         answers.send(messages.encode(messages.Dead(reason)))
         raise
+
+
+def _end(loop: ServedLoop, seconds: float) -> None:
+    if not loop.end(seconds) and seconds:
+        log.warning(
+            "the end took longer than --shutdown-timeout: not everything that was worth it is in the disk cache"
+        )
 
 
 def build(factory: Factory, config: EngineConfig) -> tuple[ServedLoop, EngineFacts]:

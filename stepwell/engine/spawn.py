@@ -21,6 +21,7 @@ log = logging.getLogger("stepwell.engine")
 
 DEFAULT_FACTORY = "stepwell.engine.build:build_engine"
 _LONGEST_SOCKET_PATH = 100
+_SHARE = 0.8  # of the patience at the end, for writing to disk
 
 
 class EngineLink:
@@ -94,10 +95,13 @@ class EngineProcess:
         return f"the engine process {how}: start the server again"
 
     async def stop(self, patience: float = 3.0) -> None:
-        """Ask, wait `patience` seconds, then insist. Leaves nothing behind; may be called twice."""
+        """Ask, wait `patience` seconds, then insist. Leaves nothing behind; may be called twice.
+
+        The engine may write to disk for most of that time; the rest is for closing what it has open.
+        """
         assert self._process.stdin is not None
         if self._process.returncode is None:
-            self.link.send(messages.Stop())
+            self.link.send(messages.Stop(_SHARE * patience))
             if not await self._ends_within(patience):
                 self._process.stdin.close()  # the engine ends when this closes, even while it is being built
                 if not await self._ends_within(1.0):

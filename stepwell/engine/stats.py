@@ -43,4 +43,6 @@ def stats_message(stats: EngineStats) -> Stats:
         counters={name: getattr(stats, name) for name in COUNTERS},
         copied=[stats.pages_copied.get(pair, 0) * stats.page_bytes for pair in _COPIES],
         joint=stats.joint,
+        disk=dict(stats.disk),
+        problems=dict(stats.disk_problems),
     )

@@ -13,7 +13,8 @@ from stepwell.cache.tally import Tally
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """One look. `tiers` by number; `sched_seconds` of the control plane alone (plans, commits, step building, publishing);
-    `pages_copied` by (source, target) as copies begin, a state's image counted by its pages."""
+    `pages_copied` by (source, target) as copies begin, a state's image counted by its pages; `disk` and `disk_problems`: what the
+    disk store counts, by name, and causes of trouble; empty without a disk."""
 
     waiting: int
     parked: int
@@ -38,6 +39,8 @@ class EngineStats:
     audit_mismatches: int = 0
     audits_skipped: int = 0
     quarantined: int = 0
+    disk: Mapping[str, float] = field(default_factory=dict)
+    disk_problems: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def admissions(self) -> int:

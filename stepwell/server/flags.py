@@ -82,6 +82,14 @@ DeviceMemory = Annotated[
 ]
 GpuMemoryUtilization = Annotated[float, _option("Share of GPU memory for weights, work and arena.", _CACHE)]
 HostMemory = Annotated[str, _option("Size of the host tier, such as 32GiB; 0 switches it off.", _CACHE)]
+DiskCache = Annotated[
+    str | None,
+    _option("Folder and size of the disk tier, such as /var/cache/stepwell:200GiB. It outlives the server.", _CACHE),
+]
+DiskWriteBudget = Annotated[
+    str | None, _option("Bytes a second that may be written to it, such as 100MB. Default: no limit.", _CACHE)
+]
+DiskWriteWhen = Annotated[str, _option("idle: also while nothing is to be done; pressure: as memory fills up.", _CACHE)]
 EnablePrefixCaching = Annotated[bool, _option("Reuse what earlier prompts have computed.", _CACHE)]
 StateCheckpointIntervalTokens = Annotated[int, _option("A rung at least every so many prompt tokens.", _CACHE)]
 DecodeRungTokens = Annotated[int, _option("Refresh the rung of a running answer every so many tokens.", _CACHE)]

@@ -39,6 +39,7 @@ class ScriptedLoop:
         self.waiting: list[Request] = []
         self.running: dict[str, tuple[Request, int]] = {}
         self.aborted: list[str] = []
+        self.ended: list[float] = []
         self.seen: list[Request] = []
         self._prompts: list[np.ndarray] = []
         self._events: list[Event] = []
@@ -47,6 +48,14 @@ class ScriptedLoop:
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self.running or self._events)
+
+    @property
+    def serving(self) -> bool:
+        return self.busy
+
+    def end(self, seconds: float) -> bool:
+        self.ended.append(seconds)
+        return not self.busy
 
     def submit(self, request: Request) -> None:
         if REFUSED in request.prompt:

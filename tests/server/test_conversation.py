@@ -13,9 +13,9 @@ from stepwell.cache.config import CacheConfig
 from stepwell.cache.moves import Tier
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.llm import LocalEngine
+from stepwell.engine.owned import OwnedLoop
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import SamplingParams
 from stepwell.testing.faults import InstantMover
 from stepwell.testing.telltale import Memory, TellTaleRunner, answer, geometry
@@ -25,13 +25,13 @@ from tests.server.harness import Running, running
 VOCAB = 300
 
 
-def real_loop(pages: int = 64, slots: int = 400) -> EngineLoop:
+def real_loop(pages: int = 64, slots: int = 400) -> OwnedLoop:
     """The engine loop with a pool that holds few conversations."""
     sizes = geometry()
     memory = Memory(sizes, pages, slots, 8)
     cache = CacheConfig(sizes, pages, slots, chunk=16, interval=64, min_load_tokens=1)
     config = SchedConfig(8, 64, 200, decode_rung_tokens=4, vocab=VOCAB)
-    return EngineLoop(cache, config, TellTaleRunner(memory, sizes, VOCAB), InstantMover(memory.copy), WallClock())
+    return OwnedLoop(cache, config, TellTaleRunner(memory, sizes, VOCAB), InstantMover(memory.copy), WallClock())
 
 
 def complete(server: Running, prompt: list[int], **fields: Any) -> tuple[list[int], dict[str, int]]:

@@ -1,4 +1,4 @@
-"""The folder that `--disk` names: its lock, its key, and one namespace for each model that has used it.
+"""The folder that `--disk-cache` names: its lock, its key, and one namespace for each model that has used it.
 
 PATH/LOCK                held while an engine runs; the pid of the last one
 PATH/key                 32 random bytes, without which no name can be computed
@@ -39,7 +39,7 @@ class Lock:
             holder = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
             raise ConfigError(
-                f"--disk {path.parent} is in use by another engine (pid {holder}): stop that one, or give this one a folder of its own"
+                f"--disk-cache {path.parent} is in use by another engine (pid {holder}): stop it, or give this one another folder"
             ) from error
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, str(os.getpid()).encode(), 0)
@@ -89,16 +89,16 @@ def prepare(path: Path) -> Lock:
     if not path.exists():
         if not path.parent.is_dir():
             raise ConfigError(
-                f"--disk {path}: {path.parent} is not a folder; make it first, or mount what belongs there"
+                f"--disk-cache {path}: {path.parent} is not a folder; make it first, or mount what belongs there"
             )
         try:
             path.mkdir(mode=0o700)
         except OSError as error:
             raise ConfigError(
-                f"--disk {path} cannot be made ({error.strerror}): choose a folder you may write to"
+                f"--disk-cache {path} cannot be made ({error.strerror}): choose a folder you may write to"
             ) from error
     if not path.is_dir():
-        raise ConfigError(f"--disk {path} is not a folder: choose one, or a name that is free")
+        raise ConfigError(f"--disk-cache {path} is not a folder: choose one, or a name that is free")
     return Lock(path / "LOCK")
 
 
@@ -208,5 +208,5 @@ def _open(path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(
-            f"--disk: {path} cannot be opened ({error.strerror}): check who owns the folder and what is in it"
+            f"--disk-cache: {path} cannot be opened ({error.strerror}): check who owns the folder and what is in it"
         ) from error

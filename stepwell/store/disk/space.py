@@ -75,7 +75,7 @@ class Space:
             if not (self._remove_other() or self._compact_one()):
                 return (
                     f"the disk cache has no room for {size} more bytes within its budget of {self._limits.budget}: "
-                    "give --disk-memory more, or expect the oldest to go first"
+                    "give --disk-cache a larger size, or expect the oldest to go first"
                 )
         return ""
 

@@ -85,7 +85,9 @@ class DiskStore:
         except BaseException as error:
             lock.close()
             if isinstance(error, OSError | sqlite3.Error):
-                raise ConfigError(f"--disk {path} cannot be used ({error}): check that it can be written to") from error
+                raise ConfigError(
+                    f"--disk-cache {path} cannot be used ({error}): check that it can be written to"
+                ) from error
             raise
 
     def __enter__(self) -> DiskStore:
@@ -196,8 +198,8 @@ def _segment_bytes(budget: int, layout: Layout) -> int:
     least = max(8 * layout.largest, 1 << 20)
     if budget < least:
         raise ConfigError(
-            f"--disk-memory {format_size(budget)} is too little for records of up to {format_size(layout.largest)}: "
-            f"give at least {format_size(least)}, or 0 to have no disk tier"
+            f"--disk-cache: {format_size(budget)} is too little for records of up to {format_size(layout.largest)}: "
+            f"give at least {format_size(least)}, or leave the flag out to have no disk tier"
         )
     return size
 

@@ -1,0 +1,81 @@
+"""An engine loop that owns what it works with: threads, files, locks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+from stepwell.base.clock import Clock
+from stepwell.cache.archive import Archive
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.sched.audit import Auditor
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.loop import EngineLoop
+from stepwell.sched.stats import EngineStats
+from stepwell.sched.step import Mover, Runner
+from stepwell.store.disk.stats import DiskStats
+from stepwell.store.disk.store import DiskStore
+
+
+class OwnedLoop(EngineLoop):
+    """`owned` is closed at the end: movers before the stores that they use. `disk` is asked for its counts."""
+
+    def __init__(
+        self,
+        cache: CacheConfig,
+        config: SchedConfig,
+        runner: Runner,
+        mover: Mover,
+        clock: Clock,
+        costs: Costs | None = None,
+        archive: Archive | None = None,
+        auditor: Auditor | None = None,
+        *,
+        owned: ExitStack | None = None,
+        disk: DiskStore | None = None,
+    ) -> None:
+        super().__init__(cache, config, runner, mover, clock, costs, archive, auditor)
+        self._time = clock
+        self._owned = owned or ExitStack()
+        self._disk = disk
+
+    def stats(self) -> EngineStats:
+        stats = super().stats()
+        return stats if self._disk is None else _with_disk(stats, self._disk.stats(), self._time.now())
+
+    def end(self, seconds: float) -> bool:
+        """Write what is worth it, for at most `seconds`, then let go of everything: call nothing else afterwards.
+
+        Returns whether everything was written. What is cut short is lost, and nothing else is.
+        """
+        try:
+            self.auditor.interrupt(self.queues, self.directory)
+            self.auditor = Auditor()
+            deadline = self._time.now() + seconds
+            while self.busy and self._time.now() < deadline:
+                self.step()
+            return not self.busy
+        finally:
+            self._owned.close()
+
+
+def _with_disk(stats: EngineStats, disk: DiskStats, now: float) -> EngineStats:
+    counts: Mapping[str, float] = {
+        "segments": disk.segments,
+        "file_bytes": disk.bytes,
+        "dormant_pages": disk.dormant_pages,
+        "paused_seconds": max(0.0, disk.paused_until - now),
+        "written_bytes": disk.bytes_written,
+        "rewritten_bytes": disk.bytes_rewritten,
+        "read_bytes": disk.bytes_read,
+        "published": disk.published,
+        "adopted": disk.adopted,
+        "forgotten": disk.forgotten,
+        "deduplicated": disk.deduplicated,
+        "quarantined": disk.quarantined,
+        "failed_writes": disk.failed_writes,
+        "failed_reads": disk.failed_reads,
+        "compactions": disk.compactions,
+    }
+    return replace(stats, disk=counts, disk_problems=disk.problems)
