@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import typer
 from rich.console import Console
 
-from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.base.errors import StepwellError
 from stepwell.replay import flags
 from stepwell.replay.convert import convert as convert_trace
 from stepwell.replay.live import LiveReplay, play_live
+from stepwell.replay.output import write_text
 from stepwell.replay.page import page
 from stepwell.replay.profile import DEFAULT, load_profile
 from stepwell.replay.report import Summary
@@ -84,8 +82,10 @@ def _run(params: Params, console: Console, errors: Console) -> None:
             console.print(convert_trace(trace, params["convert"], params["convert_to"]), highlight=False)
             return
         summary = _replay(trace, params, errors)
-        _write(params["json_file"], summary.document)
-        _write(params["html"], lambda: page(summary))
+        if params["json_file"] is not None:
+            write_text(params["json_file"], summary.document())
+        if params["html"] is not None:
+            write_text(params["html"], page(summary))
     except StepwellError as error:
         errors.print(f"stepwell replay: {error}", style="red", highlight=False, markup=False)
         raise typer.Exit(2) from error
@@ -104,12 +104,3 @@ def _replay(trace: Trace, params: Params, console: Console) -> Summary:
     profile = load_profile(params["profile"])
     setting = Setting(trace, rules, phases, profile.costs, params["idle_gap_cap"], told)
     return simulated(setting, sizes_from(params, profile), console)
-
-
-def _write(path: Path | None, text: Callable[[], str]) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(text(), "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}") from error

@@ -83,7 +83,12 @@ HtmlFile = Annotated[Path | None, _option("Write the report as one page with plo
 Convert = Annotated[Path | None, _option("Write the trace to this file (or folder) and stop.", _REPORT, metavar="OUT")]
 ConvertTo = Annotated[str, _option("Form of --convert: own, source (a folder), mooncake.", _REPORT)]
 
-DeviceSizes = Annotated[list[str], _option("Device sizes to try, as for `replay`; give it several times.", _SWEEP)]
-HostSizes = Annotated[list[str], _option("Host sizes to try.", _SWEEP)]
-DiskSizes = Annotated[list[str], _option("Disk sizes to try.", _SWEEP)]
+DeviceSizes = Annotated[
+    list[str], _option("Device sizes to try, as for `replay`; give it several times.", _SWEEP, "--device")
+]
+HostSizes = Annotated[list[str], _option("Host sizes to try.", _SWEEP, "--host")]
+DiskSizes = Annotated[list[str], _option("Disk sizes to try.", _SWEEP, "--disk")]
+HostPrice = Annotated[
+    float, _option("Price of a byte of host memory, in bytes of device memory; for the knee.", _SWEEP, min=0)
+]
 Jobs = Annotated[int | None, _option("Processes. Default: one a core, at most one a size.", _SWEEP, min=1)]

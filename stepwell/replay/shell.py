@@ -38,6 +38,9 @@ i.bound { background: var(--bound); } .shade { fill: var(--shade); }
 polyline.line { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; background: none; stroke: var(--bound); }
 polyline.device { stroke: var(--device); } polyline.host { stroke: var(--host); } polyline.disk { stroke: var(--disk); }
 polyline.lost { stroke: var(--lost); }
+path.dot { fill: none; stroke-width: 7; stroke-linecap: round; vector-effect: non-scaling-stroke; stroke: var(--bound); }
+path.dot.device { stroke: var(--device); } path.dot.host { stroke: var(--host); } path.dot.disk { stroke: var(--disk); }
+path.dot.lost { stroke: var(--lost); } path.dot.knee { stroke-width: 16; opacity: .35; }
 .fall { display: grid; grid-template-columns: minmax(6.5rem, max-content) 1fr minmax(5rem, max-content); gap: .25rem .6rem;
   align-items: center;
   font-size: .85rem; margin: .5rem 0; }

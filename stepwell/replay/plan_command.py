@@ -1,0 +1,137 @@
+"""`stepwell plan`: how much memory a trace is worth."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from stepwell.base.errors import StepwellError
+from stepwell.base.units import format_size
+from stepwell.replay import flags
+from stepwell.replay.output import write_text
+from stepwell.replay.plan_page import plan_page
+from stepwell.replay.profile import DEFAULT, Profile, load_profile
+from stepwell.replay.setup import Params, settings_of
+from stepwell.replay.sweep import Point, knee, machines, sweep
+from stepwell.replay.terminal import format_seconds
+
+
+def plan_command(
+    ctx: typer.Context,
+    trace: flags.TraceFile,
+    device: flags.DeviceSizes = ["1e6", "2e6", "4e6", "8e6"],  # noqa: B006 (typer copies it)
+    host: flags.HostSizes = ["0", "8e6", "33e6"],  # noqa: B006
+    disk: flags.DiskSizes = ["0"],  # noqa: B006
+    host_price: flags.HostPrice = 0.1,
+    jobs: flags.Jobs = None,
+    lanes: flags.LaneCount = 56,
+    warmup: flags.Warmup = 900.0,
+    duration: flags.Duration = 1800.0,
+    seed: flags.Seed = 0,
+    start: flags.Start = (0.25, 0.75),
+    once: flags.Once = False,
+    think_cap: flags.ThinkCap = 300.0,
+    idle_gap_cap: flags.IdleGapCap = None,
+    max_prompt: flags.MaxPrompt = 256_000,
+    conversations: flags.Conversations = 200,
+    scale: flags.Scale = 1.0,
+    profile: flags.ProfileName = DEFAULT,
+    rung_tokens: flags.RungTokens = None,
+    block_size: flags.BlockSize = 64,
+    rung_grid: flags.RungGrid = 64,
+    state_checkpoint_interval_tokens: flags.Interval = 8192,
+    decode_rung_tokens: flags.DecodeRungTokens = None,
+    max_num_seqs: flags.MaxNumSeqs = 64,
+    max_num_batched_tokens: flags.MaxNumBatchedTokens = 16_384,
+    html: flags.HtmlFile = None,
+) -> None:
+    """Simulate a trace at many sizes of memory, say where more stops paying, and print the flags for `stepwell serve`.
+
+    Example:
+
+        stepwell plan traces.jsonl.gz --profile qwen3-next-80b-a3b-h200 --device 20GiB --device 50GiB --host 0 --host 200GiB
+    """
+    errors = Console(stderr=True)
+    try:
+        speeds = load_profile(profile)
+        points = _points(ctx.params, speeds, errors)
+        chosen = knee(points, host_price)
+        if html is not None:
+            write_text(html, plan_page(points, chosen, speeds, settings_of(ctx.params)))
+    except StepwellError as error:
+        errors.print(f"stepwell plan: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(2) from error
+    _show(points, chosen, speeds, ctx.params, Console())
+
+
+def _points(params: Params, profile: Profile, console: Console) -> list[Point]:
+    wanted = machines(params, profile)
+    jobs = params["jobs"] or min(len(wanted), os.cpu_count() or 1)
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    found = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(wanted))
+        for done in sweep(dict(params), min(jobs, len(wanted))):
+            found.append(done)
+            progress.advance(task)
+    return sorted(found, key=lambda p: (p.device_tokens, p.host_tokens, p.disk_tokens))
+
+
+def _show(points: Sequence[Point], chosen: Point, profile: Profile, params: Params, console: Console) -> None:
+    console.print(_table(points, chosen, profile))
+    _plot(points, console)
+    console.print(
+        f"Knee: {chosen.hit:.1%} of prompt tokens reused, bound {chosen.bound:.1%}. To serve so:", highlight=False
+    )
+    print("stepwell serve MODEL " + " ".join(serve_flags(chosen, profile, params)))
+
+
+def serve_flags(chosen: Point, profile: Profile, params: Params) -> list[str]:
+    """The words for `stepwell serve` that give each rank this memory, under these rules."""
+    kv = profile.costs.kv_bytes_per_token
+    words = [f"--device-memory {_gib(chosen.device_tokens * kv)}", f"--host-memory {_gib(chosen.host_tokens * kv)}"]
+    if chosen.disk_tokens:
+        words.append(f"--disk-memory {_gib(chosen.disk_tokens * kv)}")
+    words += [f"--block-size {params['block_size']}", f"--rung-grid {params['rung_grid']}"]
+    words.append(f"--state-checkpoint-interval-tokens {params['state_checkpoint_interval_tokens']}")
+    if params["decode_rung_tokens"] is not None:
+        words.append(f"--decode-rung-tokens {params['decode_rung_tokens']}")
+    words += [
+        f"--max-num-seqs {params['max_num_seqs']}",
+        f"--max-num-batched-tokens {params['max_num_batched_tokens']}",
+    ]
+    return words
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}GiB" if size else "0"
+
+
+def _table(points: Sequence[Point], chosen: Point, profile: Profile) -> Table:
+    kv = profile.costs.kv_bytes_per_token
+    title = f"{profile.name}, memory of one rank; bound {chosen.bound:.1%}"
+    table = Table(
+        "device + host + disk", "hit", "of it device", "excess", "TTFT p50", "p99", title=title, title_justify="left"
+    )
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    for p in points:
+        memory = [format_size(tokens * kv) for tokens in (p.device_tokens, p.host_tokens, p.disk_tokens) if tokens]
+        shares = (f"{share:.1%}" for share in (p.hit, p.device, p.excess))
+        times = (format_seconds(p.ttft_p50), format_seconds(p.ttft_p99))
+        table.add_row(" + ".join(memory), *shares, *times, style="bold green" if p is chosen else None)
+    return table
+
+
+def _plot(points: Sequence[Point], console: Console) -> None:
+    """The hit against device memory, a bar each, for those who have no browser at hand."""
+    width = max(20, min(60, console.width - 40))
+    for p in points:
+        full, bound = round(width * p.hit), round(width * p.bound)
+        bar = "█" * full + "·" * max(0, bound - full)
+        console.print(f"{p.device_tokens / 1e6:8.2f}M +{p.host_tokens / 1e6:8.2f}M {bar} {p.hit:.1%}", highlight=False)

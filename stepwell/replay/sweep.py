@@ -1,0 +1,141 @@
+"""Many simulations of one trace, each on a machine of other sizes, side by side in processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
+from typing import Any
+
+from stepwell.base.errors import StepwellError
+from stepwell.replay.machine import MachineSizes
+from stepwell.replay.profile import Profile, load_profile
+from stepwell.replay.report import Summary, quantiles
+from stepwell.replay.setup import Params, phases_from, rules_from, sizes_from, tokens_in, trace_from
+from stepwell.replay.simulated import Setting, simulated
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one machine of the sweep came to. Shares are of the measured prompt tokens, `ttft` in s."""
+
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+    requests: int
+    bound: float
+    device: float
+    host: float
+    disk: float
+    excess: float
+    ttft_p50: float
+    ttft_p99: float
+    rungs_skipped: int
+
+    @property
+    def hit(self) -> float:
+        """Over all tiers."""
+        return self.device + self.host + self.disk
+
+    def price(self, host_price: float) -> float:
+        """What the memory costs, in tokens of device memory; disk counts a tenth of host."""
+        return self.device_tokens + host_price * (self.host_tokens + self.disk_tokens / 10)
+
+
+def machines(params: Params, profile: Profile) -> list[MachineSizes]:
+    """Every combination of the sizes that were given, in order. Raises ConfigError."""
+    kv = profile.costs.kv_bytes_per_token
+    sizes = [
+        sorted({tokens_in(text, flag, kv) for text in params[name]})
+        for name, flag in (("device", "--device"), ("host", "--host"), ("disk", "--disk"))
+    ]
+    return [
+        sizes_from({**params, "device_tokens": str(a), "host_tokens": str(b), "disk_tokens": str(c)}, profile)
+        for a, b, c in product(*sizes)
+    ]
+
+
+def sweep(params: dict[str, Any], jobs: int) -> Iterator[Point]:
+    """Points as they are done; `params` are those of `plan_command`. Raises StepwellError where one cannot be simulated."""
+    profile = load_profile(params["profile"])
+    wanted = machines(params, profile)
+    if jobs == 1:
+        setting = setting_from(params, profile)
+        yield from (point(simulated(setting, sizes), sizes) for sizes in wanted)
+        return
+    # Fresh processes: nothing of this one's threads goes with them. Each reads the trace once.
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _Worker.begin, (params,)) as pool:
+        tasks = [pool.submit(_Worker.run, sizes) for sizes in wanted]
+        try:
+            for task in as_completed(tasks):
+                yield task.result()
+        except BrokenProcessPool as error:
+            raise StepwellError("a process of the sweep has ended: give fewer --jobs, if memory is short") from error
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def setting_from(params: Params, profile: Profile) -> Setting:
+    """What every simulation of the sweep plays."""
+    return Setting(trace_from(params), rules_from(params), phases_from(params), profile.costs, params["idle_gap_cap"])
+
+
+def point(summary: Summary, sizes: MachineSizes) -> Point:
+    """The figures of one simulation."""
+    ttft = quantiles(summary.ttft)
+    a = summary.admitted
+    return Point(
+        device_tokens=sizes.device_tokens,
+        host_tokens=sizes.host_tokens,
+        disk_tokens=sizes.disk_tokens,
+        requests=summary.requests,
+        bound=summary.share(summary.bound),
+        device=summary.share(a.device),
+        host=summary.share(a.host),
+        disk=summary.share(a.disk),
+        excess=summary.excess,
+        ttft_p50=ttft.get("p50", 0.0),
+        ttft_p99=ttft.get("p99", 0.0),
+        rungs_skipped=summary.rungs.skipped if summary.rungs else 0,
+    )
+
+
+class _Worker:
+    """A process of the sweep: the trace that it has read stays in it."""
+
+    setting: Setting | None = None
+
+    @classmethod
+    def begin(cls, params: dict[str, Any]) -> None:
+        cls.setting = setting_from(params, load_profile(params["profile"]))
+
+    @classmethod
+    def run(cls, sizes: MachineSizes) -> Point:
+        assert cls.setting is not None, "begin has run in this process"
+        return point(simulated(cls.setting, sizes), sizes)
+
+
+def knee(points: Sequence[Point], host_price: float) -> Point:
+    """Where more memory stops paying: the point furthest above the straight line from the cheapest machine at its hit to the
+    dearest one at the best hit.
+
+    Only machines that no cheaper one matches are looked at. `host_price`: of a byte of host memory, in bytes of the device's.
+    """
+    best: list[Point] = []
+    ordered = sorted(points, key=lambda p: (p.price(host_price), -p.hit))
+    for found in ordered:
+        if not best or found.hit > best[-1].hit:
+            best.append(found)
+    first = best[0]
+    width, height = ordered[-1].price(host_price) - first.price(host_price), best[-1].hit - first.hit
+    if not width or not height:
+        return first
+
+    def above(found: Point) -> float:
+        return (found.hit - first.hit) / height - (found.price(host_price) - first.price(host_price)) / width
+
+    return max(best, key=lambda p: (above(p), -p.price(host_price)))

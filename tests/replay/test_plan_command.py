@@ -1,0 +1,67 @@
+"""`stepwell plan` as a person runs it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from stepwell.replay.plan_command import plan_command
+from tests.browser import PHONE, browser, missing
+
+SMALL = [
+    "--lanes",
+    "3",
+    "--warmup",
+    "20",
+    "--duration",
+    "150",
+    "--rung-tokens",
+    "300",
+    "--conversations",
+    "6",
+    "--scale",
+    "0.1",
+]
+SIZES = ["--device", "3e4", "--device", "2e5", "--host", "0", "--host", "500MiB"]
+
+
+def run(*words: str) -> Result:
+    app = typer.Typer()
+    app.command()(plan_command)
+    return CliRunner().invoke(app, words)
+
+
+def test_a_plan_ends_with_the_words_to_serve_by(tmp_path: Path) -> None:
+    done = run("synthetic", *SMALL, *SIZES, "--jobs", "1", "--html", str(tmp_path / "plan.html"))
+    assert done.exit_code == 0, done.output
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("stepwell serve MODEL --device-memory ")
+    assert "--state-checkpoint-interval-tokens 8192" in last
+    assert done.stdout.count("█") > 10
+    text = (tmp_path / "plan.html").read_text("utf-8")
+    assert len(re.findall(r"<h2>", text)) == 5
+    assert text.count('class="dot knee"') == 2
+    assert "measured on an H200" in text
+    if not missing():
+        with browser() as chromium:
+            chromium.open(tmp_path / "plan.html", PHONE, "dark")
+            assert chromium.complaints() == []
+            assert chromium.ask("document.documentElement.scrollWidth") <= PHONE
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "lots"], "--device must be"),
+        (["--profile", "nowhere"], "--profile 'nowhere' is neither"),
+        (["--lanes", "0"], "--lanes must be"),
+    ],
+)
+def test_mistakes_are_explained(words: list[str], message: str) -> None:
+    done = run("synthetic", *words, "--jobs", "1")
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
