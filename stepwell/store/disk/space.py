@@ -141,8 +141,7 @@ class Space:
             self._ledger.commit(self._point)
         self._point("compact.committed")
         self._manifest.checkpoint()  # durable before the bytes it no longer speaks of go
-        with suppress(OSError):
-            self._segments.remove(victim.number)
+        self._segments.remove(victim.number)
         self._ledger.removed(victim.number)
         self._point("compact.unlinked")
         self._counts.add("compactions")

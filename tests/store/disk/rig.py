@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from xxhash import xxh3_128_digest
 from stepwell.base.clock import VirtualClock
 from stepwell.base.geometry import Ints
 from stepwell.cache.catalogue import Dormant
-from stepwell.cache.moves import Extent, LiveState, Move, Report, Task, Tier
+from stepwell.cache.moves import Extent, Forget, LiveState, Move, Report, Task, Tier
 from stepwell.cache.names import Names, Trail
 from stepwell.store.arena import Rows
 from stepwell.store.disk.gate import MemoryGate
@@ -57,7 +58,7 @@ class Chat:
 
 def _noise(salt: str, tokens: Ints, part: int, size: int) -> Any:
     seed = xxh3_128_digest(salt.encode() + tokens.tobytes() + bytes([part]))
-    return np.random.default_rng(int.from_bytes(seed[:8], "little")).integers(0, 256, size, dtype=np.uint8)
+    return np.frombuffer(random.Random(seed).randbytes(size), np.uint8)
 
 
 class Live:
@@ -142,6 +143,8 @@ class Rig:
         """Hand these over and have everything in the inbox carried out."""
         inbox, store = self.store.inbox, self.store
         refused = inbox.submit(tasks, self.gate.fence)
+        gone = (int(slot) for task in tasks if isinstance(task, Forget) for slot in task.slots)
+        self.free += [slot for slot in gone if 0 <= slot < store.slots]
         reports = [Report(move.ticket, False, "queue full") for move in refused]
         while jobs := inbox.take(store.batch_bytes, self.shape.page_bytes):
             reports += store.write(jobs, self.gate)
@@ -192,7 +195,7 @@ class Rig:
         try:
             rows = self.read(slots, found.name.end)
         except Exception:
-            self.run([forget(slots)])
+            self.run([Forget(slots)])
             return False
         assert (rows == chat.kv(found.name.start, found.name.end, self.shape.page_bytes)).all(), "a wrong byte"
         return True
@@ -202,16 +205,10 @@ class Rig:
         try:
             rows = self.read(slots, found.name.end, "image")
         except Exception:
-            self.run([forget(slots)])
+            self.run([Forget(slots)])
             return False
         assert (rows == chat.image(found.name.end, self.shape.page_bytes)).all(), "a wrong byte"
         return True
-
-
-def forget(slots: Ints) -> Task:
-    from stepwell.cache.moves import Forget
-
-    return Forget(slots)
 
 
 def segments_in(path: Path) -> list[Path]:
