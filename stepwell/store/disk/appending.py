@@ -168,7 +168,7 @@ class Appender:
                 self._files.unlink(path)
             raise
         self._fd = fd
-        segment = self._segments.all[number] = Segment(number, 0, 0, sealed=False)
+        segment = self._segments.all[number] = Segment(number, 0, sealed=False)
         return segment
 
     def _read_back(self, header: bytes, offset: int, sums: Sums) -> None:

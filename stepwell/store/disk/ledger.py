@@ -184,6 +184,7 @@ class Ledger:
         segment = self._segments.all.get(row.segment)
         if segment is not None:
             segment.live = max(0, segment.live + sign * row.pages)
+            segment.rows = max(0, segment.rows + sign)
             self._touched.add(row.segment)
 
     # ---- the index ----------------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ class Ledger:
         if not (self._edits or self._touched or self._removed):
             return
         known = (self._segments.all[number] for number in self._touched if number in self._segments.all)
-        rows = [SegmentRow(s.number, s.length, s.live) for s in known]
+        rows = [SegmentRow(s.number, s.length, s.live, s.rows) for s in known]
         self._manifest.commit(self._edits, rows, self._removed, point)
         self._edits = {}
         self._by_name = {}

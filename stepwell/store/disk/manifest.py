@@ -26,10 +26,10 @@ _SCHEMA = (
     "CREATE INDEX by_parent ON record (parent, digest)",
     "CREATE INDEX by_used ON record (used, id)",
     "CREATE INDEX by_segment ON record (segment)",
-    "CREATE TABLE segment (id INTEGER PRIMARY KEY, length INTEGER, live INTEGER, sum INTEGER)",
+    "CREATE TABLE segment (id INTEGER PRIMARY KEY, length INTEGER, live INTEGER, rows INTEGER, sum INTEGER)",
 )
 _ROW = struct.Struct("<qq16s16s16sqqqqqqqd")
-_SEGMENT = struct.Struct("<qqq")
+_SEGMENT = struct.Struct("<qqqq")
 
 
 Place: TypeAlias = tuple[Any, int]
@@ -65,11 +65,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A segment: bytes that records may lie in, pages of the rows in it."""
+    """A segment: bytes that records may lie in, pages of the rows in it, how many these are."""
 
     number: int
     length: int
     live: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,8 @@ class Manifest:
 
     def segments(self) -> list[SegmentRow]:
         """All segments whose rows hold."""
-        rows = self._rows("SELECT id, length, live, sum FROM segment")
-        return [SegmentRow(*row[:3]) for row in rows if _holds(_SEGMENT, row)]
+        rows = self._rows("SELECT id, length, live, rows, sum FROM segment")
+        return [SegmentRow(*row[:4]) for row in rows if _holds(_SEGMENT, row)]
 
     def get(self, record: int) -> Row | None:
         """The row of this id; None if there is none that holds."""
@@ -189,8 +190,8 @@ class Manifest:
             places = ", ".join("?" * 14)
             many(f"INSERT OR REPLACE INTO record VALUES ({places})", [(*c, _sum(_ROW, c)) for c in there])
             many("DELETE FROM record WHERE id = ?", [(id,) for id, row in rows.items() if row is None])
-            known = [(s.number, s.length, s.live) for s in segments]
-            many("INSERT OR REPLACE INTO segment VALUES (?, ?, ?, ?)", [(*c, _sum(_SEGMENT, c)) for c in known])
+            known = [(s.number, s.length, s.live, s.rows) for s in segments]
+            many("INSERT OR REPLACE INTO segment VALUES (?, ?, ?, ?, ?)", [(*c, _sum(_SEGMENT, c)) for c in known])
             many("DELETE FROM segment WHERE id = ?", [(number,) for number in gone])
             point("insert.after")
             run("COMMIT")

@@ -62,13 +62,13 @@ def _reconcile(index: Manifest, segments: Segments) -> int:
     files = segments.found()
     for row in index.segments():
         status = files.get(row.number)
-        if status is None or not is_plain(status) or min(row.number, row.length, row.live) < 0 or row.number == 0:
+        if status is None or not is_plain(status) or min(row.number, row.length, row.live, row.rows) < 0 or row.number == 0:
             index.drop_segment(row.number)
             continue
         length = min(row.length, status.st_size)
         if status.st_size > length:
             _cut(segments, segments.path(row.number), length)
-        segments.all[row.number] = Segment(row.number, length, row.live)
+        segments.all[row.number] = Segment(row.number, length, row.live, row.rows)
     for number in files.keys() - segments.all.keys():
         index.drop_segment(number)
         with suppress(OSError):

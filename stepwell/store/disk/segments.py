@@ -24,11 +24,12 @@ class Gone(StoreError):
 
 @dataclass(slots=True)
 class Segment:
-    """length: bytes that records may lie in; live: pages of the records that the index has in it; sealed: takes no more."""
+    """length: bytes that records may lie in; live, rows: pages and rows that the index has in it; sealed: takes no more."""
 
     number: int
     length: int
-    live: int
+    live: int = 0
+    rows: int = 0
     sealed: bool = True
 
 

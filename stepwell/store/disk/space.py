@@ -13,7 +13,7 @@ from stepwell.store.arena import Rows
 from stepwell.store.disk.appending import Appender, Placed
 from stepwell.store.disk.files import Files, disk_usage, read_all
 from stepwell.store.disk.folder import Namespace, others
-from stepwell.store.disk.layout import Layout
+from stepwell.store.disk.layout import Kind, Layout
 from stepwell.store.disk.ledger import Ledger
 from stepwell.store.disk.manifest import Manifest, Row
 from stepwell.store.disk.places import Places
@@ -72,7 +72,8 @@ class Space:
             return ""
         self._others = self._measure_others()
         while not self._fits(size):
-            if not (self._remove_other() or self._compact_one()):
+            before = self._segments.bytes
+            if not self._remove_other() and not (self._compact_one() and self._segments.bytes < before):
                 return (
                     f"the disk cache has no room for {size} more bytes within its budget of {self._limits.budget}: "
                     "give --disk-cache a larger size, or expect the oldest to go first"
@@ -153,8 +154,9 @@ class Space:
         return victim if victim is not None and self._live_share(victim) < _FULL else None
 
     def _live_share(self, segment: Segment) -> float:
-        """Upper bound of the share of a segment's bytes that compaction would have to write again."""
-        return segment.live * self._layout.page_bytes / segment.length
+        """The share of a segment's bytes that compaction would have to write again."""
+        header = min(self._layout.header_bytes(kind) for kind in Kind)
+        return (segment.live * self._layout.page_bytes + segment.rows * header) / segment.length
 
     def _copy(self, victim: Segment) -> tuple[list[tuple[Row, Row]], list[Row]]:
         """Append the live pages of a segment to the newest one. Returns what became of each row, and the rows that are damaged."""
