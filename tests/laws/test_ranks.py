@@ -27,7 +27,7 @@ KV = Where("kv", Tier.HOST)
 STATE = Where(target=LIVE)
 DOWN = Where(target=Tier.HOST)
 HIT, BOUNDARY = 8, 24
-RUNS = 24
+RUNS = 16
 
 
 def _prompt(count: int = 30) -> Ints:
