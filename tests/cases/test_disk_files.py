@@ -119,6 +119,13 @@ def flipped(path: Path) -> None:
     raw.tofile(path)
 
 
+def one_bit_of_a_page(path: Path) -> None:
+    """Of the first page of the first record; every header is as it was."""
+    raw = np.fromfile(path, np.uint8)
+    raw[Layout(64, 4, 1, 16, bytes(32)).header_bytes(Kind.KV) + 5] ^= 1
+    raw.tofile(path)
+
+
 def zeroed_in_part(path: Path) -> None:
     raw = np.fromfile(path, np.uint8)
     raw[len(raw) // 4 : len(raw) // 2] = 0
@@ -135,7 +142,9 @@ def a_link(path: Path) -> None:
     path.symlink_to(path.with_suffix(".moved"))
 
 
-@pytest.mark.parametrize("harm", [truncated, emptied, removed, flipped, zeroed_in_part, a_folder, a_link])
+@pytest.mark.parametrize(
+    "harm", [truncated, emptied, removed, flipped, one_bit_of_a_page, zeroed_in_part, a_folder, a_link]
+)
 @pytest.mark.parametrize("running", [True, False], ids=["while-running", "between-processes"])
 def test_whatever_becomes_of_a_file_answers_are_right_and_the_cache_works_again(
     tmp_path: Path, harm: Harm, running: bool
