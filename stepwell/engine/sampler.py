@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,7 +90,7 @@ def score_targets(
     first = 0
     for work in works:
         assert work.score is not None
-        targets = torch.as_tensor(work.score.targets, dtype=torch.int64, device=hidden.device)
+        targets = torch.from_numpy(work.score.targets.astype(np.int64)).to(hidden.device)
         found: list[Scored] = []
         for at in range(0, len(targets), _ROWS_AT_ONCE):
             part = targets[at : at + _ROWS_AT_ONCE]
