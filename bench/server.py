@@ -22,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,16 +81,22 @@ class Ledger(EngineLoop):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.taken = 0
-        self.ended: Counter[str] = Counter()
+        self.taken = self.ended = self.ended_twice = 0
+        self._open: set[str] = set()
 
     def submit(self, request: Request) -> None:
         super().submit(request)
+        self._open.add(request.id)
         self.taken += 1
 
     def step(self, max_repeat: int = 1) -> list[Event]:
         events = super().step(max_repeat)
-        self.ended.update(event.request_id for event in events if isinstance(event, Finished))
+        for event in events:
+            if isinstance(event, Finished) and event.request_id in self._open:
+                self._open.remove(event.request_id)
+                self.ended += 1
+            elif isinstance(event, Finished):
+                self.ended_twice += 1
         return events
 
 
@@ -109,7 +114,7 @@ class Said:
 def build_loop(sequences: int, pages: int, slots: int) -> tuple[Ledger, TimedRunner]:
     sizes = geometry(BLOCK, 64)
     memory = Memory(sizes, pages, slots, sequences)
-    cache = CacheConfig(sizes, pages, slots, interval=1024)
+    cache = CacheConfig(sizes, pages, slots, interval=1024, ghost_blocks=8 * pages)
     rules = SchedConfig(sequences, max(1024, sequences + 64), CONTEXT, vocab=VOCAB)
     runner = TimedRunner(TellTaleRunner(memory, sizes, VOCAB))
     return Ledger(cache, rules, runner, InstantMover(memory.copy), WallClock()), runner
@@ -190,8 +195,7 @@ def run_server(options: argparse.Namespace) -> None:
             write_tokenizer(Path(directory), train_tokenizer(VOCAB), CONTEXT)
             tokenizer = Tokenizer.load(directory)
         asyncio.run(serve_stepwell(loop, tokenizer))
-        twice = sum(count > 1 for count in loop.ended.values())
-        said = Said(runner.seconds, loop.taken, len(loop.ended), twice, loop.stats().leases)
+        said = Said(runner.seconds, loop.taken, loop.ended, loop.ended_twice, loop.stats().leases)
     print(json.dumps({name: getattr(said, name) for name in Said.__slots__}), flush=True)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from stepwell.server.errors import ApiError, Problem
 
@@ -24,6 +25,8 @@ async def read_json(request: Request, limit: int, seconds: float = 60.0) -> dict
     except TimeoutError as error:
         message = f"the body did not arrive within {seconds:g} s (--body-timeout): send it again"
         raise ApiError(Problem(408, message, None, "body_timeout", {"connection": "close"})) from error
+    except ClientDisconnect as error:
+        raise ApiError(Problem(499, "the client has gone")) from error
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 
 import httpx
@@ -61,6 +62,18 @@ def test_body_that_does_not_come_is_answered_and_the_connection_closed(tokenizer
             while part := caller.recv(4096):
                 heard += part
         assert heard.startswith(b"HTTP/1.1 408") and b"body_timeout" in heard
+
+
+def test_caller_who_leaves_in_the_middle_of_its_body_is_no_fault_of_the_server(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(tokenizer) as server, caplog.at_level(logging.INFO):
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as caller:
+            caller.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"prompt"')
+        assert eventually(lambda: "POST /v1/completions" in caplog.text)
+        assert 'http_errors_total{status="499"} 1.0' in httpx.get(server.url + "/metrics").text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_full_queue_tells_when_to_come_back(tokenizer: Tokenizer) -> None:

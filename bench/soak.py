@@ -1,0 +1,243 @@
+"""Hours of callers who behave badly, in minutes: does every request end once, and is nothing left behind?
+
+    python bench/soak.py --minutes 30
+
+The real server and engine loop on the tell-tale (bench/server.py --serve), with pools too small for the conversations. Callers
+talk in turns that grow and branch; some hang up at a random moment, some read slowly, some close their half of the socket
+and read on, some send nonsense. Ends with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+VOCAB = 300
+LONGEST = 600
+SERVER = Path(__file__).with_name("server.py")
+NONSENSE = (b"{", b'{"prompt": [-1]}', b'{"prompt": "x", "max_tokens": "many"}', b'{"prompt": []}', b"\xff\xfe", b"[]")
+
+
+@dataclass(slots=True)
+class Sums:
+    """What callers did and got; `events` are those of all streams together."""
+
+    requests: int = 0
+    whole: int = 0
+    aborts: int = 0
+    slow: int = 0
+    half_closed: int = 0
+    nonsense: int = 0
+    refused: int = 0
+    broken: list[str] = field(default_factory=list)
+    events: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    port: int
+    until: float
+    sums: Sums
+
+
+async def caller(world: World, seed: int) -> None:
+    """Conversations, one after another, until time is up."""
+    rng = random.Random(seed)
+    while time.monotonic() < world.until:
+        shared = random.Random(rng.randrange(4))  # few openings, so that prompts meet in the tree
+        prompt = [shared.randrange(3, VOCAB) for _ in range(64)]
+        for _ in range(rng.randrange(1, 6)):
+            prompt += [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 80))]
+            if len(prompt) > LONGEST or time.monotonic() > world.until:
+                break
+            await turn(world, rng, prompt)
+            if rng.random() < 0.2:
+                prompt = prompt[: rng.randrange(1, len(prompt) + 1)]
+
+
+async def turn(world: World, rng: random.Random, prompt: list[int]) -> None:
+    kind = rng.choices(("whole", "aborts", "slow", "half_closed", "nonsense"), (60, 20, 8, 7, 5))[0]
+    fields = {"max_tokens": rng.randrange(1, 60), "ignore_eos": True, "stream": rng.random() < 0.7}
+    body = json.dumps({"prompt": prompt, "n": rng.choice((1, 1, 1, 2)), **fields}).encode()
+    body = rng.choice(NONSENSE) if kind == "nonsense" else body
+    world.sums.requests += 1
+    setattr(world.sums, kind, getattr(world.sums, kind) + 1)
+    try:
+        async with asyncio.timeout(120):
+            await call(world, rng, kind, body)
+    except (OSError, asyncio.IncompleteReadError) as error:
+        world.sums.broken.append(f"{kind}: {type(error).__name__} {error}")
+
+
+async def call(world: World, rng: random.Random, kind: str, body: bytes) -> None:
+    """One connection, treated as `kind` says."""
+    limit = 2**12 if kind == "slow" else 2**16
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.port, limit=limit)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    try:
+        sent = head.encode() + body
+        if kind == "aborts" and rng.random() < 0.2:
+            sent = sent[: rng.randrange(len(sent))]
+        writer.write(sent)
+        await writer.drain()
+        if kind == "half_closed":
+            writer.write_eof()
+        if kind == "aborts":
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(2**12), rng.random() * 0.3)
+            writer.transport.abort()
+            return
+        await read(world, rng, kind, reader)
+    finally:
+        writer.close()
+
+
+async def read(world: World, rng: random.Random, kind: str, reader: asyncio.StreamReader) -> None:
+    heard = b""
+    while part := await reader.read(256 if kind == "slow" else 2**16):
+        world.sums.events += part.count(b"\n\n")
+        heard += part
+        if kind == "slow":
+            await asyncio.sleep(rng.random() * 0.02)
+    status = heard[9:12]
+    if status in (b"429", b"503"):
+        world.sums.refused += 1
+    elif kind == "nonsense":
+        if status != b"400":
+            world.sums.broken.append(f"nonsense was answered with {heard[:60]!r}")
+    elif kind != "half_closed" and (status != b"200" or not heard.endswith((b"0\r\n\r\n", b"}"))):
+        world.sums.broken.append(f"{kind} was answered with {heard[:60]!r} … {heard[-60:]!r}")
+
+
+def resident_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The server at one moment: when, its memory, processor seconds so far, events its callers have heard."""
+
+    at: float
+    resident_mb: float
+    processor: float
+    events: int
+
+
+async def watch(pid: int, world: World) -> list[Look]:
+    """A look every second."""
+    looks = []
+    while time.monotonic() < world.until:
+        looks.append(Look(time.monotonic(), resident_mb(pid), processor_seconds(pid), world.sums.events))
+        await asyncio.sleep(1)
+    return looks
+
+
+async def soak(port: int, pid: int, seconds: float, callers: int) -> tuple[Sums, list[Look]]:
+    world = World(port, time.monotonic() + seconds, Sums())
+    looks, *_ = await asyncio.gather(watch(pid, world), *(caller(world, seed) for seed in range(callers)))
+    return world.sums, looks
+
+
+async def settled(port: int) -> dict[str, float]:
+    """Numbers of /metrics once nothing is in the engine any more."""
+    for _ in range(100):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        text = (await reader.read(-1)).decode()
+        writer.close()
+        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("stepwell_")]
+        numbers = {name: float(value) for name, value in lines}
+        if not sum(value for name, value in numbers.items() if name.startswith("stepwell_queue_requests")):
+            return numbers
+        await asyncio.sleep(0.1)
+    raise SystemExit("the engine did not come to rest: requests are left in its queues")
+
+
+def changes(looks: list[Look]) -> tuple[float, float, float]:
+    """From the second fifth of the time (the first one warms up) to the last: memory in MB, events a second, events a second
+    of the server's processor time, the latter two as ratios."""
+    fifth = len(looks) // 5
+    early, late = looks[fifth : 2 * fifth + 1], looks[-fifth - 1 :]
+    growth = statistics.median(x.resident_mb for x in late) - statistics.median(x.resident_mb for x in early)
+    ratios = []
+    for clock in ("at", "processor"):
+        rates = [
+            (part[-1].events - part[0].events) / (getattr(part[-1], clock) - getattr(part[0], clock))
+            for part in (early, late)
+        ]
+        ratios.append(rates[1] / rates[0])
+    return growth, ratios[0], ratios[1]
+
+
+def main() -> None:
+    options = parse_arguments()
+    sizes = ("--sequences", "8", "--pages", str(options.pages), "--slots", str(2 * options.pages))
+    command = [sys.executable, str(SERVER), "--serve", "stepwell", *sizes]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            port = int(process.stdout.readline())
+            sums, looks = asyncio.run(soak(port, process.pid, options.minutes * 60, options.callers))
+            numbers = asyncio.run(settled(port))
+            process.stdin.close()
+            said = json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+    growth, throughput, per_processor = changes(looks)
+    show(sums, numbers, said, per_processor)
+    line = {
+        "requests": sums.requests,
+        "aborts": sums.aborts,
+        "ended_once": said["taken"] == said["ended"] and not said["ended_twice"] and not sums.broken,
+        "leases_after": int(numbers["stepwell_leases"]),
+        "rss_growth_mb": round(growth, 1),
+        "throughput_end_over_start": round(throughput, 3),
+    }
+    print(json.dumps(line))
+
+
+def show(sums: Sums, numbers: dict[str, float], said: dict[str, float], per_processor: float) -> None:
+    table = Table("", "", box=None)
+    for name in ("requests", "whole", "aborts", "slow", "half_closed", "nonsense", "refused"):
+        table.add_row(name, f"{getattr(sums, name):,}")
+    table.add_row("sequences taken, ended", f"{said['taken']:,}, {said['ended']:,}")
+    cached = sum(numbers[f'stepwell_prompt_tokens_total{{source="{tier}"}}'] for tier in ("device", "host", "disk"))
+    cold = numbers['stepwell_prompt_tokens_total{source="recomputed"}']
+    table.add_row("prompt tokens reused", f"{cached / max(1, cached + cold):.1%}")
+    table.add_row("preemptions", f"{numbers['stepwell_preemptions_total']:,.0f}")
+    table.add_row("events a processor second, end over start", f"{per_processor:.3f}")
+    console = Console()
+    console.print(table)
+    for fault in sums.broken[:10]:
+        console.print(fault, markup=False, style="red")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--callers", type=int, default=24)
+    parser.add_argument("--pages", type=int, default=160, help="of the device; host holds twice as many")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
