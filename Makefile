@@ -16,14 +16,20 @@ KEY := $(shell { cat pyproject.toml; echo '$(TORCH) $(TORCH_ARGS) $(CURDIR)'; } 
 ENGINE := $(VENV)/.stepwell-engine-$(KEY)
 DEV := $(VENV)/.stepwell-dev-$(KEY)
 
-.PHONY: help demo test lint format lines clean
+.PHONY: help demo replay-demo test lint format lines clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(ENGINE) ## serve a small hybrid model, push agent conversations through its cache, print one table
 	@$(BIN)/python -m stepwell.demo
+
+replay-demo: $(BIN)/python ## play made-up agent conversations on a virtual clock, write replay-demo.html (no PyTorch needed)
+	@$(BIN)/python -c 'import stepwell.cli' 2>/dev/null || $(PIP) --editable .
+	@$(BIN)/python -m stepwell replay synthetic --conversations 60 --lanes 12 --warmup 200 --duration 600 \
+		--device-tokens 6e5 --host-tokens 3e6 --html replay-demo.html
+	@echo 'The report with plots is in replay-demo.html'
 
 test: $(DEV) ## run all tests (ARGS="-k cache -x" goes to pytest)
 	@$(BIN)/python -m pytest $(ARGS)
@@ -42,7 +48,7 @@ lines: $(BIN)/python ## source lines by package, largest files and functions
 	@$(BIN)/python tools/lines.py stepwell
 
 clean: ## remove the environment, caches and the demo's files
-	rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .demo replay-demo.html build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Stepwell needs Python 3.11 or newer, this is %d.%d: set PYTHON=python3.11" % sys.version_info[:2])'
