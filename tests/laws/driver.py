@@ -67,13 +67,17 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
         eos=(3,) if chance(rng, 30) else (),
         vocab=VOCAB,
         cache=not chance(rng, 4),
+        load_timeout=0.003 if seed % 4 == 2 else 0.0,  # three steps
     )
     disk = number(rng, 10**9, 10**9, 10**5)  # bytes a second; the least is hardly worth a write
     costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, disk), latency_s=1e-6)
     budget = Budget(number(rng, 2000, 20000), number(rng, 1, 50)) if chance(rng, 25) else Budget()
     plans = tuple(_faults(rng, seed * ranks + rank) for rank in range(ranks))
     same_kv = ranks > 1 and chance(rng, 30)
-    return Harness(cache, sched, None, costs, VOCAB, ranks=ranks, rank_faults=plans, same_kv=same_kv, budget=budget)
+    audit = 0.5 if seed % 4 == 1 else 0.0
+    return Harness(
+        cache, sched, None, costs, VOCAB, ranks=ranks, rank_faults=plans, same_kv=same_kv, budget=budget, audit=audit
+    )
 
 
 def _faults(rng: Chooser, seed: int) -> FaultPlan:
