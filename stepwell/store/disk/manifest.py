@@ -205,9 +205,9 @@ class Manifest:
         self._rows("DELETE FROM record WHERE segment = ?", (number,))
         self._rows("DELETE FROM segment WHERE id = ?", (number,))
 
-    def drop_nameless(self) -> None:
-        """Remove the rows that only the process that made them could use."""
-        self._rows("DELETE FROM record WHERE parent = ?", (NAMELESS,))
+    def nameless(self) -> Found:
+        """The rows that only the process that made them could use."""
+        return _check(self._rows(f"SELECT {_COLUMNS} FROM record WHERE parent = ?", (NAMELESS,)))
 
 
 def _sum(layout: struct.Struct, columns: tuple[Any, ...]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from stepwell.store.disk.files import is_plain
 from stepwell.store.disk.folder import Namespace
 from stepwell.store.disk.health import Health, is_ruin
-from stepwell.store.disk.manifest import Manifest
+from stepwell.store.disk.manifest import Manifest, SegmentRow
 from stepwell.store.disk.segments import Segment, Segments
 
 
@@ -57,23 +57,42 @@ def _open(space: Namespace, segments: Segments, checkpoint_pages: int) -> Opened
 
 def _reconcile(index: Manifest, segments: Segments) -> int:
     """Rows without a file go, files without a row go, what is behind the published end is cut off. Returns the last id."""
-    index.drop_nameless()
     last = index.last()
     files = segments.found()
     for row in index.segments():
         status = files.get(row.number)
-        if status is None or not is_plain(status) or min(row.number, row.length, row.live, row.rows) < 0 or row.number == 0:
+        if (
+            status is None
+            or not is_plain(status)
+            or min(row.number, row.length, row.live, row.rows) < 0
+            or row.number == 0
+        ):
             index.drop_segment(row.number)
             continue
         length = min(row.length, status.st_size)
         if status.st_size > length:
             _cut(segments, segments.path(row.number), length)
         segments.all[row.number] = Segment(row.number, length, row.live, row.rows)
+    _drop_nameless(index, segments)
     for number in files.keys() - segments.all.keys():
         index.drop_segment(number)
         with suppress(OSError):
             segments.files.unlink(segments.path(number))
     return last
+
+
+def _drop_nameless(index: Manifest, segments: Segments) -> None:
+    """Rows that only the last process could use go, and are counted no more."""
+    found = index.nameless()
+    for row in found.rows:
+        if row.segment in segments.all:
+            segment = segments.all[row.segment]
+            segment.live, segment.rows = max(0, segment.live - row.pages), max(0, segment.rows - 1)
+    gone = [*(row.id for row in found.rows), *found.damaged]
+    if gone:
+        fewer = {row.segment for row in found.rows} & segments.all.keys()
+        known = [segments.all[number] for number in fewer]
+        index.commit(dict.fromkeys(gone), [SegmentRow(s.number, s.length, s.live, s.rows) for s in known])
 
 
 def _cut(segments: Segments, path: Path, length: int) -> None:

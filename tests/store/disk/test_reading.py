@@ -113,11 +113,11 @@ def test_a_segment_cut_short_under_a_running_engine_is_a_miss(tmp_path: Path) ->
         rig.read(slots, 24)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 def test_flipped_bits_in_the_index_never_serve_a_wrong_byte(tmp_path: Path, seed: int) -> None:
     saved(tmp_path / "good")
     rng = random.Random(seed)
-    for trial in range(20):
+    for trial in range(12):
         path = tmp_path / f"c{trial}"
         shutil.copytree(tmp_path / "good", path)
         index = manifest_in(path)
