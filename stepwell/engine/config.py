@@ -162,12 +162,14 @@ class EngineFacts:
     max_model_len  tokens of prompt and answer together
     vocab_size     token ids are 0 … vocab_size − 1
     memory_plan    rows (name, value, note) to print: pages, images that fit, host slots …
+    doubts         sentences about what will hardly work as it is meant
     """
 
     model: str
     max_model_len: int
     vocab_size: int
     memory_plan: tuple[tuple[str, str, str], ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 Report: TypeAlias = Callable[[EngineFacts], None]

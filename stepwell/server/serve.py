@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import uvicorn
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from stepwell.base.errors import ConfigError, EngineDead
@@ -206,3 +207,5 @@ def print_start(console: Console, config: EngineConfig, given: frozenset[str], f
         name = "MODEL" if f.name == "model" else flag(f.name)
         flags.add_row(name, str(getattr(config, f.name)), "given" if f.name in given or name == "MODEL" else "default")
     console.print(flags)
+    for doubt in facts.doubts:
+        console.print(f"[yellow]warning:[/] {escape(doubt)}", highlight=False, soft_wrap=True)
