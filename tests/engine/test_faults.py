@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,3 +96,30 @@ def test_a_report_that_is_late_holds_a_request_up_for_the_timeout_at_most(checkp
 def test_faults_of_a_disk_need_one(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="disk tier"):
         LLM(str(checkpoint), device="cpu", device_memory="1MiB", host_memory="0", faults=("disk:read-only",))
+
+
+def on_disk(checkpoint: Path, folder: Path, *faults: str) -> list[tuple[int, ...]]:
+    """Answers to one prompt, asked twice, of an engine with a disk tier alone below the device."""
+    flags = {"device_memory": "4MiB", "host_memory": "0", "max_num_seqs": 2, "disk_cache": f"{folder}:64MiB"}
+    prompt = np.arange(3, 203, dtype=np.int32)
+    with LLM(str(checkpoint), device="cpu", **flags, min_load_tokens=0, faults=faults) as llm:  # type: ignore[arg-type]
+        return [llm.generate(prompt, FOUR)[0].token_ids for _ in range(2)]
+
+
+def test_a_disk_that_fails_changes_no_answer(checkpoint: Path, tmp_path: Path) -> None:
+    good = on_disk(checkpoint, tmp_path / "good")
+    assert on_disk(checkpoint, tmp_path / "full", "disk:enospc:after=100KiB") == good
+    on_disk(checkpoint, tmp_path / "bad")
+    assert on_disk(checkpoint, tmp_path / "bad", "corrupt:*:disk:count=3", "disk:eio-read:after=5:count=2") == good
+
+
+def test_a_crash_point_kills_the_process_and_the_next_one_answers_as_before(checkpoint: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; import torch; torch.set_num_threads(1)\n"
+        "from tests.engine.test_faults import on_disk\n"
+        "on_disk(Path(sys.argv[1]), Path(sys.argv[2]), 'crash:write.half')"
+    )
+    folder = tmp_path / "cache"
+    done = subprocess.run([sys.executable, "-c", program, checkpoint, folder], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert on_disk(checkpoint, folder) == on_disk(checkpoint, tmp_path / "other")
