@@ -18,6 +18,7 @@ from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.disk_tier import CHUNK, DiskTier, disk_mover, identity, open_disk, with_disk
+from stepwell.engine.doubts import doubts
 from stepwell.engine.guide import Guides
 from stepwell.engine.owned import OwnedLoop
 from stepwell.engine.sampler import Sampler
@@ -67,14 +68,16 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     model = HybridConfig.from_file(Path(config.model))
     dtype = DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
     precision = Precision(dtype, dtype)
+    geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)
+    place = Path(config.model), model.shape, geometry, precision, device.type
+    # before the weights: that a folder is in use, say, is told at once
+    tier = open_disk(config, geometry, identity(*place) if config.disk_cache else {}, owned)
     decoder = load_decoder(Path(config.model), dtype, device)
-    sizes = _sizes(config, model, precision, device)
+    sizes = _sizes(config, model, geometry, device)
     arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, precision, device)
     live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, precision, device)
     guides = Guides(config.model, model.shape.vocab, model.eos_token_ids, keep=2 * config.max_num_seqs)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
-    place = Path(config.model), model.shape, sizes.geometry, precision, device.type
-    tier = open_disk(config, sizes.geometry, identity(*place) if config.disk_cache else {}, owned)
     cache = CacheConfig(
         sizes.geometry,
         sizes.pages,
@@ -102,7 +105,8 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
     loop = OwnedLoop(cache, rules, runner, mover, WallClock(), costs, archive, auditor=auditor, owned=owned, disk=store)
     plan = _memory_plan(config, sizes, costs, device) + (tier.rows(config) if tier is not None else ())
-    report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan))
+    causes = doubts(config, sizes.geometry, sizes.pages, sizes.slots, sizes.max_model_len)
+    report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan, causes))
     return loop
 
 
@@ -114,8 +118,7 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _sizes(config: EngineConfig, model: HybridConfig, precision: Precision, device: torch.device) -> Sizes:
-    geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)
+def _sizes(config: EngineConfig, model: HybridConfig, geometry: Geometry, device: torch.device) -> Sizes:
     pages = _device_budget(config, device, config.max_num_seqs * geometry.image_bytes) // geometry.page_bytes
     least = geometry.image_pages + geometry.pages_for(config.rung_grid + 1)
     if pages < least:

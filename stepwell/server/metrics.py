@@ -20,6 +20,7 @@ from stepwell.cache.tally import Tally
 from stepwell.engine.messages import Stats
 from stepwell.engine.stats import COPIES, COUNTERS, GAUGES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason
+from stepwell.server.disk_metrics import disk_metrics
 from stepwell.server.recent import Recent
 
 SOURCES = ("device", "host", "disk", "recomputed")
@@ -165,6 +166,7 @@ class _EngineGauges(Collector):
             queue.add_metric([phase], stats.queues.get(phase, 0))
         yield queue
         yield from self._numbers(stats)
+        yield from disk_metrics(stats.disk, stats.problems)
 
     def _numbers(self, stats: Stats) -> Iterator[Metric]:
         pages = GaugeMetricFamily("stepwell_pages", "Pages by tier and state", labels=["tier", "state"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepwell.base.errors import ConfigError
-from stepwell.engine.config import EngineConfig, engine_config
+from stepwell.engine.config import DiskCache, EngineConfig, engine_config
 
 
 def test_defaults_are_legal_and_sizes_may_be_text() -> None:
@@ -51,3 +51,27 @@ def test_what_cannot_work_is_refused(name: str, value: Any) -> None:
         engine_config({"model": "m", name: value})
     if name not in ("model", "device_memory"):
         assert "--" + name.replace("_", "-") in str(refusal.value)
+
+
+def test_disk_cache_is_a_folder_and_a_size() -> None:
+    config = engine_config({"model": "m", "disk_cache": "/var/a:b:200GiB", "disk_write_budget": "100MB"})
+    assert config.disk_cache == DiskCache("/var/a:b", 200 * 2**30)
+    assert config.disk_write_budget == 100_000_000
+    assert str(config.disk_cache) == "/var/a:b:200.0GiB"
+    assert DiskCache.parse(str(config.disk_cache)) == config.disk_cache
+
+
+@pytest.mark.parametrize("text", ["/var/cache", ":1GiB", "/var/cache:", "/var/cache:much", "1GiB", ""])
+def test_disk_cache_that_cannot_be_read_teaches_the_form(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--disk-cache .*PATH:SIZE, such as /var/cache/stepwell:200GiB"):
+        engine_config({"model": "m", "disk_cache": text})
+
+
+def test_disk_flags_that_cannot_work() -> None:
+    for flags, named in (
+        ({"disk_write_when": "often"}, "idle, pressure"),
+        ({"disk_write_budget": 0}, "--disk-write-budget"),
+        ({"disk_cache": "/x:1GiB", "enable_prefix_caching": False}, "--no-enable-prefix-caching"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            engine_config({"model": "m", **flags})

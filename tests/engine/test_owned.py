@@ -1,0 +1,81 @@
+"""What ends with a loop."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import fields
+
+import numpy as np
+
+from stepwell.base.clock import VirtualClock
+from stepwell.cache.archive import Archive
+from stepwell.cache.budget import Budget
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.engine.owned import OwnedLoop
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.request import Request, SamplingParams
+from stepwell.server.disk_metrics import disk_metrics
+from stepwell.store.disk.stats import DiskStats
+from stepwell.testing import telltale
+from stepwell.testing.faults import InstantMover
+
+DEAR = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9), latency_s=1e-6)
+
+
+class Ticking(VirtualClock):
+    """A second passes whenever someone looks."""
+
+    def now(self) -> float:
+        self.advance(1.0)
+        return super().now()
+
+
+def loop(owned: ExitStack, budget: Budget | None = None) -> OwnedLoop:
+    sizes = telltale.geometry()
+    memory = telltale.Memory(sizes, 64, 64, 4, disk_slots=128)
+    made = OwnedLoop(
+        CacheConfig(sizes, 64, 64, 128, chunk=16, interval=32),
+        SchedConfig(2, 32, 400, 4),
+        telltale.TellTaleRunner(memory, sizes),
+        InstantMover(memory.copy),
+        Ticking(),
+        DEAR,
+        Archive(budget=budget or Budget()),
+        owned=owned,
+    )
+    made.submit(Request("one", np.arange(90, dtype=np.int32), SamplingParams(max_tokens=4)))
+    while made.serving:
+        made.step()
+    return made
+
+
+def test_the_end_saves_the_rest_and_then_closes() -> None:
+    with ExitStack() as owned:
+        seen: list[bool] = []
+        made = loop(owned)
+        owned.callback(lambda: seen.append(made.busy))
+        assert made.busy
+        assert made.end(1e6)
+        assert seen == [False]
+        assert made.directory.use(2).cached > 0
+
+
+def test_an_end_that_runs_out_of_time_says_so_and_closes_all_the_same() -> None:
+    with ExitStack() as owned:
+        closed: list[bool] = []
+        made = loop(owned, Budget(rate=1e-9, burst=1.0, level=-1.0))
+        owned.callback(lambda: closed.append(True))
+        assert not made.end(50.0)
+        assert closed == [True]
+
+
+def test_every_count_of_the_disk_has_a_metric() -> None:
+    stats = DiskStats(**{f.name: {"EIO": 3} if f.name == "problems" else 7 for f in fields(DiskStats)})  # type: ignore[arg-type]
+    with ExitStack() as owned:
+        from stepwell.engine.owned import _with_disk
+
+        told = _with_disk(loop(owned).stats(), stats, 0.0)
+    metrics = {m.name: [s.value for s in m.samples] for m in disk_metrics(told.disk, told.disk_problems)}
+    assert metrics.pop("stepwell_disk_problems") == [3]
+    assert len(metrics) == len(told.disk) == 15
+    assert all(values == [7] for values in metrics.values()), metrics
