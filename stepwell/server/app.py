@@ -17,6 +17,7 @@ from stepwell.server.cache_routes import CacheRoutes
 from stepwell.server.calls import GenerationRoutes
 from stepwell.server.dashboard import DashboardRoutes
 from stepwell.server.dialect import Dialect
+from stepwell.server.document import ERRORS, Api
 from stepwell.server.errors import Problem, any_problem
 from stepwell.server.gate import Gate
 from stepwell.server.parts import Parts
@@ -26,7 +27,7 @@ from stepwell.server.reading import CallReader
 
 def create_app(parts: Parts) -> FastAPI:
     """An ASGI application. Every answer that is an error has OpenAI's shape."""
-    app = FastAPI(title="Stepwell", docs_url=None, redoc_url=None)
+    app = Api(parts.facts.model)
     calls = CallReader(parts.facts, parts.limits.body_bytes, parts.limits.body_seconds)
     routes = Routes(parts, calls)
     generation = GenerationRoutes(parts, calls)
@@ -39,8 +40,7 @@ def create_app(parts: Parts) -> FastAPI:
         ("/detokenize", schema.DetokenizeCall, routes.detokenize),
         ("/cache/explain", schema.ChatCall, cache.explain),
     ):
-        body = {"content": {"application/json": {"schema": call.model_json_schema()}}}
-        app.add_api_route(path, handler, methods=["POST"], openapi_extra={"requestBody": body})
+        app.add_api_route(path, handler, methods=["POST"], openapi_extra=app.body(call), responses=ERRORS)
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
     app.add_api_route("/health", routes.health, methods=["GET"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from stepwell.base.errors import RequestError
 
@@ -48,6 +48,60 @@ class StreamOptions(_Strict):
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
 
+# Read by hand, because a wrong one among thousands must be told without repeating them; described here.
+_ID = {"type": "integer", "minimum": 0}
+_TEXT = {"type": "string", "minLength": 1}
+_CONTENT = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "text"],
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            },
+        },
+        {"type": "null"},
+    ]
+}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {"role": {"enum": ["system", "developer", "user", "assistant", "tool"]}, "content": _CONTENT},
+}
+_FUNCTION = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "pattern": r"^[A-Za-z0-9_./:-]{1,128}$"},
+        "description": {"type": "string"},
+        "parameters": {"type": "object"},
+    },
+}
+_TOOL = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+}
+_IDS = {"type": "array", "items": _ID, "minItems": 1}
+_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1}
+Prompts = Annotated[
+    Any, WithJsonSchema({"anyOf": [_TEXT, _IDS, _TEXTS, {"type": "array", "items": _IDS, "minItems": 1}]})
+]
+Stops = Annotated[
+    Any,
+    WithJsonSchema(
+        {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MAX_STOPS}, {"type": "null"}], "default": None}
+    ),
+]
+Messages = Annotated[list[dict[str, Any]], WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1})]
+Tools = Annotated[list[dict[str, Any]], WithJsonSchema({"type": "array", "items": _TOOL})]
+ToolChoice = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required", None]}, _TOOL], "default": None}),
+]
+
 
 class _Generate(_Named):
     """What both generation routes share. Defaults are OpenAI's, but for `max_tokens`: all the room there is."""
@@ -74,7 +128,7 @@ class _Generate(_Named):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     priority: int | None = None
-    stop: Any = None
+    stop: Stops = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     cache_salt: Name | None = None
@@ -86,7 +140,7 @@ class _Generate(_Named):
 class CompletionCall(_Generate):
     """POST /v1/completions. `max_tokens` 0 only says the prompt again, with `echo`."""
 
-    prompt: Any
+    prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=_INT31)] | None = None
     echo: bool = False
     logprobs: Top | None = None
@@ -96,15 +150,15 @@ class CompletionCall(_Generate):
 class ChatCall(_Generate):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=_INT31)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
 
 
@@ -112,12 +166,12 @@ class TokenizeCall(_Named):
     """POST /tokenize: a prompt, or messages in the chat template."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
 
 
 class DetokenizeCall(_Named):

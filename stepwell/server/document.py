@@ -1,0 +1,56 @@
+"""The server's own description of itself: `GET /openapi.json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+_PLACE = "#/components/schemas/{model}"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": description,
+        "content": {"application/json": {"schema": {"$ref": _PLACE.format(model="Error")}}},
+    }
+    for status, description in (("4XX", "The call is at fault."), ("5XX", "The server is."))
+}
+
+
+class Api(FastAPI):
+    """An application whose bodies are read by hand and therefore described by hand."""
+
+    def __init__(self, model: str) -> None:
+        """`model` is the one name that calls may give."""
+        super().__init__(title="Stepwell", docs_url=None, redoc_url=None)
+        self._name = model
+        self._schemas: dict[str, Any] = {"Error": _ERROR}
+
+    def body(self, call: type[BaseModel]) -> dict[str, Any]:
+        """What a route says of the body that it reads."""
+        described = call.model_json_schema(ref_template=_PLACE)
+        self._schemas |= described.pop("$defs", {})
+        if "model" in described["properties"]:
+            described["properties"]["model"] = {"enum": [self._name, None]}
+        return {"requestBody": {"required": True, "content": {"application/json": {"schema": described}}}}
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(self._schemas)
+        return document
