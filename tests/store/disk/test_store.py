@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from stepwell.base.errors import ConfigError, StoreError
 from stepwell.cache.moves import Divide, Extent, Forget, LiveState, Move, Tier, Touch
 from stepwell.store.disk.layout import Layout
 from stepwell.store.disk.store import DiskStore
-from tests.store.disk.rig import BLOCK, IMAGE_PAGES, Chat, Rig, ints, layout, manifest_in, segments_in
+from tests.store.disk.rig import BLOCK, IMAGE_PAGES, Chat, Rig, ints, layout, segments_in
 
 
 @pytest.mark.parametrize("page_bytes", [1, 7, 64, 1000, 4096, 8192])
@@ -302,27 +301,6 @@ def test_a_second_engine_is_told_who_has_the_folder(tmp_path: Path) -> None:
     rig.store.close()
     rig.store.close()
     Rig(tmp_path / "c").store.close()
-
-
-def test_a_million_rows_do_not_delay_the_start(tmp_path: Path) -> None:
-    """Whatever is in the index, opening reads a few rows of it: counted, not timed."""
-    rig = Rig(tmp_path / "c")
-    for seed in range(30):
-        rig.save(Chat(seed), 0, 64)
-    rig.store.close()
-    steps = 0
-
-    def count() -> int:
-        nonlocal steps
-        steps += 1
-        return 0
-
-    connection = sqlite3.connect(manifest_in(tmp_path / "c"))
-    connection.set_progress_handler(count, 1)
-    for query in ("SELECT max(id) FROM record", "DELETE FROM record WHERE parent = zeroblob(16)"):
-        connection.execute(query).fetchall()
-    connection.close()
-    assert steps < 100
 
 
 def test_an_empty_move_is_carried_out(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""What an earlier process left: found by its parent, adopted, trimmed by age; and never what it is not."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from stepwell.cache.moves import Touch
+from tests.store.disk.rig import Chat, Rig, manifest_in
+
+
+def starts(rig: Rig, chats: list[Chat]) -> list[bool]:
+    return [rig.recall(chat)[0] > 0 for chat in chats]
+
+
+def test_the_least_recently_used_are_trimmed_first(tmp_path: Path) -> None:
+    rig, chats = Rig(tmp_path / "c"), [Chat(seed) for seed in range(6)]
+    slots = [rig.save(chat, 0, 16) for chat in chats]
+    rig.run([Touch(slots[0]), Touch(slots[3])])
+    rig = rig.again()
+    assert rig.store.catalogue.pages == 24
+    assert rig.store.catalogue.trim(7) == 8
+    assert rig.store.catalogue.pages == 16
+    rig.run([])
+    rig = rig.again()
+    assert starts(rig, chats) == [True, False, False, True, True, True]
+
+
+def test_trimming_stops_when_nothing_is_left(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "c")
+    rig.save(Chat(1), 0, 16)
+    rig = rig.again()
+    mine = rig.save(Chat(2), 0, 16)
+    assert rig.store.catalogue.trim(1000) == 4
+    assert rig.store.catalogue.trim(1000) == 0
+    rig.run([])
+    assert rig.store.catalogue.pages == 0
+    assert rig.holds(Chat(2), 0, 16, mine)
+
+
+def test_one_of_many_is_found_by_its_digest(tmp_path: Path) -> None:
+    rig, chats = Rig(tmp_path / "c", budget=4 << 20), [Chat(seed) for seed in range(300)]
+    rig.run([task for chat in chats for task in [rig.saving(chat, 0, 16, rig.take(4))]])
+    rig = rig.again()
+    root = rig.trail(chats[0]).root
+    assert len(rig.store.catalogue.under(root)) == 300  # more than one batch of rows
+    wanted = rig.trail(chats[7]).at(16)
+    [found] = rig.store.catalogue.under(root, [wanted, b"x" * 16])
+    assert found.name.digest == wanted
+    rig.adopt(found)
+    assert list(rig.store.catalogue.under(root, [wanted])) == []
+    assert len(rig.store.catalogue.under(root)) == 299
+
+
+def test_what_this_process_wrote_is_not_dormant(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "c")
+    rig.save(Chat(1), 0, 16)
+    assert rig.store.catalogue.pages == 0
+    assert list(rig.store.catalogue.under(rig.trail(Chat(1)).root)) == []
+
+
+def test_a_discarded_record_is_gone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "c")
+    rig.save(Chat(1), 0, 16)
+    rig = rig.again()
+    [found] = rig.store.catalogue.under(rig.trail(Chat(1)).root)
+    rig.store.catalogue.discard(found)
+    rig.store.catalogue.discard(found)
+    assert rig.store.catalogue.pages == 0
+    rig.run([])
+    assert rig.again().recall(Chat(1)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "offset = offset + 8",
+        "segment = segment + 1",
+        "pages = 1000000",
+        "pages = -1",
+        "first = 2",
+        "stop = stop + 4",
+        "kind = 2",
+        "kind = 77",
+        "kind = 'x'",
+        "seal = seal + 1",
+        "digest = zeroblob(16)",
+        "root = x'00'",
+        "used = NULL",
+        "start = 9e300",
+    ],
+)
+def test_a_row_changed_by_anyone_is_quarantined(tmp_path: Path, change: str) -> None:
+    rig, chat = Rig(tmp_path / "c"), Chat(1)
+    rig.save(chat, 0, 16)
+    rig.store.close()
+    connection = sqlite3.connect(manifest_in(tmp_path / "c"))
+    connection.execute(f"UPDATE record SET {change}")
+    connection.commit()
+    connection.close()
+    rig = Rig(tmp_path / "c")
+    assert list(rig.store.catalogue.under(rig.trail(chat).root)) == []
+    assert rig.store.stats().quarantined == 1
+    assert list(rig.store.catalogue.under(rig.trail(chat).root)) == []
+    assert rig.store.stats().quarantined == 1
+    rig.save(chat, 0, 16)
+    assert rig.again().recall(chat) == (16, 0)
+
+
+def test_an_index_that_cannot_be_read_says_that_there_is_nothing(tmp_path: Path) -> None:
+    rig, chat = Rig(tmp_path / "c"), Chat(1)
+    rig.save(chat, 0, 16)
+    rig = rig.again()
+    [found] = rig.store.catalogue.under(rig.trail(chat).root)
+    rig.store._owned.view.close()
+    assert list(rig.store.catalogue.under(rig.trail(chat).root)) == []
+    assert rig.store.catalogue.trim(4) == 0
+    slots = rig.take(4)
+    rig.store.catalogue.adopt(found, slots)
+    with pytest.raises(Exception, match="holds nothing"):
+        rig.read(slots, 16)
+    assert rig.store.stats().problems
