@@ -6,7 +6,8 @@ with LLM("path/to/checkpoint", device_memory="2GiB") as llm:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -24,6 +25,8 @@ from stepwell.engine.process import ServedLoop, build
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import Admitted, Event, Finished, FinishReason, Request, SamplingParams, Scored, Tokens
 from stepwell.sched.stats import EngineStats
+
+log = logging.getLogger("stepwell.engine")
 
 Prompt: TypeAlias = str | Sequence[int] | Ints
 
@@ -116,6 +119,30 @@ class LocalEngine:
         """The next answer in a conversation, by the model's own chat template. `options` as for `generate`."""
         return self.generate(self.tokenizer.encode_chat(messages), params, **options)[0]
 
+    def stream(
+        self, prompt: Prompt, params: SamplingParams = _DEFAULTS, *, stop: str | Sequence[str] = (), salt: str = ""
+    ) -> Generator[str, None, Completion]:
+        """The text that continues one prompt, as it appears; the generator returns the completion. Closing it ends the answer.
+
+        Raises RequestError or CapacityError, before anything runs, if the prompt cannot be served.
+        """
+        if self._loop is None:
+            raise EngineDead("this LLM is closed: make a new one")
+        loop = self._loop
+        self._served += 1
+        request = Request(f"llm-{self._served}", self._encode(prompt), params, salt)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        answer = _Answer(request, Transcript(self.tokenizer.decoder(request.prompt), stops))
+        loop.submit(request)
+        try:
+            while answer.reason is None:
+                self._turn(loop, {request.id: answer})
+                if text := answer.unheard():
+                    yield text
+        finally:
+            self._sweep(loop, {request.id: answer})
+        return answer.completion()
+
     def _run(self, requests: Sequence[Request], stops: tuple[str, ...], progress: bool) -> list[Completion]:
         if self._loop is None:
             raise EngineDead("this LLM is closed: make a new one")
@@ -189,18 +216,21 @@ class LLM(LocalEngine):
         config = engine_config({"model": model, **flags})
         tokenizer = Tokenizer.load(config.model)
         loop, facts = build(build_engine, config)
+        for doubt in facts.doubts:
+            log.warning("%s", doubt)
         super().__init__(loop, tokenizer, facts)
 
 
 class _Answer:
     """One completion as it grows."""
 
-    __slots__ = ("_of_prompt", "_outcome", "_parts", "_request", "_scores", "_tokens", "_transcript")
+    __slots__ = ("_heard", "_of_prompt", "_outcome", "_parts", "_request", "_scores", "_tokens", "_transcript")
 
     def __init__(self, request: Request, transcript: Transcript) -> None:
         self._request = request
         self._transcript = transcript
         self._parts: list[str] = []
+        self._heard = 0
         self._tokens: list[int] = []
         self._scores: list[Scored] = []
         self._of_prompt: list[Scored] = []
@@ -230,6 +260,12 @@ class _Answer:
         self._parts.append(self._transcript.take(tokens, end))
         self._tokens += tokens[: self._transcript.tokens - before]
         return self.reason is not None and end is None
+
+    def unheard(self) -> str:
+        """Text since the last call."""
+        text = "".join(self._parts[self._heard :])
+        self._heard = len(self._parts)
+        return text
 
     def completion(self) -> Completion:
         assert self.reason is not None and self._outcome is not None

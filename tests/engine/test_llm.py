@@ -65,6 +65,24 @@ def test_stop_string_ends_an_answer_and_its_request(llm: LocalEngine, loop: Scri
     assert len(loop.aborted) == 1 and not loop.busy
 
 
+def test_stream_gives_the_text_as_it_appears_and_then_the_completion(llm: LocalEngine, loop: ScriptedLoop) -> None:
+    whole = llm.generate("one two three ", SamplingParams(max_tokens=9))[0]
+    stream, parts = llm.stream("one two three ", SamplingParams(max_tokens=9)), []
+    with pytest.raises(StopIteration) as end:
+        while True:
+            parts.append(next(stream))
+    assert len(parts) > 1 and "".join(parts) == whole.text
+    assert (end.value.value.token_ids, end.value.value.finish_reason) == (whole.token_ids, "length")
+    assert not loop.busy
+
+
+def test_stream_that_is_closed_early_leaves_nothing_running(llm: LocalEngine, loop: ScriptedLoop) -> None:
+    stream = llm.stream("one two three ", SamplingParams(max_tokens=4000))
+    next(stream)
+    stream.close()
+    assert len(loop.aborted) == 1 and not loop.busy
+
+
 def test_chat_renders_messages(llm: LocalEngine, loop: ScriptedLoop) -> None:
     assert llm.chat([{"role": "user", "content": "hi"}], SIX, salt="s").finish_reason == "length"
     assert llm.tokenizer.decode(loop.seen[-1].prompt.tolist()) == "user\nhi\nassistant\n"
