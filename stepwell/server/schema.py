@@ -62,12 +62,11 @@ _CONTENT = {
                 "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
             },
         },
-        {"type": "null"},
     ]
 }
 _MESSAGE = {
     "type": "object",
-    "required": ["role"],
+    "required": ["role", "content"],
     "properties": {"role": {"enum": ["system", "developer", "user", "assistant", "tool"]}, "content": _CONTENT},
 }
 _FUNCTION = {
@@ -118,7 +117,7 @@ class _Generate(_Named):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     prompt_logprobs: Top | None = None
     response_format: dict[str, Any] | None = None
