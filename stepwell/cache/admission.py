@@ -83,6 +83,7 @@ class Ready:
     shared        tokens whose pages are never to be written
     image         lease on device pages that the live state is first to be copied from; None: it is there, or starts at zero
     state_loaded  the live slot already holds the state at `boundary`
+    option        which of the plan's options this is
     """
 
     boundary: int
@@ -92,6 +93,7 @@ class Ready:
     image: Lease | None
     state_loaded: bool
     outcome: AdmissionOutcome
+    option: int
 
 
 def commit(directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot: int, now: float) -> Ready | Loading:
@@ -145,10 +147,9 @@ def _begin(
             moves.append(Move(directory.ticket(), "kv", part, target, end))
             at += len(part.slots)
     foothold = option.foothold
-    assert foothold is not None, "only a rung is worth a load"
-    image = foothold.rung.image.at[foothold.tier]
-    assert image is not None, "a leased image stays where it is"
-    if foothold.tier != Tier.DEVICE:
+    if foothold is not None and foothold.tier != Tier.DEVICE:
+        image = foothold.rung.image.at[foothold.tier]
+        assert image is not None, "a leased image stays where it is"
         move = Move(directory.ticket(), "image", Extent(foothold.tier, image), LiveState(held.slot), option.boundary)
         moves.append(move)
     return Loading(held, index, tuple(moves), frozenset(m.ticket for m in moves), (), reason, skipped)
@@ -231,7 +232,7 @@ def _ready(directory: Directory, held: Held, index: int, reason: Reason, skipped
     touch(directory, held.plan.survey, foothold.rung if foothold else None, option.boundary, now)
     outcome = outcome_of(held.plan, held.request_id, directory.config.geometry.rung_grid, index, reason, skipped)
     state_loaded = foothold is not None and image is None
-    return Ready(option.boundary, held.path.item.node.end, held.table, held.path, image, state_loaded, outcome)
+    return Ready(option.boundary, held.path.item.node.end, held.table, held.path, image, state_loaded, outcome, index)
 
 
 def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reason, skipped: int) -> AdmissionOutcome:

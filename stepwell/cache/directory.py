@@ -16,7 +16,7 @@ from stepwell.cache.leases import Flight, Lease, TierUse
 from stepwell.cache.moves import Tier
 from stepwell.cache.offers import Offers
 from stepwell.cache.outcome import Reason
-from stepwell.cache.plan import Plan, Room, Wait, plan
+from stepwell.cache.plan import Plan, Room, Wait, plan, plan_return
 from stepwell.cache.pool import Pool
 from stepwell.cache.survey import Survey, gather, survey
 from stepwell.cache.table import BlockTable
@@ -66,6 +66,11 @@ class Directory:
         found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), (), None)
         answer = plan(found, salt, self.epoch, self.room(), self.config, costs)
         return answer if read or isinstance(answer, Wait) else replace(answer, reason=Reason.NOT_READ)
+
+    def plan_return(self, salt: str, tokens: Ints, computed: int, costs: Costs) -> Plan | Wait | None:
+        """How a suspended request goes on after `computed` tokens; None where it is better off at a rung."""
+        found = self.survey(salt, tokens)
+        return plan_return(found, computed, salt, self.epoch, self.room(), self.config, costs)
 
     def ticket(self) -> int:
         """A number for one copy, never used again."""

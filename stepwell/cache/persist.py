@@ -43,18 +43,24 @@ def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
     """Begin writing what has been of use most recently and is not on disk; False if nothing is left that is worth it."""
     if Tier.DISK not in directory.pools or not directory.config.write_idle:
         return False
-    rungs = (node.rung for node in directory.tree.nodes() if node.rung is not None)
-    images = [(rung.used, rung.image) for rung in rungs if _unsaved(rung.image)]
-    for _, image in sorted(images, key=lambda pair: -pair[0]):
+    unsaved = [item for node in directory.tree.nodes() for item in node.items() if _unsaved(item)]
+    for item in sorted(unsaved, key=_last_use, reverse=True):
         if not _may_begin(directory, now):
             return True
-        if _unsaved(image):  # a write of another may have brought it along
-            _write(directory, image, costs, now)
+        if _unsaved(item) and attached(item):  # a write of another may have brought it along
+            _write(directory, item, costs, now)
     return bool(directory.in_flight)
 
 
-def _unsaved(image: Item) -> bool:
-    return image.best() not in (None, Tier.DISK) and not image.has(Tier.DISK) and not _settled(image)
+def _unsaved(item: Item) -> bool:
+    """Whether an image, or KV that leaves a gap above what the disk has, is in a tier above the disk alone."""
+    wanted = item.what == "image" or item.below[Tier.DISK] > 0
+    return wanted and item.best() is not None and not _settled(item)
+
+
+def _last_use(item: Item) -> float:
+    node = item.node
+    return node.rung.used if item.what == "image" and node.rung is not None else node.used
 
 
 def _settled(item: Item) -> bool:

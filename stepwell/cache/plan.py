@@ -118,6 +118,29 @@ def plan(found: Survey, salt: str, epoch: int, room: Room, rules: CacheConfig, c
     return Wait(Reason.NO_ROOM, need, spendable)
 
 
+def plan_return(
+    found: Survey, computed: int, salt: str, epoch: int, room: Room, rules: CacheConfig, costs: Costs
+) -> Plan | Wait | None:
+    """How a suspended request goes on, whose live state after `computed` tokens and last part of a block were kept: with the KV of
+    its whole blocks, wherever that is now. None where it is gone, or a rung serves sooner."""
+    block = rules.geometry.block
+    whole = floor_to(computed, block)
+    shared = min(found.device, whole)
+    hit = found.hit
+    base = hit.position if hit else 0
+    if found.union < whole or (rules.whole_chunks and shared < whole):
+        return None
+    aim = Option(whole, shared, None, _sources(found, shared, whole))
+    if aim.loads and _seconds(aim, computed, rules, costs) >= (computed - base) / costs.prefill_tokens_per_s:
+        return None
+    need = _need(aim, found.tokens, rules) - (rules.geometry.pages_for(computed) - whole // block)
+    spendable = room.free + room.idle - room.reserved - pinned_kv(found)
+    for weakened, chain in enumerate(_fallbacks(aim, found, hit)):
+        if need <= spendable - pinned_images(chain):
+            return Plan(epoch, salt, found, chain, need, base, Reason.COMPLETE, 0, weakened > 0)
+    return Wait(Reason.NO_ROOM, need, spendable)
+
+
 def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[list[Option], Reason, int]:
     """Options above the hit, best first; and why there are none, with the boundary that was passed over."""
     above = [f for f in found.footholds if f.position > hit]

@@ -39,7 +39,7 @@ def worthless(item: Item) -> bool:
     image whose KV has left the device for host is still a way back."""
     if item.what == "image":
         return item.node.kv.best() is None
-    return item.node.rung is None and not any(item.below)
+    return item.node.rung is None and not any(item.below) and not item.node.awaited
 
 
 def exposed(item: Item, tier: Tier) -> bool:

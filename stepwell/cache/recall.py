@@ -35,16 +35,20 @@ def recall(directory: Directory, salt: str, tokens: Ints, now: float) -> int:
     found = survey(directory.tree, salt, tokens)
     ends: list[Node] = [root, *(node for node in found.path if node.end <= found.matched)]
     count = 0
+    grown: list[Node] = []
     while ends and catalogue.pages:
         node = ends.pop()
         for dormant in catalogue.under(trail.at(node.end)):
             if dormant.what == "image":
                 count += _adopt_image(directory, node, dormant, now)
             elif run := _run(directory, dormant, trail):
-                ends.extend(_adopt_kv(directory, node, run, tokens, now))
+                nodes = _adopt_kv(directory, node, run, tokens, now)
+                ends.extend(nodes)
+                grown.append(nodes[-1])
                 count += len(run)
-                for adopted in ends[-1].up():
-                    directory.tidy(adopted)
+    for node in grown:  # not before: a node that has been joined to another can be given nothing
+        for adopted in [*node.up()]:
+            directory.tidy(adopted)
     directory.tidy(root)
     return count
 

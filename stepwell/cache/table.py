@@ -51,6 +51,13 @@ class BlockTable:
         self._private[self._count : end] = True
         self._count = end
 
+    def detach(self, start: int, end: int) -> tuple[Ints, Ints]:
+        """Take out the pages from block `start` on, all private: those before block `end`, and the rest."""
+        assert self.is_private(start, self._count), "shared pages are not this table's to give away"
+        pages, rest = self._pages[start : min(end, self._count)].copy(), self._pages[end : self._count].copy()
+        self._count = start
+        return pages, rest
+
     def share(self, start: int, pages: Ints) -> Ints:
         """From block `start` on, use `pages`, which the tree owns; returns the private pages that they replace, if they differ."""
         end = start + len(pages)

@@ -128,7 +128,7 @@ class Rung:
 class Node:
     """A run of whole blocks below `parent`: tokens of positions [start, end)."""
 
-    __slots__ = ("children", "kv", "lost", "parent", "rung", "start", "tokens", "used")
+    __slots__ = ("awaited", "children", "kv", "lost", "parent", "rung", "start", "tokens", "used")
 
     def __init__(self, parent: Node | None, start: int, tokens: Ints, now: float) -> None:
         self.parent = parent
@@ -140,6 +140,8 @@ class Node:
         self.used = now
         self.lost: tuple[int, ...] = ()
         """Positions in (start, end] where a rung once stood."""
+        self.awaited = 0
+        """Suspended requests that go on at `end` with a state of their own."""
 
     @property
     def end(self) -> int:
@@ -234,7 +236,9 @@ class Tree:
     def joinable(self, node: Node) -> bool:
         """Whether `node` and its parent say the same about every tier, so that one node can stand for both."""
         parent = node.parent
-        if parent is None or parent.parent is None or len(parent.children) != 1 or parent.rung is not None:
+        if parent is None or parent.parent is None or len(parent.children) != 1:
+            return False
+        if parent.rung is not None or parent.awaited:
             return False
         a, b = parent.kv, node.kv
         return (

@@ -2,78 +2,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from stepwell.base.clock import Clock
 from stepwell.cache.admission import Loading, Ready, abandon, commit, reported, settle
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Move, Report
+from stepwell.cache.moves import Report
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.placement import prompt_rungs
 from stepwell.cache.plan import Plan, Wait, pinned_images, pinned_kv
 from stepwell.cache.shed import demote, landed
-from stepwell.cache.tally import Tally
 from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.job import Draining, Job, Parked, Running, Waiting
-from stepwell.sched.request import Admitted, Event, Finished
+from stepwell.sched.job import Job, Parked, Running, Waiting
+from stepwell.sched.queues import Queues
+from stepwell.sched.request import Admitted, Finished
 from stepwell.sched.step import Carry, Fresh, FromImage, StateStart
-
-
-@dataclass(slots=True, eq=False)
-class Queues:
-    """The scheduler's whole state beside the directory. `waiting` and `running` are in order of arrival."""
-
-    slots: list[int]
-    waiting: list[Waiting] = field(default_factory=list)
-    parked: dict[str, Parked] = field(default_factory=dict)
-    draining: list[Draining] = field(default_factory=list)
-    running: list[Running] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    moves: list[Move] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
-    rungs_left: int = 0
-    rungs_skipped: int = 0
-    preemptions: int = 0
-
-    def find_running(self, request_id: str) -> Running | None:
-        return next((r for r in self.running if r.job.request.id == request_id), None)
-
-    def find_waiting(self, request_id: str) -> Waiting | None:
-        return next((w for w in self.waiting if w.job.request.id == request_id), None)
-
-
-def enqueue(queues: Queues, job: Job) -> None:
-    """Put `job` where its arrival says; a preempted one comes back before whoever came after it."""
-    at = len(queues.waiting)
-    while at and queues.waiting[at - 1].job.order > job.order:
-        at -= 1
-    queues.waiting.insert(at, Waiting(job))
+from stepwell.sched.suspend import attach, free_slot, let_go, let_go_all, let_go_first
 
 
 def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, clock: Clock) -> None:
     """Start whoever waits, first come first served, while there is a live slot and room."""
-    while queues.waiting and queues.slots:
-        job = queues.waiting[0].job
-        request, tokens = job.request, job.tokens.view
-        answer = directory.plan(request.salt, tokens, costs, read=config.cache and request.read_cache)
+    while queues.waiting and (queues.slots or queues.waiting[0].kept or free_slot(queues, directory)):
+        waiting = queues.waiting[0]
+        answer = _plan(directory, config, costs, waiting)
+        if answer is None:  # not worth coming back to: a rung will do
+            let_go_first(queues, directory)
+            continue
         if isinstance(answer, Wait):
-            if not (queues.running or queues.parked or queues.draining or directory.in_flight):
-                queues.waiting.pop(0)
-                message = f"{len(tokens)} tokens need {answer.needed} pages, an idle engine offers {answer.available}"
-                message += ": shorten the prompt or raise --device-memory"
-                queues.events.append(Finished(request.id, "error", message))
-                continue
-            return
+            if queues.running or queues.parked or queues.draining or directory.in_flight:
+                return
+            if not let_go_all(queues, directory):
+                _refuse_first(queues, answer)
+            continue
         if _must_wait(queues, directory, answer):
             return
         queues.waiting.pop(0)
-        slot = queues.slots.pop()
+        slot = queues.slots.pop() if waiting.kept is None else waiting.kept.slot
         # a copy: the tokens of a job may move while its load is in flight, a plan's may not
-        now = clock.now()
-        state = commit(directory, _giving_reason(answer, job.given_up), request.id, tokens.copy(), slot, now)
-        _enter(queues, directory, config, job, slot, state, now)
+        job, now, tokens = waiting.job, clock.now(), waiting.job.tokens.view.copy()
+        state = commit(directory, _giving_reason(answer, job.given_up), job.request.id, tokens, slot, now)
+        _enter(queues, directory, config, waiting, slot, state, now)
+
+
+def _plan(directory: Directory, config: SchedConfig, costs: Costs, waiting: Waiting) -> Plan | Wait | None:
+    """How the request would start; None where it was suspended and had better resume at a rung."""
+    request, tokens, kept = waiting.job.request, waiting.job.tokens.view, waiting.kept
+    if kept is None:
+        return directory.plan(request.salt, tokens, costs, read=config.cache and request.read_cache)
+    return directory.plan_return(request.salt, tokens, kept.computed, costs)
+
+
+def _refuse_first(queues: Queues, answer: Wait) -> None:
+    """Nothing will ever make room for the first in the queue."""
+    job = queues.waiting.pop(0).job
+    message = f"{len(job.tokens)} tokens need {answer.needed} pages, an idle engine offers {answer.available}"
+    message += ": shorten the prompt or raise --device-memory"
+    queues.events.append(Finished(job.request.id, "error", message))
 
 
 def _giving_reason(plan: Plan, given_up: tuple[Reason, int] | None) -> Plan:
@@ -122,16 +108,24 @@ def _advance(
         return
     del queues.parked[request_id]
     now = clock.now()
-    _enter(queues, directory, config, parked.job, parked.slot, settle(directory, loading, now), now)
+    waiting = Waiting(parked.job, parked.kept)
+    _enter(queues, directory, config, waiting, parked.slot, settle(directory, loading, now), now)
 
 
 def _enter(
-    queues: Queues, directory: Directory, config: SchedConfig, job: Job, slot: int, state: Ready | Loading, now: float
+    queues: Queues,
+    directory: Directory,
+    config: SchedConfig,
+    waiting: Waiting,
+    slot: int,
+    state: Ready | Loading,
+    now: float,
 ) -> None:
-    """Park `job` or let it run."""
+    """Park the request or let it run."""
+    job, kept = waiting.job, waiting.kept
     if isinstance(state, Loading):
         queues.moves.extend(state.moves)
-        queues.parked[job.request.id] = Parked(job, slot, state, now)
+        queues.parked[job.request.id] = Parked(job, slot, state, now, kept)
         return
     outcome = replace(state.outcome, readmission=job.starts > 0)
     job.given_up = None
@@ -151,6 +145,11 @@ def _enter(
         _start(state),
         _rungs(directory, config, job, outcome),
     )
+    if kept is not None and state.option == 0:
+        attach(directory, running, kept)
+        queues.returns += 1
+    elif kept is not None:
+        let_go(directory, kept)
     at = len(queues.running)
     while at and queues.running[at - 1].job.order > job.order:
         at -= 1

@@ -23,9 +23,9 @@ from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.quarantine import quarantine
 from stepwell.cache.shed import demote
 from stepwell.cache.tree import root_number
-from stepwell.sched.admit import Queues, enqueue
 from stepwell.sched.build import Built, release
 from stepwell.sched.job import Job, Tokens
+from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams
 from stepwell.sched.step import Logits, StepResult
 

@@ -16,10 +16,11 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.shed import demote, secure
 from stepwell.cache.tree import RungKind
-from stepwell.sched.admit import Queues, enqueue
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Running
+from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.step import Cut, Sample, Score, Step, Work
+from stepwell.sched.suspend import keep, let_go_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,8 @@ def _grow_or_preempt(queues: Queues, directory: Directory, running: Running, end
             return pages is _Pages.TAKEN
         victim = queues.running[-1]
         if victim is queues.running[0]:
+            if let_go_all(queues, directory):
+                continue
             assert queues.parked or queues.draining, "the oldest request alone fits: its length was clamped to the pool"
             return False
         preempt(queues, directory, victim)
@@ -137,20 +140,27 @@ def _grow_or_preempt(queues: Queues, directory: Directory, running: Running, end
 
 
 def preempt(queues: Queues, directory: Directory, victim: Running) -> None:
-    """Back to waiting. What it computed is published already, so it resumes from there, unless it may not use the cache."""
-    release(queues, directory, victim)
+    """Back to waiting. What it computed is published already; it goes on from there if it can, and else from its last rung."""
+    kept = keep(directory, victim)
+    _release(queues, directory, victim)
+    if kept is None:
+        queues.slots.append(victim.slot)
     queues.preemptions += 1
-    enqueue(queues, victim.job)
+    enqueue(queues, victim.job, kept)
 
 
 def release(queues: Queues, directory: Directory, running: Running) -> None:
     """Let go of all that a running request holds."""
+    _release(queues, directory, running)
+    queues.slots.append(running.slot)
+
+
+def _release(queues: Queues, directory: Directory, running: Running) -> None:
     queues.running.remove(running)
     if running.image is not None:
         directory.release(running.image)
     directory.release(running.path)
     directory.close(running.table)
-    queues.slots.append(running.slot)
 
 
 def _share(queues: Queues, directory: Directory, config: SchedConfig, running: Running, end: int) -> Share:

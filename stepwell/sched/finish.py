@@ -7,10 +7,10 @@ from stepwell.cache.content import leave_rung, publish, retract
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.tree import RungKind
-from stepwell.sched.admit import Queues
 from stepwell.sched.build import Built, Share, release
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job
+from stepwell.sched.queues import Queues
 from stepwell.sched.request import Finished, FinishReason, Tokens
 from stepwell.sched.step import Carry, StepResult
 

@@ -18,7 +18,7 @@ from stepwell.cache.admission import Loading
 from stepwell.cache.leases import Lease
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.table import BlockTable
-from stepwell.cache.tree import Rung, RungKind
+from stepwell.cache.tree import Node, Rung, RungKind
 from stepwell.sched.request import Request
 from stepwell.sched.step import StateStart
 
@@ -81,10 +81,22 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What a preempted request still has: the live state after `computed` tokens in `slot`, and `pages` of the KV past the end of
+    `node`, where its last whole block ends (see `stepwell.sched.suspend`)."""
+
+    slot: int
+    computed: int
+    pages: Ints
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
-    """Holds nothing."""
+    """Holds nothing but what it may have kept when it was preempted."""
 
     job: Job
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,7 @@ class Parked:
     slot: int
     loading: Loading
     heard: float = 0.0
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,18 @@ from stepwell.cache.recall import recall
 from stepwell.cache.reset import reset
 from stepwell.cache.shed import demote_ahead
 from stepwell.cache.tree import root_number
-from stepwell.sched.admit import Queues, admit, enqueue, land
+from stepwell.sched.admit import admit, land
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import build, release
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.finish import finish
 from stepwell.sched.job import Draining, Job, Tokens
 from stepwell.sched.overdue import expire, refuse_stranded
+from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.request import Event, Finished, Request
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Mover, Runner
+from stepwell.sched.suspend import let_go
 
 _IDLE_WAIT = 0.05
 
@@ -119,9 +121,14 @@ class EngineLoop:
         parked = queues.parked.pop(request_id, None)
         if waiting is not None:
             queues.waiting.remove(waiting)
+            if waiting.kept is not None:
+                let_go(self.directory, waiting.kept)
+                queues.slots.append(waiting.kept.slot)
         elif running is not None:
             release(queues, self.directory, running)
         elif parked is not None:
+            if parked.kept is not None:
+                let_go(self.directory, parked.kept)
             queues.draining.append(Draining(parked.slot, parked.loading, self._clock.now()))
         else:
             return

@@ -9,10 +9,11 @@ from __future__ import annotations
 from stepwell.base.clock import Clock
 from stepwell.cache.admission import give_up
 from stepwell.cache.directory import Directory
-from stepwell.sched.admit import Queues, enqueue
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Draining
+from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.request import Finished
+from stepwell.sched.suspend import let_go, let_go_all
 
 
 def expire(queues: Queues, directory: Directory, config: SchedConfig, clock: Clock) -> None:
@@ -24,6 +25,8 @@ def expire(queues: Queues, directory: Directory, config: SchedConfig, clock: Clo
         del queues.parked[name]
         parked.job.given_up = give_up(directory, parked.loading), parked.loading.option.boundary
         queues.draining.append(Draining(parked.slot, parked.loading, now))
+        if parked.kept is not None:
+            let_go(directory, parked.kept)
         enqueue(queues, parked.job)
 
 
@@ -34,6 +37,7 @@ def refuse_stranded(queues: Queues, directory: Directory, config: SchedConfig, c
     if queues.running or queues.parked or directory.in_flight:
         return
     now = clock.now()
+    let_go_all(queues, directory)
     if all(now - draining.since >= config.load_timeout for draining in queues.draining):
         for waiting in queues.waiting:
             message = f"copies that were not reported for {config.load_timeout:g} s hold the pages or the slot it needs"

@@ -111,6 +111,7 @@ class Harness:
         self._ran = False
         self._spoiled: set[str] = set()
         self._entered: dict[tuple[str, int], int] = {}
+        self._got: dict[str, int] = {}
         self._idle_steps = 0
         self._broken: LawBroken | None = None
 
@@ -283,6 +284,7 @@ class Harness:
             self._ruin(step.works[index], step.repeat)
         wrong = {index for index, _ in errors}
         for index, (work, sampled) in enumerate(zip(step.works, result.sampled, strict=True)):
+            self._got[work.request_id] = work.start + len(work.tokens) + step.repeat - 1
             if index not in wrong:
                 self._remember(work, sampled, step.repeat)
         return replace(result, errors=errors)
@@ -292,7 +294,8 @@ class Harness:
         assert running is not None
         key = (work.request_id, running.job.starts)
         for memory in () if self.corrupted else self.memories:
-            laws.check_start(self.loop, memory, self._truth, self.reference, work, key not in self._entered)
+            first, got = key not in self._entered, self._got.get(work.request_id, 0)
+            laws.check_start(self.loop, memory, self._truth, self.reference, work, first, got)
         self._entered.setdefault(key, work.start)
 
     def _ruin(self, work: Work, repeat: int) -> None:

@@ -36,13 +36,14 @@ def check_landing(
         require(6, after is not None and after.loading.index == index, f"{name} does not try {option} next")
         return
     require(6, after is None, f"{name} still waits after its load has ended")
+    boundary = option.boundary if before.kept is None or index else before.kept.computed
     running = loop.queues.find_running(name)
     starts = max((s for n, s in entered if n == name), default=0)
     if running is not None and running.job.starts > starts:
-        require(6, running.computed == option.boundary, f"{name} is at {running.computed}, not {option.boundary}")
+        require(6, running.computed == boundary, f"{name} is at {running.computed}, not {boundary}")
     elif before.job.starts == starts:
         at = entered[name, starts]
-        require(6, at == option.boundary, f"{name} resumed at {at}, not {option.boundary}")
+        require(6, at == boundary, f"{name} resumed at {at}, not {boundary}")
 
 
 def _check_given_up(loop: EngineLoop, before: Parked) -> None:

@@ -30,6 +30,7 @@ from stepwell.cache.tree import Item, Node
 from stepwell.sched.job import Draining, Parked, Running
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.step import Carry, Fresh, FromImage, Step, Work
+from stepwell.sched.suspend import held_pages
 from stepwell.testing.reference import Reference
 from stepwell.testing.shelf import Shelf
 from stepwell.testing.telltale import LAYERS, Memory, Shard, Words, blank, content
@@ -137,8 +138,10 @@ def _slots(item: Item, tier: Tier) -> Ints:
 # ---- law 2 ------------------------------------------------------------------------------------------------
 
 
-def check_start(loop: EngineLoop, memory: Memory, truth: Truth, reference: Reference, work: Work, first: bool) -> None:
-    """Law 2 for a work that is about to run; `first` since its admission."""
+def check_start(
+    loop: EngineLoop, memory: Memory, truth: Truth, reference: Reference, work: Work, first: bool, got: int
+) -> None:
+    """Law 2 for a work that is about to run; `first` since its admission. Its request had got to `got` before that."""
     running = loop.queues.find_running(work.request_id)
     assert running is not None
     request, known = running.job.request, running.job.tokens.view
@@ -154,7 +157,8 @@ def check_start(loop: EngineLoop, memory: Memory, truth: Truth, reference: Refer
     require(2, bool((kv == cells[:here]).all()), f"{name} starts on KV that is not that of its tokens")
     if first:
         may = reference.boundaries(request.salt, known)
-        require(2, work.start in may, f"{name} resumes where nothing was ever left; it could at {may}")
+        kept = isinstance(work.state, Carry) and work.start == got
+        require(2, kept or work.start in may, f"{name} resumes where nothing was ever left; it could at {may}")
 
 
 def _state(memory: Memory, work: Work) -> tuple[int, int]:
@@ -282,7 +286,7 @@ def check_holds(loop: EngineLoop) -> None:
     directory, queues = loop.directory, loop.queues
     tables = [table for _, table in holders(loop)]
     try:
-        check(directory, [t.private for t in tables], sum(t.promised for t in tables))
+        check(directory, [held_pages(queues), *(t.private for t in tables)], sum(t.promised for t in tables))
     except AssertionError as error:
         raise LawBroken(5, str(error)) from error
     for lease in directory.leases:
@@ -296,6 +300,7 @@ def check_holds(loop: EngineLoop) -> None:
         _check_table(loop, running)
     slots = [r.slot for r in queues.running] + [p.slot for p in queues.parked.values()]
     slots += [d.slot for d in queues.draining] + queues.slots
+    slots += [w.kept.slot for w in queues.waiting if w.kept is not None]
     require(5, sorted(slots) == list(range(loop.config.max_num_seqs)), f"live slots are not held once each: {slots}")
 
 

@@ -31,6 +31,7 @@ from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams, Tokens
 from stepwell.sched.step import Step, StepResult
+from stepwell.sched.suspend import held_pages
 from stepwell.testing.faults import ManualMover
 from stepwell.testing.telltale import LAYERS, Memory, TellTaleRunner, answer, content, geometry
 from tests.cache.builders import forget
@@ -224,7 +225,8 @@ class Rig:
 
     def check(self) -> None:
         tables = self.tables()
-        check(self.directory, [pages for pages, _ in tables], sum(promised for _, promised in tables))
+        own = [held_pages(self.loop.queues), *(pages for pages, _ in tables)]
+        check(self.directory, own, sum(promised for _, promised in tables))
         for tier, pool in self.directory.pools.items():
             self.memory.poison(tier, pool.free_slots)
         self.check_bytes()

@@ -1,0 +1,42 @@
+"""Who waits, loads, runs and is being let go: the scheduler's whole state beside the directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stepwell.cache.moves import Move
+from stepwell.cache.tally import Tally
+from stepwell.sched.job import Draining, Job, Kept, Parked, Running, Waiting
+from stepwell.sched.request import Event
+
+
+@dataclass(slots=True, eq=False)
+class Queues:
+    """`waiting` and `running` are in order of arrival; `slots` are the live states that nobody holds."""
+
+    slots: list[int]
+    waiting: list[Waiting] = field(default_factory=list)
+    parked: dict[str, Parked] = field(default_factory=dict)
+    draining: list[Draining] = field(default_factory=list)
+    running: list[Running] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    rungs_left: int = 0
+    rungs_skipped: int = 0
+    preemptions: int = 0
+    returns: int = 0
+
+    def find_running(self, request_id: str) -> Running | None:
+        return next((r for r in self.running if r.job.request.id == request_id), None)
+
+    def find_waiting(self, request_id: str) -> Waiting | None:
+        return next((w for w in self.waiting if w.job.request.id == request_id), None)
+
+
+def enqueue(queues: Queues, job: Job, kept: Kept | None = None) -> None:
+    """Put `job` where its arrival says; a preempted one comes back before whoever came after it."""
+    at = len(queues.waiting)
+    while at and queues.waiting[at - 1].job.order > job.order:
+        at -= 1
+    queues.waiting.insert(at, Waiting(job, kept))

@@ -1,0 +1,92 @@
+"""What a preempted request keeps, so that coming back costs copies and no computing.
+
+    0 ══════ published KV, nobody's any more: it goes down and comes back as anything cached does ══════ ⌊n⌋ ─ kept ─ n
+                                                                                   live state at n: kept, in its slot
+
+It keeps its live slot, whose state has folded exactly n tokens, and the pages past the last whole block, which the tree cannot
+hold; at most a block. Whoever needs the slot or the pages more may have them: the request then resumes at a rung, as any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from stepwell.base.geometry import Ints
+from stepwell.base.units import floor_to
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Tier
+from stepwell.sched.job import Kept, Running, Waiting
+from stepwell.sched.queues import Queues
+from stepwell.sched.step import Carry
+
+
+def keep(directory: Directory, running: Running) -> Kept | None:
+    """Take from a request that is about to be preempted what it needs to go on where it is; None where it has not got there."""
+    request, node = running.job.request, running.path.item.node
+    whole = floor_to(running.computed, directory.tree.block)
+    usable = request.read_cache and request.write_cache and isinstance(running.start, Carry)
+    if not usable or whole == 0 or node.end != whole:
+        return None
+    block = directory.tree.block
+    rest, spare = running.table.detach(whole // block, directory.config.geometry.pages_for(running.computed))
+    directory.give(Tier.DEVICE, spare)
+    node.awaited += 1
+    return Kept(running.slot, running.computed, rest, node)
+
+
+def attach(directory: Directory, running: Running, kept: Kept) -> None:
+    """A request has all its KV again up to the last whole block: it goes on where it was."""
+    assert len(running.table) * directory.tree.block == floor_to(kept.computed, directory.tree.block)
+    running.table.append(kept.pages)
+    running.computed, running.start = kept.computed, Carry()
+    _unawait(directory, kept)
+
+
+def let_go(directory: Directory, kept: Kept) -> None:
+    """The pages are needed more elsewhere, or the request is gone. The slot is the caller's to give back."""
+    directory.give(Tier.DEVICE, kept.pages)
+    _unawait(directory, kept)
+
+
+def let_go_all(queues: Queues, directory: Directory) -> bool:
+    """Have every suspended request resume at a rung after all; False if there was none."""
+    kept = [(index, waiting) for index, waiting in enumerate(queues.waiting) if waiting.kept is not None]
+    for index, waiting in kept:
+        _strip(queues, directory, index, waiting)
+    return bool(kept)
+
+
+def let_go_first(queues: Queues, directory: Directory) -> None:
+    """Have the first in the queue, which is suspended, resume at a rung."""
+    _strip(queues, directory, 0, queues.waiting[0])
+
+
+def free_slot(queues: Queues, directory: Directory) -> bool:
+    """Take a live slot from the youngest suspended request; False if there is none."""
+    for index in reversed(range(len(queues.waiting))):
+        if queues.waiting[index].kept is not None:
+            _strip(queues, directory, index, queues.waiting[index])
+            return True
+    return False
+
+
+def _strip(queues: Queues, directory: Directory, index: int, waiting: Waiting) -> None:
+    assert waiting.kept is not None
+    let_go(directory, waiting.kept)
+    queues.slots.append(waiting.kept.slot)
+    queues.waiting[index] = replace(waiting, kept=None)
+
+
+def _unawait(directory: Directory, kept: Kept) -> None:
+    kept.node.awaited -= 1
+    if kept.node.parent is not None:
+        directory.tidy(kept.node)
+        directory.offer(kept.node.kv)
+
+
+def held_pages(queues: Queues) -> Ints:
+    """Pages that suspended requests keep."""
+    waiting = [w.kept for w in queues.waiting] + [p.kept for p in queues.parked.values()]
+    return np.concatenate([np.empty(0, np.int32), *(kept.pages for kept in waiting if kept is not None)])
