@@ -16,8 +16,6 @@ def prompt_rungs(
 
     prompt end   the last grid boundary strictly below the end: where the next turn resumes
     interval     insurance against branches and compaction
-                 A cold prompt that ends within a block of it leaves the one before too: its last tokens may be those that ask
-                 for the answer, which the next turn renders anew, and no earlier turn is there to fall back on
     branch       the last grid boundary shared with the path that the prompt left at `branch`: besides the others
     """
     grid = config.geometry.rung_grid
@@ -27,10 +25,7 @@ def prompt_rungs(
         wanted[position] = RungKind.INTERVAL
     if branch is not None:
         wanted[floor_to(branch, grid)] = RungKind.BRANCH
-    end = floor_to(tokens - 1, grid)
-    if resumed == 0 and tokens - end <= config.geometry.block and end > grid:
-        wanted.setdefault(end - grid, RungKind.PROMPT_END)
-    wanted[end] = RungKind.PROMPT_END
+    wanted[floor_to(tokens - 1, grid)] = RungKind.PROMPT_END
     if config.whole_chunks:
         wanted.setdefault(floor_to(tokens - 1, lcm(config.chunk, grid)), RungKind.PROMPT_END)
     return tuple(sorted((p, kind) for p, kind in wanted.items() if resumed < p < tokens))
