@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -86,6 +87,40 @@ def serve(
         _allow_faults(faults)
         status = serve(options_from(ctx.params, given), Console())
     raise typer.Exit(status)
+
+
+@app.command(context_settings=_ENVIRONMENT)
+@flags.like(serve)
+def doctor(**values: Any) -> None:
+    """Look for what would go wrong with `stepwell serve` and the same flags, and say what to do about it."""
+    from stepwell.server.doctor import examine, show
+    from stepwell.server.options import options_from
+
+    with _errors_told():
+        _allow_faults(values["faults"])
+        status = show(examine(options_from(values, frozenset())), Console())
+    raise typer.Exit(status)
+
+
+@app.command(context_settings=_ENVIRONMENT)
+def chat(
+    target: flags.Target = "http://127.0.0.1:8000",
+    api_key: flags.ChatKey = "",
+    system: flags.System = "",
+    max_tokens: flags.ChatTokens = None,
+    temperature: flags.Temperature = 0.7,
+    device_memory: flags.DeviceMemory = None,
+    host_memory: flags.HostMemory = "4GiB",
+) -> None:
+    """Talk to the server at TARGET, or to the checkpoint in directory TARGET in this process."""
+    from stepwell.server.chat import chat as talk
+    from stepwell.server.chat import open_talker
+
+    console = Console()
+    with _errors_told():
+        memory = {"device_memory": device_memory, "host_memory": host_memory}
+        with open_talker(target, api_key, max_tokens, temperature, memory) as talker:
+            talk(talker, console, console.input, system)
 
 
 app.command("replay")(replay_command)

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from rich.console import Console
@@ -75,7 +77,7 @@ class RemoteTalker:
 
         http = DefaultHttpxClient(trust_env=False, timeout=600.0)
         base = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self._client: OpenAI = OpenAI(base_url=base, api_key=key or "none", max_retries=0, http_client=http)
+        self._client: OpenAI = OpenAI(base_url=base, api_key=key.split()[0] if key.split() else "none", max_retries=0, http_client=http)
         self._fields: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
         try:
             self.name = self._client.models.list().data[0].id
@@ -139,6 +141,22 @@ class LocalTalker:
         return Turn(
             outcome.prompt, outcome.device, outcome.host, outcome.disk, tokens, (first or now) - began, now - began
         )
+
+
+@contextmanager
+def open_talker(
+    target: str, key: str, max_tokens: int | None, temperature: float, memory: Mapping[str, str | None]
+) -> Iterator[Talker]:
+    """Whoever answers at `target`: a URL, or the directory of a checkpoint. Raises ConfigError."""
+    if "://" in target:
+        yield RemoteTalker(target, key, max_tokens, temperature)
+        return
+    if not Path(target).is_dir():
+        raise ConfigError(f"{target!r} is neither a URL nor a directory: give http://HOST:PORT or a checkpoint")
+    from stepwell.engine.llm import LLM
+
+    with LLM(target, **memory) as engine:
+        yield LocalTalker(engine, max_tokens, temperature)
 
 
 def chat(talker: Talker, console: Console, read: Read, system: str = "") -> None:

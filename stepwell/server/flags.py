@@ -135,3 +135,12 @@ DrainTimeout = Annotated[float, _option("Seconds that open calls may go on after
 ShutdownTimeout = Annotated[float, _option("Seconds that the engine then has to end before it is killed.", _LIMITS)]
 LogLevel = Annotated[str, _option("debug, info, warning or error.", _LOGS)]
 LogFormat = Annotated[str, _option("text, or json: one object a line.", _LOGS)]
+
+Target = Annotated[str, typer.Argument(help="URL of a server, or directory of a checkpoint.")]
+ChatKey = Annotated[str, typer.Option(help="Key of the server. Better from STEPWELL_API_KEY.", show_envvar=False)]
+System = Annotated[str, typer.Option(help="Instructions for the model.", show_envvar=False)]
+ChatTokens = Annotated[
+    int | None,
+    typer.Option(help="Most tokens of an answer. Default: what the context has room for.", show_envvar=False),
+]
+Temperature = Annotated[float, typer.Option(help="0 for the likeliest token each time.", min=0, show_envvar=False)]
