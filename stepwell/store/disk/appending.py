@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from stepwell.store.disk.record import Sums, encode, page_sums
 from stepwell.store.disk.segments import Segment, Segments
 
 _VERIFY_BYTES = 4 << 20
+FLUSH_BYTES = 8 << 20
+"""Bytes after which the disk is set to work while the next records are still being written and read back."""
 
 
 class Unfaithful(StoreError):
@@ -64,6 +67,9 @@ class Appender:
         self._fd = -1
         self._unsynced: list[tuple[int, int, int, int]] = []  # fd, segment, offset, end
         self._scratch = np.empty(_VERIFY_BYTES, np.uint8)
+        self._flusher = ThreadPoolExecutor(1, "stepwell-disk-flush")
+        self._flush: Future[None] | None = None
+        self._unflushed = 0
         self._grown = grown
 
     @property
@@ -93,11 +99,13 @@ class Appender:
             point("verify.before")
             self._read_back(header, offset, sums)
             point("verify.after")
+        self._set_to_work(size)
         return Placed(segment.number, offset, seal, size)
 
     def sync(self) -> None:
         """Make everything appended so far durable. OSError: nothing since the last `sync` may be trusted."""
         self._point("sync.before")
+        self._wait()
         for fd in dict.fromkeys(fd for fd, *_ in self._unsynced):
             self._files.fdatasync(fd)
         self._point("sync.after")
@@ -107,6 +115,8 @@ class Appender:
 
     def abandon(self) -> None:
         """After an error: give back the bytes that nobody will ask for, as far as the system lets us, and begin a new segment."""
+        with suppress(OSError):
+            self._wait()
         starts: dict[int, tuple[int, int]] = {}
         for fd, number, offset, _ in self._unsynced:
             starts.setdefault(number, (fd, offset))
@@ -124,6 +134,11 @@ class Appender:
             if all(fd != self._fd for fd, *_ in self._unsynced):
                 self._close(self._fd)
         self._active, self._fd = None, -1
+
+    def close(self) -> None:
+        """Seal, and end the thread that flushes."""
+        self.seal()
+        self._flusher.shutdown()
 
     def try_out(self) -> None:
         """Write, sync and remove a small file. OSError where writing would fail as well."""
@@ -143,6 +158,20 @@ class Appender:
             here, there = self._files.status(self._fd), self._files.lstat(self._segments.path(self._active.number))
             if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
                 raise FileNotFoundError(2, f"{self._segments.folder} has been replaced by another")
+
+    def _set_to_work(self, size: int) -> None:
+        """Have the disk begin with what has been written, unless it is busy."""
+        self._unflushed += size
+        if self._unflushed >= FLUSH_BYTES and (self._flush is None or self._flush.done()):
+            self._wait()
+            self._unflushed = 0
+            self._flush = self._flusher.submit(self._files.fdatasync, self._fd)
+
+    def _wait(self) -> None:
+        """Wait for the flush under way. Its OSError is raised here: the system tells of a lost write once, and then no more."""
+        flush, self._flush = self._flush, None
+        if flush is not None:
+            flush.result()
 
     def _room_for(self, size: int) -> Segment:
         """The newest segment, or a new one where this one is full."""

@@ -174,7 +174,7 @@ class DiskStore:
                 t.space.tidy()
                 t.ledger.commit(no_point)
                 self._owned.index.checkpoint()
-        t.appender.seal()
+        t.appender.close()
         t.segments.close()
         for connection in (self._owned.view, self._owned.index):
             with suppress(sqlite3.Error):

@@ -12,6 +12,7 @@ import pytest
 
 from stepwell.base.errors import StoreError
 from stepwell.cache.moves import Forget
+from stepwell.store.disk import appending
 from stepwell.store.disk.points import POINTS
 from stepwell.testing.disk import FaultyFiles
 from tests.store.disk.rig import Chat, Rig, bytes_in, segments_in
@@ -266,3 +267,20 @@ def test_an_unreadable_page_is_a_failed_read_and_no_more(tmp_path: Path) -> None
     assert rig.holds(chat, 0, 16, slots)
     stats = rig.store.stats()
     assert (stats.failed_reads, stats.quarantined) == (1, 0)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_flush_that_fails_beside_the_writing_fails_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """A file tells of a lost write once: whoever hears of it first must not keep it to himself."""
+    monkeypatch.setattr(appending, "FLUSH_BYTES", 400)
+    rig, chat = Rig(tmp_path / "c"), Chat(1, 320)
+    rig.save(Chat(2), 0, 64)
+    rig.files.fail("sync", errno.EIO, after=after, count=1)
+    [report] = rig.run([rig.saving(chat, 0, 240, rig.take(60))])
+    assert not report.ok
+    rig.clock.advance(1)
+    slots = rig.save(chat, 0, 240)
+    assert rig.holds(chat, 0, 240, slots)
+    assert rig.again().recall(chat) == (240, 0)
