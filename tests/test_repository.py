@@ -25,7 +25,18 @@ LONGEST_FUNCTION = 60
 LONG_ON_PURPOSE: frozenset[str] = frozenset()
 
 # Flags of other programs that the documents may name.
-FOREIGN_FLAGS = frozenset({"--index-url", "--laws-examples"})
+FOREIGN_FLAGS = frozenset(
+    {
+        "--apply",
+        "--include",
+        "--index-url",
+        "--laws-examples",
+        "--model",
+        "--requests",
+        "--schemathesis",
+        "--tasks",
+    }
+)
 
 SILENT_CACHE = {
     "logging",
