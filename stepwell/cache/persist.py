@@ -156,7 +156,8 @@ def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
     holds = [
         directory.lease(held, Tier.DISK) for held in (node.kv, image)
     ]  # what is built on must not make room for it
-    while (lack := pages + catalogue.pages - pool.free) > 0:
+    fits = pages + directory.leased[Tier.DISK] <= pool.total  # if not, nothing is to go for it
+    while (lack := pages + catalogue.pages - pool.free) > 0 and fits:
         if catalogue.pages and catalogue.trim(lack):
             continue
         victim = directory.offers.drops[Tier.DISK].pop()

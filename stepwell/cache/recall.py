@@ -3,7 +3,7 @@
     tree      0 ───── node ───── node ┊                    known by its tokens
     disk                              └╌╌ record ╌╌ record ⟂ image       known by their names alone
 
-From every boundary on the prompt's path the catalogue is asked what goes on from there. A record whose digest is that of the prompt
+From the boundaries on the prompt's path the catalogue is asked what goes on from there. A record whose digest is that of the prompt
 becomes part of the tree, with the prompt's tokens; the rest stays dormant. Nothing is read but the index.
 """
 
@@ -12,13 +12,14 @@ from __future__ import annotations
 import numpy as np
 
 from stepwell.base.geometry import Ints
+from stepwell.base.units import floor_to
 from stepwell.cache.catalogue import Dormant
 from stepwell.cache.content import follow
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.names import Trail
-from stepwell.cache.survey import survey
-from stepwell.cache.tree import Node, RungKind
+from stepwell.cache.survey import Survey, survey
+from stepwell.cache.tree import Node, Root, RungKind
 
 
 def recall(directory: Directory, salt: str, tokens: Ints, now: float) -> int:
@@ -32,8 +33,7 @@ def recall(directory: Directory, salt: str, tokens: Ints, now: float) -> int:
         if not catalogue.under(trail.root):
             return 0
         root = directory.tree.root(salt, now)
-    found = survey(directory.tree, salt, tokens)
-    ends: list[Node] = [root, *(node for node in found.path if node.end <= found.matched)]
+    ends = _ends(directory, root, survey(directory.tree, salt, tokens), trail)
     count = 0
     grown: list[Node] = []
     while ends and catalogue.pages:
@@ -51,6 +51,17 @@ def recall(directory: Directory, salt: str, tokens: Ints, now: float) -> int:
             directory.tidy(adopted)
     directory.tidy(root)
     return count
+
+
+def _ends(directory: Directory, root: Root, found: Survey, trail: Trail) -> list[Node]:
+    """Where the prompt may go on: the ends of its nodes, and, where it leaves one on the way, whatever boundary of a record lies
+    in the last chunk before: nodes may have been joined since."""
+    ends: list[Node] = [root, *(node for node in found.path if node.end <= found.matched)]
+    known = {node.end for node in ends}
+    for position in range(floor_to(found.matched, directory.config.chunk), found.matched + 1, directory.tree.block):
+        if position not in known and directory.archive.catalogue.under(trail.at(position)):
+            ends.append(directory.node_at(found.path[-1], position))
+    return ends
 
 
 def _run(directory: Directory, first: Dormant, trail: Trail) -> list[Dormant]:

@@ -49,6 +49,7 @@ def config(
     min_load: int | None = 0,
     clean: float = 1.0,
     ghosts: int = 1 << 20,
+    disk: int = 0,
 ) -> CacheConfig:
     """Rules for a small directory; an image takes `image` pages."""
     return CacheConfig(
@@ -61,6 +62,7 @@ def config(
         min_load_tokens=min_load,
         clean_share=clean,
         ghost_blocks=ghosts,
+        disk_slots=disk,
     )
 
 

@@ -1,0 +1,259 @@
+"""What goes to disk, in which order, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.archive import Archive
+from stepwell.cache.budget import Budget
+from stepwell.cache.check import check
+from stepwell.cache.config import Costs
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Divide, Forget, Move, Report, Tier, Touch
+from stepwell.cache.names import Names
+from stepwell.cache.persist import persist_ahead, persist_rest
+from stepwell.cache.shed import landed
+from stepwell.cache.tree import RungKind
+from tests.cache.builders import config, copy_down, forget, join, keep, numbers, planned, rung_at
+
+DEAR = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9), latency_s=0.0)
+"""Prefill so slow that everything is worth a write."""
+
+NAMES = Names(b"n" * 32, 16)
+PROMPT = numbers(48)
+
+
+def shelf(host: int = 64, disk: int = 64, budget: Budget | None = None, clean: float = 1.0) -> Directory:
+    return Directory(config(64, host, disk=disk, clean=clean), Archive(NAMES, budget=budget or Budget()))
+
+
+def moves(directory: Directory) -> list[Move]:
+    """The writes that have been asked for."""
+    return [task for task in directory.archive.send() if isinstance(task, Move)]
+
+
+def land(directory: Directory, written: list[Move], ok: bool = True) -> None:
+    for move in written:
+        assert landed(directory, Report(move.ticket, ok))
+    check(directory)
+
+
+def write_all(directory: Directory, costs: Costs = DEAR) -> list[Move]:
+    """Write until nothing is left that is worth it."""
+    done: list[Move] = []
+    while persist_rest(directory, costs, 0.0):
+        written = moves(directory)
+        done += written
+        land(directory, written)
+    return done
+
+
+def on_disk(directory: Directory, prompt: Ints) -> list[int]:
+    """Positions on the prompt's path that the disk alone can resume."""
+    found, reach, out = directory.survey("", prompt), 0, []
+    for node in found.path:
+        if node.kv.has(Tier.DISK) and reach == node.start:
+            reach = node.end
+            if node.rung is not None and node.rung.image.has(Tier.DISK):
+                out.append(node.end)
+    return out
+
+
+class TestOrder:
+    def test_a_rung_goes_with_all_that_it_hangs_on_topmost_first(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 48, rungs=(16,), now=1.0)
+        keep(directory, PROMPT, 48, rungs=(40,), now=2.0)
+        written = write_all(directory)
+        assert [(m.what, m.tokens) for m in written] == [("kv", 16), ("kv", 40), ("image", 40), ("image", 16)]
+        assert on_disk(directory, PROMPT) == [16, 40], "nothing resumes past 40: that KV is not written"
+
+    def test_records_are_named_by_chunks_and_chained(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 40, rungs=(40,))
+        kv, image = write_all(directory)
+        trail = NAMES.trail("", PROMPT)
+        assert kv.names == tuple(trail.records(0, 40)) and image.names == (trail.image(40),)
+        assert [(n.start, n.end) for n in kv.names] == [(0, 16), (16, 32), (32, 40)]
+
+    def test_nothing_is_written_twice(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 32, rungs=(32,))
+        first = write_all(directory)
+        copy_down(directory)
+        longer = join(PROMPT, numbers(16, 5))
+        keep(directory, longer, 64, rungs=(60,))
+        second = write_all(directory)
+        assert sum(len(m.source.slots) for m in (*first, *second) if m.what == "kv") == 60 // 4
+        assert not write_all(directory)
+
+    def test_host_is_read_where_it_has_a_copy(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 16, rungs=(16,))
+        copy_down(directory)
+        keep(directory, PROMPT, 40, rungs=(40,))
+        assert {m.tokens: m.source.tier for m in write_all(directory) if m.what == "kv"} == {16: 1, 40: 0}
+
+    def test_without_a_host_tier_the_device_is_written(self) -> None:
+        directory = shelf(host=0)
+        keep(directory, PROMPT, 40, rungs=(40,))
+        persist_ahead(directory, DEAR, 0.0)
+        assert {m.source.tier for m in moves(directory)} == {Tier.DEVICE}
+
+
+class TestWorth:
+    def test_what_is_sooner_computed_again_is_not_written(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 40, rungs=(40,))
+        slow = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 64 * 11 * 1000 / 40))
+        assert not write_all(directory, slow)
+        assert not persist_rest(directory, DEAR, 0.0), "decided once"
+
+    def test_only_what_a_rung_spares_counts_for_it(self) -> None:
+        """The image at 40 spares 8 tokens beyond the one at 32 that the disk has: a page of KV a token, two more and its image."""
+        directory = shelf()
+        keep(directory, PROMPT, 32, rungs=(32,))
+        write_all(directory)
+        keep(directory, PROMPT, 40, rungs=(40,))
+        barely = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 64 * 3 * 1000 / 9))
+        assert not write_all(directory, barely)
+        assert on_disk(directory, PROMPT) == [32]
+
+    @pytest.mark.parametrize(("kind", "written"), [(RungKind.PROMPT_END, False), (RungKind.INTERVAL, True)])
+    def test_a_superseded_turn_is_not_written_but_insurance_is(self, kind: RungKind, written: bool) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 16, rungs=(16,), kind=kind)
+        keep(directory, PROMPT, 48, rungs=(32, 48))
+        assert rung_at(directory, PROMPT, 16).superseded
+        write_all(directory)
+        assert on_disk(directory, PROMPT) == ([16, 32, 48] if written else [32, 48])
+
+    def test_kv_that_no_rung_reaches_is_not_written(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 48)
+        assert not write_all(directory)
+
+    def test_what_lies_below_a_gap_is_not_written(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 16, rungs=(16,))
+        keep(directory, PROMPT, 40, rungs=(40,))
+        copy_down(directory)
+        forget(directory, PROMPT, Tier.DEVICE, 0, (16, 40))
+        upper = directory.survey("", PROMPT).path[0]
+        directory.condemn(upper.kv, Tier.HOST)
+        assert not write_all(directory)
+
+    def test_a_gap_that_comes_to_be_filled_again_is_written_again(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 40, rungs=(40,))
+        write_all(directory)
+        node = directory.survey("", PROMPT).path[0]
+        upper = directory.node_at(node, 16)
+        directory.condemn(upper.kv, Tier.DISK)
+        assert [m.tokens for m in write_all(directory)] == [16]
+        assert on_disk(directory, PROMPT) == [40]
+
+
+class TestRoom:
+    def test_what_was_of_use_less_recently_makes_room(self) -> None:
+        directory = shelf(disk=14)
+        keep(directory, PROMPT, 40, rungs=(40,), now=1.0)
+        write_all(directory)
+        other = numbers(48, 7)
+        keep(directory, other, 40, rungs=(40,), now=2.0)
+        write_all(directory)
+        assert on_disk(directory, other) == [40] and not on_disk(directory, PROMPT)
+
+    def test_nothing_more_recent_does(self) -> None:
+        directory = shelf(disk=14)
+        other = numbers(48, 7)
+        keep(directory, other, 40, rungs=(40,), now=2.0)
+        write_all(directory)
+        keep(directory, PROMPT, 40, rungs=(40,), now=1.0)
+        assert not write_all(directory), "or the two would take turns for ever"
+        assert on_disk(directory, other) == [40]
+
+    def test_what_it_is_built_on_does_not_make_room_for_it(self) -> None:
+        directory = shelf(disk=14)
+        keep(directory, PROMPT, 32, rungs=(32,), now=1.0)
+        write_all(directory)
+        keep(directory, join(PROMPT, numbers(40, 3)), 88, rungs=(88,), now=2.0)
+        write_all(directory)
+        assert on_disk(directory, PROMPT) == [32]
+
+    def test_the_budget_is_kept(self) -> None:
+        directory = shelf(budget=Budget(rate=1.0, burst=4.0, level=4.0))
+        for seed in range(6):
+            keep(directory, numbers(16, seed), 16, rungs=(16,), now=float(seed))
+        persist_rest(directory, DEAR, 0.0)
+        first = moves(directory)
+        assert sum(len(m.source.slots) for m in first) == 5, "one batch may overdraw it"
+        land(directory, first)
+        assert persist_rest(directory, DEAR, 0.5), "more is left to be written later"
+        assert not moves(directory)
+        persist_rest(directory, DEAR, 3.0)
+        assert moves(directory)
+
+    def test_a_write_that_fails_costs_nothing_but_the_copy(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 40, rungs=(40,))
+        persist_rest(directory, DEAR, 0.0)
+        land(directory, moves(directory), ok=False)
+        assert isinstance(directory.archive.send()[0], Forget), "whatever it has left there is to be forgotten"
+        assert directory.use(Tier.DISK).free == 64 and not persist_rest(directory, DEAR, 0.0)
+        assert planned(directory, PROMPT).aim.boundary == 40
+
+
+class TestAhead:
+    def test_a_share_of_host_is_kept_free_or_on_disk(self) -> None:
+        directory = shelf(host=44, clean=0.5)
+        for seed in range(4):
+            keep(directory, numbers(40, seed), 40, rungs=(40,), now=float(seed))
+            copy_down(directory)
+            forget(directory, numbers(40, seed), Tier.DEVICE, 0, (40,))
+        assert directory.use(Tier.HOST).free == 0 and directory.backed == 0
+        persist_ahead(directory, DEAR, 9.0)
+        first = moves(directory)
+        assert sum(len(m.source.slots) for m in first) == 11, "no more at a time than an eighth, or one batch"
+        land(directory, first)
+        persist_ahead(directory, DEAR, 9.0)
+        land(directory, moves(directory))
+        persist_ahead(directory, DEAR, 9.0)
+        assert directory.backed == 22 and not moves(directory)
+        assert on_disk(directory, numbers(40, 1)) == [40] and not on_disk(directory, numbers(40, 2))
+
+    def test_the_device_does_not_wait_for_the_disk(self) -> None:
+        """Host is full of what is nowhere else, and no write has been made: the least valuable of it is lost."""
+        directory = shelf(host=22, clean=0.0)
+        for seed in range(3):
+            keep(directory, numbers(40, seed), 40, rungs=(40,), now=float(seed))
+            copy_down(directory)
+            forget(directory, numbers(40, seed), Tier.DEVICE, 0, (40,))
+        assert [planned(directory, numbers(48, seed)[:44]).aim.boundary for seed in range(3)] == [0, 40, 40]
+
+
+class TestOrders:
+    def test_a_cut_on_disk_is_told_to_the_store(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 40, rungs=(40,))
+        write_all(directory)
+        node = directory.survey("", PROMPT).path[0]
+        slots = node.kv.at[Tier.DISK]
+        assert slots is not None
+        directory.split(node, 20)
+        (order,) = directory.archive.send()
+        assert order == Divide(int(slots[4]), int(slots[5]), 20, NAMES.trail("", PROMPT).at(20))
+
+    def test_what_is_dropped_is_forgotten_and_what_is_used_is_touched(self) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 40, rungs=(40,))
+        write_all(directory)
+        image = rung_at(directory, PROMPT, 40).image
+        slots = image.at[Tier.DISK]
+        assert slots is not None
+        directory.drop(image, Tier.DISK)
+        (order,) = directory.archive.send()
+        assert isinstance(order, Forget) and order.slots.tolist() == slots.tolist()
+        directory.archive.touch(slots)
+        assert isinstance(directory.archive.send()[0], Touch) and not directory.archive.send()
