@@ -111,6 +111,46 @@ def test_stop_string_ends_the_answer_and_aborts_the_sequence(server: Running, st
     assert eventually(lambda: server.client.open == 0 and not server.loop.busy)
 
 
+@pytest.mark.parametrize(
+    "stops",
+    [
+        ["naïve"],
+        ["façade 東京"],
+        ["the", "the water, and"],
+        ["ater, and the la"],
+        ["🙂. the"],
+        ["🙂"],
+        ["e", "ater"],
+        ["no such"],
+    ],
+    ids=repr,
+)
+def test_stops_end_a_stream_where_they_end_a_whole_answer(server: Running, stops: list[str]) -> None:
+    body = {"prompt": TEXT, "stop": stops, "max_tokens": 60}
+    whole = post(server, "/v1/completions", **body).json()["choices"][0]
+    got = events(server, "/v1/completions", **body)
+    assert "".join(e["choices"][0]["text"] for e in got) == whole["text"]
+    assert got[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
+    ends = [(TEXT.index(stop) + len(stop), stop) for stop in stops if stop in TEXT * 2 and stop in TEXT]
+    if ends:
+        end, stop = min(ends)
+        assert whole["text"] == TEXT[: end - max(len(s) for e, s in ends if e == end)]
+        assert whole["finish_reason"] == "stop" and stop
+
+
+def test_stops_are_not_looked_for_in_the_prompt_or_across_its_end(server: Running) -> None:
+    echoed = post(server, "/v1/completions", prompt="ab", stop=["ab"], echo=True, max_tokens=6).json()["choices"][0]
+    assert echoed["text"] == "ab" and echoed["finish_reason"] == "stop"
+    across = post(server, "/v1/completions", prompt="ab", stop=["ba"], max_tokens=1).json()["choices"][0]
+    assert across["finish_reason"] == "length"
+
+
+def test_stream_says_in_its_header_how_it_was_resumed(server: Running) -> None:
+    response = post(server, "/v1/completions", prompt="x", max_tokens=2, stream=True)
+    assert response.headers["x-stepwell-resume"].startswith("resumed ")
+    assert response.headers["x-request-id"].startswith("cmpl-")
+
+
 @pytest.mark.parametrize("route", ["chat", "text"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_names_cached_tokens_by_tier_on_a_miss_and_on_a_hit(server: Running, route: str, stream: bool) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import numpy as np
+import openai
+import pydantic
 import pytest
 
 from stepwell.sched.request import SamplingParams
-from tests.server.harness import eventually
+from tests.server.harness import MODEL, eventually
 from tests.server.real import VOCAB, Real, real_server
-from tests.server.test_chat import TOOLS
+from tests.server.test_calls import TOOLS
 
 PROMPT = [(7 * i) % 200 + 20 for i in range(150)]  # longer than two steps may be
 CLOSE = 2e-4
@@ -192,6 +195,7 @@ def test_seeds_give_the_same_answer_in_any_company_and_choices_differ(real: Real
     choices = post(real, "/v1/completions", prompt=[PROMPT, PROMPT[:30]], n=2, **fields)["choices"]
     assert choices[0]["text"] == alone != choices[1]["text"]
     assert complete(real, **{**fields, "seed": 12})["text"] == choices[1]["text"]
+    assert complete(real, read_cache=False, **fields)["text"] == alone  # what was cached draws no differently
     del fields["seed"]
     assert len({complete(real, **fields)["text"] for _ in range(3)}) > 1
 
@@ -251,6 +255,72 @@ def test_ends_are_not_sampled_before_min_tokens(real: Real) -> None:
     assert post(real, "/v1/completions", prompt=PROMPT, logit_bias=eager)["usage"]["completion_tokens"] == 1
     late = post(real, "/v1/completions", prompt=PROMPT, logit_bias=eager, min_tokens=5, max_tokens=9)
     assert late["usage"]["completion_tokens"] == 6
+
+
+def test_wrong_fields_of_one_caller_do_not_touch_anothers_answer(real: Real) -> None:
+    expected = complete(real, max_tokens=40, ignore_eos=True, read_cache=False)["text"]
+    body = {
+        "prompt": PROMPT,
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "read_cache": False,
+    }
+    wrong: list[dict[str, Any]] = [
+        {"prompt": [VOCAB]},
+        {"prompt": [-1]},
+        {"prompt": "x", "logit_bias": {str(VOCAB): 100}},
+        {"prompt": "x", "logit_bias": {"-1": 100}},
+        {"prompt": "x", "stop_token_ids": [VOCAB + 10**6]},
+        {"prompt": "x", "structured_outputs": {"grammar": "start: start"}},
+        {
+            "prompt": "x",
+            "max_tokens": 2,
+            "logit_bias": {str(VOCAB - 1): 100},
+            "temperature": 2,
+            "repetition_penalty": 0.01,
+        },
+    ]
+    said = ""
+    with httpx.stream("POST", real.server.url + "/v1/completions", json=body, timeout=60) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                said += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                if wrong:
+                    httpx.post(real.server.url + "/v1/completions", json=wrong.pop(), timeout=60)
+    assert not wrong
+    assert said == expected
+
+
+class Pet(pydantic.BaseModel):
+    kind: Literal["cat", "dog"]
+    old: bool
+
+
+def test_openai_client_parses_into_a_model_and_streams_beside_others(real: Real) -> None:
+    api = openai.AsyncOpenAI(base_url=real.server.url + "/v1", api_key="none", max_retries=0)
+    messages: list[Any] = [{"role": "user", "content": "tell me"}]
+
+    async def talk() -> None:
+        parsed = await api.chat.completions.parse(
+            model=MODEL, messages=messages, response_format=Pet, max_tokens=300, seed=5
+        )
+        assert isinstance(parsed.choices[0].message.parsed, Pet)
+        whole = await asyncio.gather(
+            *(api.chat.completions.create(model=MODEL, messages=messages, max_tokens=6, seed=i) for i in range(6))
+        )
+        assert len({answer.id for answer in whole}) == 6
+        stream = await api.chat.completions.create(
+            model=MODEL, messages=messages, max_tokens=6, seed=0, stream=True, logprobs=True
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole[0].choices[0].message.content
+        scored = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs is not None]
+        assert whole[0].usage is not None
+        assert sum(len(s.content or []) for s in scored) == whole[0].usage.completion_tokens
+
+    asyncio.run(talk())
 
 
 def test_nothing_is_left_in_the_engine(real: Real) -> None:
