@@ -10,7 +10,7 @@ from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine.messages import Stats
 from stepwell.server.metrics import Metrics
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "api.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 OUTCOME = AdmissionOutcome("a", 40, 16, 8, 0, 16, 24, 16, Tier.HOST, Reason.COMPLETE, ((Loss.NEW, 16),))
 READMITTED = AdmissionOutcome("a", 40, 40, 0, 0, 0, 40, 40, Tier.DEVICE, Reason.COMPLETE, readmission=True)
 
