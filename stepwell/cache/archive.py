@@ -22,7 +22,7 @@ class NoCatalogue:
     def pages(self) -> int:
         return 0
 
-    def under(self, parent: bytes) -> Sequence[Dormant]:
+    def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
         return ()
 
     def adopt(self, dormant: Dormant, slots: Ints) -> None:

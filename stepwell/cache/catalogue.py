@@ -32,8 +32,9 @@ class Catalogue(Protocol):
     def pages(self) -> int:
         """Pages of all dormant records: room that the disk has not got."""
 
-    def under(self, parent: bytes) -> Sequence[Dormant]:
-        """The dormant records whose name has this parent, each whole and unaltered: KV that goes on from there, an image there."""
+    def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
+        """The dormant records whose name has this parent and one of these digests, each whole and unaltered: KV that goes on from
+        there in one of these ways, an image there."""
 
     def adopt(self, dormant: Dormant, slots: Ints) -> None:
         """The record is dormant no more: its pages, in order, are these slots from now on."""

@@ -53,8 +53,9 @@ def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
 
 
 def _unsaved(item: Item) -> bool:
-    """Whether an image, or KV that leaves a gap above what the disk has, is in a tier above the disk alone."""
-    wanted = item.what == "image" or item.below[Tier.DISK] > 0
+    """Whether an image, or KV without which the disk has something in vain, is in a tier above the disk alone."""
+    rung = item.node.rung
+    wanted = item.what == "image" or item.below[Tier.DISK] > 0 or (rung is not None and rung.image.has(Tier.DISK))
     return wanted and item.best() is not None and not _settled(item)
 
 

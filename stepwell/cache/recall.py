@@ -9,6 +9,8 @@ becomes part of the tree, with the prompt's tokens; the rest stays dormant. Noth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from stepwell.base.geometry import Ints
@@ -30,7 +32,7 @@ def recall(directory: Directory, salt: str, tokens: Ints, now: float) -> int:
     trail = names.trail(salt, tokens)
     root = directory.tree.roots.get(salt)
     if root is None:
-        if not catalogue.under(trail.root):
+        if not _after(directory, trail, 0):
             return 0
         root = directory.tree.root(salt, now)
     ends = _ends(directory, root, survey(directory.tree, salt, tokens), trail)
@@ -38,7 +40,7 @@ def recall(directory: Directory, salt: str, tokens: Ints, now: float) -> int:
     grown: list[Node] = []
     while ends and catalogue.pages:
         node = ends.pop()
-        for dormant in catalogue.under(trail.at(node.end)):
+        for dormant in _after(directory, trail, node.end):
             if dormant.what == "image":
                 count += _adopt_image(directory, node, dormant, now)
             elif run := _run(directory, dormant, trail):
@@ -58,10 +60,20 @@ def _ends(directory: Directory, root: Root, found: Survey, trail: Trail) -> list
     in the last chunk before: nodes may have been joined since."""
     ends: list[Node] = [root, *(node for node in found.path if node.end <= found.matched)]
     known = {node.end for node in ends}
-    for position in range(floor_to(found.matched, directory.config.chunk), found.matched + 1, directory.tree.block):
-        if position not in known and directory.archive.catalogue.under(trail.at(position)):
-            ends.append(directory.node_at(found.path[-1], position))
-    return ends
+    near = range(floor_to(found.matched, directory.config.chunk), found.matched + 1, directory.tree.block)
+    more = [position for position in near if position not in known and _after(directory, trail, position)]
+    return [*ends, *(directory.node_at(found.path[-1], position) for position in more)]
+
+
+def _after(directory: Directory, trail: Trail, position: int) -> Sequence[Dormant]:
+    """The image at `position`, and records that go on from there as the prompt does: to the chunk's end, most likely, or less far."""
+    catalogue, block, chunk = directory.archive.catalogue, directory.tree.block, directory.config.chunk
+    here, end = trail.at(position), min((position // chunk + 1) * chunk, floor_to(len(trail), block))
+    found = catalogue.under(here, [here, trail.at(end)])
+    if any(dormant.what == "kv" for dormant in found):
+        return found
+    shorter = [trail.at(stop) for stop in range(position + block, end, block)]
+    return [*found, *catalogue.under(here, shorter)] if shorter else found
 
 
 def _run(directory: Directory, first: Dormant, trail: Trail) -> list[Dormant]:
@@ -70,7 +82,7 @@ def _run(directory: Directory, first: Dormant, trail: Trail) -> list[Dormant]:
     follower: Dormant | None = first
     while follower is not None and _matches(directory, follower, trail):
         run.append(follower)
-        after = directory.archive.catalogue.under(follower.name.digest)
+        after = _after(directory, trail, follower.name.end)
         kv = [d for d in after if d.what == "kv"]
         follower = kv[0] if len(kv) == len(after) == 1 else None
     return run

@@ -52,8 +52,9 @@ class Shelf:
     def pages(self) -> int:
         return sum(len(record.slots) for record in self.dormant.values())
 
-    def under(self, parent: bytes) -> Sequence[Dormant]:
-        found = [(number, r) for number, r in self.dormant.items() if r.name.parent == parent]
+    def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
+        wanted = [(number, r) for number, r in self.dormant.items() if r.name.digest in digests]
+        found = [(number, r) for number, r in wanted if r.name.parent == parent]
         return [Dormant(number, r.what, r.name, len(r.slots)) for number, r in found]
 
     def adopt(self, dormant: Dormant, slots: Ints) -> None:
