@@ -9,7 +9,7 @@ from stepwell.base.errors import StepwellError
 from stepwell.replay import flags
 from stepwell.replay.convert import convert as convert_trace
 from stepwell.replay.live import LiveReplay, play_live
-from stepwell.replay.output import write_text
+from stepwell.replay.output import expect_folders, write_text
 from stepwell.replay.page import page
 from stepwell.replay.profile import DEFAULT, load_profile
 from stepwell.replay.report import Summary
@@ -77,6 +77,7 @@ def replay_command(
 
 def _run(params: Params, console: Console, errors: Console) -> None:
     try:
+        expect_folders(params["json_file"], params["html"])
         trace = trace_from(params)
         if params["convert"] is not None:
             console.print(convert_trace(trace, params["convert"], params["convert_to"]), highlight=False)

@@ -13,7 +13,7 @@ from rich.table import Table
 from stepwell.base.errors import StepwellError
 from stepwell.base.units import format_size
 from stepwell.replay import flags
-from stepwell.replay.output import write_text
+from stepwell.replay.output import expect_folders, write_text
 from stepwell.replay.plan_page import plan_page
 from stepwell.replay.profile import DEFAULT, Profile, load_profile
 from stepwell.replay.setup import Params, settings_of
@@ -58,6 +58,7 @@ def plan_command(
     """
     errors = Console(stderr=True)
     try:
+        expect_folders(html)
         speeds = load_profile(profile)
         points = _points(ctx.params, speeds, errors)
         chosen = knee(points, host_price)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from stepwell.replay.command import replay_command
 from stepwell.replay.convert import write_trace
+from stepwell.replay.formats import read_trace
 from stepwell.replay.synthetic import Shape, synthetic
 
 SMALL = ["--lanes", "3", "--warmup", "20", "--duration", "300", "--rung-tokens", "300", "--device-tokens", "2e5"]
@@ -55,6 +56,60 @@ def test_single_requests_are_sent_at_their_times(tmp_path: Path) -> None:
     assert 0.5 < figures["hit_device"] <= figures["bound"] == pytest.approx(8 * 1024 / (9 * 1100), abs=1e-5)
 
 
+def test_reports_are_written_as_json_and_as_a_page(tmp_path: Path) -> None:
+    page, document = tmp_path / "r.html", tmp_path / "r.json"
+    words = ["--conversations", "6", "--scale", "0.1", "--html", str(page), "--json-file", str(document), "--json"]
+    done = run("synthetic", *SMALL, *words)
+    assert done.exit_code == 0, done.output
+    told = json.loads(document.read_text("utf-8"))
+    assert told["figures"] == json.loads(done.stdout.splitlines()[-1])
+    assert told["settings"]["lanes"] == "3"
+    assert "api_key" not in told["settings"]
+    assert "<h1>Replay, simulated</h1>" in page.read_text("utf-8")
+
+
+def test_a_disk_tier_and_the_profile_reach_the_machine() -> None:
+    words = ["--conversations", "8", "--scale", "0.1", "--device-tokens", "12000", "--host-tokens", "4000"]
+    without = run("synthetic", *SMALL, *words, "--json")
+    disk = run("synthetic", *SMALL, *words, "--disk-tokens", "4e5", "--decode-rung-tokens", "128", "--json")
+    assert disk.exit_code == 0, disk.output
+    assert "host to disk" in disk.stdout or "device to disk" in disk.stdout
+    hits = [json.loads(done.stdout.splitlines()[-1]) for done in (without, disk)]
+    assert hits[0]["hit_disk"] == 0 < hits[1]["hit_disk"]
+    assert hits[1]["excess_prefill"] < hits[0]["excess_prefill"]
+    other = run("synthetic", *SMALL, *words, "--profile", "qwen3-next-80b-a3b-h200", "--json")
+    assert other.exit_code == 0, other.output
+
+
+def test_every_conversation_once() -> None:
+    words = [
+        "--conversations",
+        "4",
+        "--scale",
+        "0.05",
+        "--once",
+        "--start",
+        "0",
+        "0",
+        "--warmup",
+        "0",
+        "--duration",
+        "1e6",
+    ]
+    done = run("synthetic", "--lanes", "2", *words, "--json")
+    assert done.exit_code == 0, done.output
+    made = synthetic(4, 0, Shape(scale=0.05))
+    assert json.loads(done.stdout.splitlines()[-1])["requests"] == made.requests
+
+
+def test_traces_are_converted_and_nothing_is_played(tmp_path: Path) -> None:
+    out = tmp_path / "t.jsonl.gz"
+    done = run("synthetic", "--conversations", "3", "--convert", str(out))
+    assert done.exit_code == 0, done.output
+    assert "3 conversations written to" in " ".join(done.stdout.split())
+    assert read_trace(out) == synthetic(3, 0)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -63,6 +118,14 @@ def test_single_requests_are_sent_at_their_times(tmp_path: Path) -> None:
         (["synthetic", "--start", "0.9", "0.1"], "--start must be"),
         (["synthetic", "--block-size", "48"], "--rung-grid 64 must be a multiple"),
         (["synthetic", "--scale", "0"], "scale above 0"),
+        (["synthetic", "--profile", "abacus"], "--profile 'abacus' is neither"),
+        (["synthetic", "--decode-rung-tokens", "100"], "--decode-rung-tokens 100 must be a multiple"),
+        (["synthetic", "--convert", "/nowhere/x.jsonl"], "cannot write"),
+        (
+            ["synthetic", "--html", "/nowhere/x.html", "--duration", "1", "--warmup", "0", "--scale", "0.05"],
+            "cannot write",
+        ),
+        (["synthetic", "--live", "http://127.0.0.1:9"], "is the server up"),
         (["synthetic", "--device-tokens", "nan"], "--device-tokens must be"),
     ],
 )

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.engine.tokenizer import Tokenizer
+from stepwell.replay.command import replay_command
 from stepwell.replay.cost import CostModel
 from stepwell.replay.formats import read_trace
 from stepwell.replay.lanes import LaneRules, Lanes, Timeline
@@ -41,6 +44,13 @@ class AtOnce:
 
     def run(self, step: Step) -> StepResult:
         return StepResult(tuple(() if work.sample is None else (ANSWER_TOKEN,) for work in step.works))
+
+
+class Loop(EngineLoop):
+    """An engine loop with nothing to put away at its end."""
+
+    def end(self, seconds: float) -> bool:
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +130,29 @@ def test_logged_requests_are_sent_as_they_were(tmp_path: Path, server: Running) 
     assert abs(second.bound / second.prompt - 64 / -(-len("user\n" + said[0]["content"]) // 4)) < 0.02, (
         "the bound follows the server's own count of tokens"
     )
+
+
+def test_the_command_line_drives_a_server(tmp_path: Path, server: Running) -> None:
+    app = typer.Typer()
+    app.command()(replay_command)
+    words = ["synthetic", "--conversations", "3", "--scale", "0.02", "--lanes", "3", "--warmup", "0", "--duration", "2"]
+    words += [
+        "--live",
+        server.url,
+        "--time-scale",
+        "0.01",
+        "--vocab",
+        "200",
+        "--html",
+        str(tmp_path / "r.html"),
+        "--json",
+    ]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["requests"] > 0
+    assert "requests sent over" in done.stdout
+    assert "Replay, live" in (tmp_path / "r.html").read_text("utf-8")
 
 
 def test_a_failed_request_is_counted_and_the_rest_goes_on(server: Running) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.clock import VirtualClock
-from stepwell.cache.moves import Extent, LiveState, Move, Tier
+from stepwell.cache.moves import Extent, Forget, LiveState, Move, Tier, Touch
 from stepwell.replay.cost import CostModel
 from stepwell.replay.runner import ANSWER_TOKEN, CostRunner, VirtualMover
 from stepwell.sched.request import SamplingParams
@@ -75,3 +75,19 @@ def test_waiting_ends_with_the_next_copy_or_the_given_time() -> None:
     assert [r.ticket for r in mover.poll()] == [1]
     mover.wait(2.0)
     assert clock.now() == pytest.approx(3.0)
+
+
+def test_the_disk_is_a_direction_of_its_own_each_way_and_its_bookkeeping_takes_no_time() -> None:
+    clock = VirtualClock()
+    mover = VirtualMover(
+        clock, CostModel(from_disk=10.0, to_disk=5.0, to_device=1e9, copy_latency_s=0.0), page_bytes=10
+    )
+    ids = np.arange(10, dtype=np.int32)
+    down = Move(1, "kv", Extent(Tier.HOST, ids), Extent(Tier.DISK, ids), 64)
+    up = Move(2, "kv", Extent(Tier.DISK, ids), Extent(Tier.DEVICE, ids), 64)
+    mover.start([Forget(ids), down, Touch(ids), up])
+    assert mover.next_time() == 10.0
+    clock.advance(20.0)
+    assert [report.ticket for report in mover.poll()] == [2, 1]
+    assert mover.next_time() is None
+    assert mover.bytes_moved == {(Tier.HOST, Tier.DISK): {20: 100}, (Tier.DISK, Tier.DEVICE): {10: 100}}
