@@ -36,6 +36,8 @@ from stepwell.sched.stats import EngineStats
 
 log = logging.getLogger("stepwell.engine")
 
+COPY_WAIT = 0.01
+"""Seconds between two looks at what is being copied, where nothing can be computed."""
 STATS_EVERY = 0.5
 """Seconds between two statistics of a busy engine; an engine that falls idle always sends its last ones."""
 
@@ -53,7 +55,7 @@ class ServedLoop(Protocol):
 
     def abort(self, request_id: str) -> None: ...
 
-    def step(self) -> list[Event]: ...
+    def step(self, *, wait: float = 0.05) -> list[Event]: ...
 
     def stats(self) -> EngineStats: ...
 
@@ -104,7 +106,8 @@ class EngineService:
         events = self._replies
         self._replies = []
         if self._loop.busy:
-            events += map(messages.wire_event, self._loop.step())
+            # While only copies are under way, it is in `_take_commands` that time passes: a request must not wait for them.
+            events += map(messages.wire_event, self._loop.step(wait=COPY_WAIT if self._loop.serving else 0.0))
             self._open -= {event.id for event in events if isinstance(event, messages.Finished)}
         now = self._clock.now()
         stats = None
@@ -118,6 +121,8 @@ class EngineService:
         """Carry out what has arrived, waiting for it if there is nothing else to do; up to the word to stop."""
         if not self._loop.busy:
             self._commands.poll()
+        elif not self._loop.serving:
+            self._commands.poll(int(1000 * COPY_WAIT))
         while self._commands.poll(0):
             try:
                 command = messages.decode_command(self._commands.recv())

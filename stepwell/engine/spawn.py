@@ -94,26 +94,26 @@ class EngineProcess:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return f"the engine process {how}: start the server again"
 
-    async def stop(self, patience: float = 3.0) -> None:
-        """Ask, wait `patience` seconds, then insist. Leaves nothing behind; may be called twice.
+    async def stop(self, patience: float = 3.0, hurry: asyncio.Event | None = None) -> None:
+        """Ask, wait `patience` seconds, or until `hurry`, then insist. Leaves nothing behind; may be called twice.
 
         The engine may write to disk for most of that time; the rest is for closing what it has open.
         """
         assert self._process.stdin is not None
         if self._process.returncode is None:
             self.link.send(messages.Stop(_SHARE * patience))
-            if not await self._ends_within(patience):
+            if not await self._ends_within(patience, hurry or asyncio.Event()):
                 self._process.stdin.close()  # the engine ends when this closes, even while it is being built
-                if not await self._ends_within(1.0):
+                if not await self._ends_within(1.0, asyncio.Event()):
                     self._process.kill()
                     await self._process.wait()
         self._process.stdin.close()
         self.link.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    async def _ends_within(self, seconds: float) -> bool:
-        try:
-            await asyncio.wait_for(self._process.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
+    async def _ends_within(self, seconds: float, hurry: asyncio.Event) -> bool:
+        ended, hurried = asyncio.create_task(self._process.wait()), asyncio.create_task(hurry.wait())
+        await asyncio.wait((ended, hurried), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in (ended, hurried):
+            task.cancel()
+        return self._process.returncode is not None

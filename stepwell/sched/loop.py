@@ -134,8 +134,9 @@ class EngineLoop:
             return
         queues.events.append(Finished(request_id, "abort"))
 
-    def step(self, max_repeat: int = 1) -> list[Event]:
-        """One turn. `max_repeat`: decode passes that may be taken at once while nothing else can happen."""
+    def step(self, max_repeat: int = 1, wait: float = _IDLE_WAIT) -> list[Event]:
+        """One turn. `max_repeat`: decode passes that may be taken at once while nothing else can happen; `wait`: seconds to wait at
+        most for a copy where nothing can be computed."""
         began = self._clock.now()
         for report in self._mover.poll():
             self._copying.discard(report.ticket)
@@ -162,7 +163,7 @@ class EngineLoop:
         events, self.queues.events = self.auditor.strip(self.queues.events), []
         budgeted = self.busy and not self.serving  # what is left to write to disk has to wait for its turn
         if built is None and not events and (self._copying or budgeted):
-            self._mover.wait(_IDLE_WAIT)
+            self._mover.wait(wait)
         return events
 
     def stats(self) -> EngineStats:

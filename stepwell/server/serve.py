@@ -102,7 +102,7 @@ async def _serve(options: ServeOptions, listener: socket.socket, console: Consol
         watch.cancel()
         died = client.dead is not None
         client.close()
-        await process.stop(patience)
+        await process.stop(patience, signals.hurry)
     return 1 if died and not signals.stop.is_set() else 0
 
 

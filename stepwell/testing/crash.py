@@ -157,9 +157,12 @@ def _whole(prompt: Ints) -> Ints:
 
 
 def _serve(engine: OnFiles, prompts: Sequence[Ints]) -> int:
-    """Serve these, letting every other one be written in full before the next comes. Returns how many answers are wrong."""
+    """Serve these, letting every other one be written in full before the next comes; half-way, empty the cache. Returns how many
+    answers are wrong."""
     wrong = 0
     for i, prompt in enumerate(prompts):
+        if i == len(prompts) // 2:
+            engine.loop.reset()
         wrong += engine.say(prompt, ANSWER)[0] != answer(prompt, ANSWER, VOCAB)
         if i % 2:
             engine.settle()

@@ -40,6 +40,7 @@ class ScriptedLoop:
         self.running: dict[str, tuple[Request, int]] = {}
         self.aborted: list[str] = []
         self.ended: list[float] = []
+        self.waits: list[float] = []
         self.seen: list[Request] = []
         self._prompts: list[np.ndarray] = []
         self._events: list[Event] = []
@@ -73,7 +74,8 @@ class ScriptedLoop:
             self.aborted.append(request_id)
             self._events.append(Finished(request_id, "abort"))
 
-    def step(self) -> list[Event]:
+    def step(self, wait: float = 0.05) -> list[Event]:
+        self.waits.append(wait)
         self._steps += 1
         if not self.gate.is_set():
             self.gate.wait(0.005)
@@ -169,6 +171,19 @@ def build(config: EngineConfig, report: Report) -> ScriptedLoop:
     """An engine factory."""
     report(facts(config))
     return ScriptedLoop()
+
+
+class Lingering(ScriptedLoop):
+    """Has a great deal to write before it ends."""
+
+    def end(self, seconds: float) -> bool:
+        threading.Event().wait(seconds)
+        return False
+
+
+def build_lingering(config: EngineConfig, report: Report) -> ScriptedLoop:
+    report(facts(config))
+    return Lingering()
 
 
 def build_slowly(config: EngineConfig, report: Report) -> ScriptedLoop:

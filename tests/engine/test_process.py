@@ -13,13 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
+from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError
 from stepwell.engine import messages
-from stepwell.engine.config import EngineConfig
+from stepwell.engine.config import EngineConfig, Report
+from stepwell.engine.process import serve
 from stepwell.engine.spawn import EngineLink, EngineProcess
-from stepwell.sched.request import Request, SamplingParams
-from tests.engine.scripted import RAISES, REFUSED
+from stepwell.sched.request import Event, Request, SamplingParams
+from tests.engine.scripted import RAISES, REFUSED, ScriptedLoop, facts
 
 CONFIG = EngineConfig("tiny")
 BUILD = "tests.engine.scripted:build"
@@ -197,3 +200,57 @@ asyncio.run(run())
 def test_socket_path_that_is_too_long_is_refused() -> None:
     with pytest.raises(ConfigError, match="TMPDIR"):
         EngineLink("/tmp/" + "x" * 100)
+
+
+def test_an_end_that_lasts_can_be_cut_short() -> None:
+    async def run() -> None:
+        process = await EngineProcess.start(CONFIG, "tests.engine.scripted:build_lingering")
+        assert isinstance(await answer(process), messages.Ready)
+        hurry = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.1, hurry.set)
+        await asyncio.wait_for(process.stop(3600.0, hurry), 60)
+        assert not alive(process.pid)
+
+    asyncio.run(run())
+
+
+class Copying(ScriptedLoop):
+    """Nothing but copies are under way; after three turns it is told to stop."""
+
+    def __init__(self, commands: zmq.Socket[bytes]) -> None:
+        super().__init__()
+        self._commands = commands
+
+    @property
+    def busy(self) -> bool:
+        return True
+
+    @property
+    def serving(self) -> bool:
+        return False
+
+    def step(self, wait: float = 0.05) -> list[Event]:
+        if len(self.waits) == 2:
+            self._commands.send(messages.encode(messages.Stop(7.0)))
+        return super().step(wait)
+
+
+def test_commands_are_not_held_up_by_copies_and_the_end_has_its_time() -> None:
+    with zmq.Context() as context:
+        ours, theirs, told, tell = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PULL, zmq.PUSH))
+        ours.bind("inproc://commands")
+        theirs.connect("inproc://commands")
+        told.bind("inproc://answers")
+        tell.connect("inproc://answers")
+        loop = Copying(theirs)
+        loop.gate.clear()
+
+        def factory(config: EngineConfig, report: Report) -> Copying:
+            report(facts(config))
+            return loop
+
+        serve(factory, CONFIG, ours, tell, WallClock())
+        for socket in (ours, theirs, told, tell):
+            socket.close(0)
+    assert loop.waits == [0.0, 0.0, 0.0]
+    assert loop.ended == [7.0]
