@@ -66,9 +66,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
     imagined = Machine(SIZES, CostModel()).loop
-    loop = EngineLoop(
-        imagined.directory.config, imagined.config, AtOnce(), InstantMover(lambda move: None), WallClock()
-    )
+    loop = Loop(imagined.directory.config, imagined.config, AtOnce(), InstantMover(lambda move: None), WallClock())
     with running(tokenizer, loop=loop) as server:
         yield server
 
@@ -120,14 +118,17 @@ def test_single_requests_end_with_their_last_answer(server: Running) -> None:
 
 def test_logged_requests_are_sent_as_they_were(tmp_path: Path, server: Running) -> None:
     said = [{"role": "user", "content": "How deep is it? " * 30}]
-    lines = [{"messages": said, "max_tokens": 5, "timestamp": 0}, {"messages": said, "max_tokens": 5, "timestamp": 300}]
-    (tmp_path / "calls.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    found = play(read_trace(tmp_path / "calls.jsonl"), Server(server.url), Phases(0.0, 60.0), 1.0)
+    line = json.dumps({"messages": said, "max_tokens": 5, "session_id": "s"})
+    (tmp_path / "calls.jsonl").write_text(f"{line}\n{line}\n")
+    logged = read_trace(tmp_path / "calls.jsonl")
+    source = Lanes(logged.conversations, LaneRules(lanes=1, start=(0.0, 0.0), once=True))
+    found = play_live(LiveReplay(source, Server(server.url), Text(1), Phases(0.0, 60.0)), ())
     assert (found.requests, found.failed, found.answered) == (2, 0, 10)
     first, second = found.rows
     assert first.prompt == second.prompt
     assert second.recomputed < first.recomputed
-    assert abs(second.bound / second.prompt - 64 / -(-len("user\n" + said[0]["content"]) // 4)) < 0.02, (
+    told = logged.conversations[0].streams[0].turns[1]
+    assert abs(second.bound / second.prompt - 64 * told.blocks / told.prompt) < 0.02, (
         "the bound follows the server's own count of tokens"
     )
 
