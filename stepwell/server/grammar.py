@@ -27,20 +27,24 @@ class CallForm:
     tagged: bool
 
 
-def of_response_format(value: Mapping[str, Any] | None) -> str:
-    """OpenAI's `response_format` as a grammar; "" for free text. Raises RequestError."""
+def of_response_format(value: Mapping[str, Any]) -> str:
+    """OpenAI's `response_format`, other than text, as a grammar. Raises RequestError."""
+    return _json(schema_of(value), "response_format")
+
+
+def schema_of(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema that a `response_format`, other than text, asks for. Raises RequestError."""
     field = "response_format"
-    kind = "text" if value is None else value.get("type")
-    if value is None or kind == "text":
-        return ""
+    kind = value.get("type")
     if kind == "json_object":
-        return _json({"type": "object"}, field)
+        return {"type": "object"}
     if kind != "json_schema":
         raise RequestError("response_format.type must be 'text', 'json_object' or 'json_schema'", f"{field}.type")
     inner = value.get("json_schema")
-    if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    if not isinstance(schema, dict):
         raise RequestError("response_format.json_schema.schema must be an object", f"{field}.json_schema")
-    return _json(inner["schema"], f"{field}.json_schema.schema")
+    return schema
 
 
 def of_structured_outputs(value: Mapping[str, Any] | None) -> str:
@@ -56,13 +60,25 @@ def of_structured_outputs(value: Mapping[str, Any] | None) -> str:
     return known[wanted[0]](given[wanted[0]], f"{field}.{wanted[0]}")
 
 
-def of_calls(tools: Sequence[Mapping[str, Any]], form: CallForm, several: bool) -> str:
-    """At least one call of one of `tools` and nothing else. Raises RequestError where a parameter's schema cannot be used."""
+def of_calls(
+    tools: Sequence[Mapping[str, Any]], form: CallForm, several: bool, answer: Mapping[str, Any] | None = None
+) -> str:
+    """At least one call of one of `tools` and nothing else, or JSON of the schema `answer` instead, where one is given.
+
+    Raises RequestError where a schema cannot be used.
+    """
     functions = [tool["function"] for tool in tools]
     more = r' ("\n" call)*' if several else ""
-    lines = ["%llguidance {}", f"start: call{more}", "call: " + " | ".join(f"call_{i}" for i in range(len(functions)))]
+    lines = [
+        "%llguidance {}",
+        f"start: calls{'' if answer is None else ' | answer'}",
+        f"calls: call{more}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
+    ]
     for i, function in enumerate(functions):
         lines += _tagged(i, function) if form.tagged else _object(i, function)
+    if answer is not None:
+        lines.append(f"answer: %json {json.dumps({**answer, 'x-guidance': _JSON})}")
     return _checked(LLMatcher.grammar_from_lark("\n".join(lines) + "\n"), "tools")
 
 

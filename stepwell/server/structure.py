@@ -9,7 +9,7 @@ from dataclasses import replace
 from stepwell.base.errors import RequestError
 from stepwell.sched.request import SamplingParams
 from stepwell.server.dialect import Dialect
-from stepwell.server.grammar import of_calls, of_response_format, of_structured_outputs
+from stepwell.server.grammar import of_calls, of_response_format, of_structured_outputs, schema_of
 from stepwell.server.schema import ChatCall, CompletionCall
 from stepwell.server.tools import ToolUse
 
@@ -19,8 +19,14 @@ async def structure(call: CompletionCall | ChatCall, use: ToolUse | None = None,
     wanted: list[tuple[str, Callable[[], str]]] = []
     if use is not None and dialect is not None and use.forced:
         wanted.append(("tool_choice", lambda: of_calls(use.forced, dialect.form, use.several)))
-    if call.response_format is not None and call.response_format.get("type") != "text":
-        wanted.append(("response_format", lambda: of_response_format(call.response_format)))
+    asked = call.response_format
+    if asked is not None and asked.get("type") != "text":
+        if use is not None and dialect is not None and use.allowed and not use.forced:
+            wanted.append(
+                ("response_format", lambda: of_calls(use.shown, dialect.form, use.several, answer=schema_of(asked)))
+            )
+        else:
+            wanted.append(("response_format", lambda: of_response_format(asked)))
     if outputs := _outputs(call):
         wanted.append(("structured_outputs", lambda: of_structured_outputs(outputs)))
     if not wanted:

@@ -250,6 +250,20 @@ def test_forced_call_is_a_call(real: Real) -> None:
     assert choice["finish_reason"] == "tool_calls"
 
 
+def test_format_and_tools_together_give_one_or_the_other(real: Real) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 5}}}
+    go = {"type": "function", "function": {"name": "go", "parameters": {"additionalProperties": False}}}
+    opening = real.tokenizer.token_id("<tool_call>")
+    for bias, called in ((100, True), (-100, False)):
+        fields = {"tools": [go], "parallel_tool_calls": False, "response_format": wanted}
+        choice = chat(real, max_tokens=200, logit_bias={str(opening): bias}, **fields)
+        message = choice["message"]
+        if called:
+            assert message["tool_calls"][0]["function"]["name"] == "go" and message["content"] is None
+        else:
+            assert message["content"].strip() == "5" and "tool_calls" not in message
+
+
 def test_ends_are_not_sampled_before_min_tokens(real: Real) -> None:
     eager = {"2": 100}
     assert post(real, "/v1/completions", prompt=PROMPT, logit_bias=eager)["usage"]["completion_tokens"] == 1
