@@ -1,4 +1,4 @@
-"""A serving engine for hybrid language models whose prompt cache reaches from device memory through host memory."""
+"""A serving engine for hybrid language models whose prompt cache reaches from device memory through host memory to disk."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def main() -> None:
-    """Serve hybrid language models from a prompt cache that reaches from device memory through host memory."""
+    """Serve hybrid language models from a prompt cache that reaches from device memory through host memory to disk."""
 
 
 @app.command(context_settings=_ENVIRONMENT)
