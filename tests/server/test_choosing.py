@@ -253,10 +253,10 @@ def test_forced_call_is_a_call(real: Real) -> None:
 def test_format_and_tools_together_give_one_or_the_other(real: Real) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 5}}}
     go = {"type": "function", "function": {"name": "go", "parameters": {"additionalProperties": False}}}
-    opening = real.tokenizer.token_id("<tool_call>")
-    for bias, called in ((100, True), (-100, False)):
+    for favoured, called in (("<tool_call>", True), ("5", False)):
+        token = int(real.tokenizer.encode(favoured)[0])
         fields = {"tools": [go], "parallel_tool_calls": False, "response_format": wanted}
-        choice = chat(real, max_tokens=200, logit_bias={str(opening): bias}, **fields)
+        choice = chat(real, max_tokens=200, logit_bias={str(token): 100}, **fields)
         message = choice["message"]
         if called:
             assert message["tool_calls"][0]["function"]["name"] == "go" and message["content"] is None
