@@ -28,11 +28,13 @@ LONG_ON_PURPOSE: frozenset[str] = frozenset()
 FOREIGN_FLAGS = frozenset(
     {
         "--apply",
+        "--bytes",
         "--include",
         "--index-url",
         "--laws-examples",
         "--model",
         "--requests",
+        "--runs",
         "--schemathesis",
         "--tasks",
     }
