@@ -66,7 +66,7 @@ def _last_use(item: Item) -> float:
 
 def _settled(item: Item) -> bool:
     """Whether the disk has, or is getting, or will not get `item`."""
-    return item.at[Tier.DISK] is not None or item.refused[Tier.DISK] or _coming(item)
+    return item.has(Tier.DISK) or item.refused[Tier.DISK] or _coming(item)
 
 
 def _coming(item: Item) -> bool:

@@ -11,7 +11,7 @@ fail. Everything in the chain is leased at commit, so falling back can neither f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepwell.base.units import ceil_to, floor_to
 from stepwell.cache.config import CacheConfig, Costs
@@ -125,8 +125,8 @@ def plan_return(
     its whole blocks, wherever that is now. None where it is gone, or a rung serves sooner."""
     block = rules.geometry.block
     whole = floor_to(computed, block)
-    shared = min(found.device, whole)
-    hit = found.hit
+    found = replace(found, device=min(found.device, whole))  # past that its own pages count, whoever else has been there
+    shared, hit = found.device, found.hit
     base = hit.position if hit else 0
     if found.union < whole or (rules.whole_chunks and shared < whole):
         return None

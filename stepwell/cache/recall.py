@@ -107,18 +107,17 @@ def _adopt_kv(directory: Directory, node: Node, run: list[Dormant], tokens: Ints
     block, start, end = directory.tree.block, node.end, run[-1].name.end
     nodes: list[Node] = []
     while node.end < end:
-        at = node.end
-        child = follow(directory, node, tokens, end, now)
-        part = slots[(at - start) // block : (child.end - start) // block]
-        if at > start:
-            last = int(slots[(at - start) // block - 1])
-            directory.archive.divide(last, int(part[0]), child, at)
+        node = follow(directory, node, tokens, end, now)
+        nodes.append(node)
+    for child in nodes[1:]:  # before any of them lets go of its part
+        cut = (child.start - start) // block
+        directory.archive.divide(int(slots[cut - 1]), int(slots[cut]), child, child.start)
+    for child in nodes:
+        part = slots[(child.start - start) // block : (child.end - start) // block]
         if child.kv.at[Tier.DISK] is None and (child.kv.pending is None or child.kv.pending.tier != Tier.DISK):
             directory.place(child.kv, Tier.DISK, part)
         else:
             directory.give(Tier.DISK, part)
-        nodes.append(child)
-        node = child
     return nodes
 
 

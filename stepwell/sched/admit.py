@@ -38,6 +38,8 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
             continue
         if _must_wait(queues, directory, answer):
             return
+        if answer.epoch != directory.epoch:
+            continue  # making room has come to nothing, but has changed what there is
         queues.waiting.pop(0)
         slot = queues.slots.pop() if waiting.kept is None else waiting.kept.slot
         # a copy: the tokens of a job may move while its load is in flight, a plan's may not

@@ -19,6 +19,9 @@ from stepwell.cache.moves import Divide, Extent, Forget, Move, Name, Order, Tier
 from stepwell.cache.names import Names
 from stepwell.testing.telltale import Memory, Words
 
+GONE = -1
+"""In place of a slot whose page was forgotten."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -109,6 +112,7 @@ class Shelf:
 
     def restart(self) -> None:
         """The process is gone, and its memories with it; only the records are left."""
+        self.records = {n: r for n, r in self.records.items() if GONE not in r.slots}
         self.dormant |= self.records  # numbers are never used twice
         old = [memory.arenas[Tier.DISK].copy() for memory in self._memories]
         width = len(old[0])
@@ -130,8 +134,10 @@ class Shelf:
         self._taken |= slots
 
     def _forget(self, gone: set[int]) -> None:
+        """A record of which a part goes without having been divided can be read for as long as the process lives, and no longer."""
         self._taken -= gone
-        self.records = {n: r for n, r in self.records.items() if gone.isdisjoint(r.slots)}
+        left = {n: replace(r, slots=tuple(GONE if s in gone else s for s in r.slots)) for n, r in self.records.items()}
+        self.records = {n: r for n, r in left.items() if set(r.slots) != {GONE}}
 
     def _divide(self, order: Divide) -> None:
         for number, record in list(self.records.items()):

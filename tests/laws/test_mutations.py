@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepwell.base.units import floor_to
-from stepwell.cache import admission, content, plan, shed, survey
+from stepwell.cache import admission, archive, content, names, offers, plan, recall, shed, survey
 from stepwell.cache import directory as directories
 from stepwell.cache.moves import Tier
 from stepwell.cache.table import BlockTable
@@ -71,7 +71,7 @@ def published_before_the_step_has_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop, "build", early)
 
 
-@bug(1, 5, seed=5)
+@bug(1, 2, 5, seed=5)
 def abort_gives_back_what_a_load_still_writes(patch: pytest.MonkeyPatch) -> None:
     real = loop.EngineLoop.abort
 
@@ -98,10 +98,10 @@ def the_salt_is_ignored_on_lookup(patch: pytest.MonkeyPatch) -> None:
 def a_boundary_is_taken_without_a_rung(patch: pytest.MonkeyPatch) -> None:
     real = admit._enter
 
-    def further(queues: Any, directory: Any, config: Any, job: Any, slot: int, state: Any) -> None:
-        if isinstance(state, admission.Ready) and state.boundary < state.shared < len(job.tokens):
+    def further(queues: Any, directory: Any, config: Any, waiting: Any, slot: int, state: Any, now: float) -> None:
+        if isinstance(state, admission.Ready) and state.boundary < state.shared < len(waiting.job.tokens):
             state = replace(state, boundary=state.shared)
-        real(queues, directory, config, job, slot, state)
+        real(queues, directory, config, waiting, slot, state, now)
 
     patch.setattr(admit, "_enter", further)
 
@@ -194,29 +194,27 @@ def retracting_ignores_locks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(finish, "retract", careless)
 
 
-@bug(5)
+@bug(0, 5)
 def the_leases_of_a_load_are_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission.Held, "leases", property(lambda self: []))
 
 
 @bug(5)
 def a_copy_down_does_not_hold_what_it_reads(patch: pytest.MonkeyPatch) -> None:
-    real = shed._begin
+    real = shed.begin
 
-    def unheld(directory: Any, item: Any) -> Any:
-        move = real(directory, item)
+    def unheld(directory: Any, *rest: Any) -> Any:
+        move = real(directory, *rest)
         directory.release(directory.in_flight[move.ticket].lease)
         return move
 
-    patch.setattr(shed, "_begin", unheld)
+    patch.setattr(shed, "begin", unheld)
 
 
 @bug(0, 1, 5)
 def locked_copies_are_dropped(patch: pytest.MonkeyPatch) -> None:
     def blind(self: Any, tier: Tier) -> Callable[[Any], bool]:
-        return lambda item: (
-            item.at[tier] is not None and directories._attached(item) and directories.exposed(item, tier)
-        )
+        return lambda item: item.at[tier] is not None and offers.attached(item) and offers.exposed(item, tier)
 
     def dropping(self: Any, item: Any, tier: Tier) -> None:
         slots = item.at[tier]
@@ -224,7 +222,7 @@ def locked_copies_are_dropped(patch: pytest.MonkeyPatch) -> None:
         self.give(tier, slots)
         self.tidy(item.node)
 
-    patch.setattr(directories.Directory, "_droppable", blind)
+    patch.setattr(offers.Offers, "_droppable", blind)
     patch.setattr(directories.Directory, "drop", dropping)
 
 
@@ -307,13 +305,13 @@ def an_end_is_told_twice(patch: pytest.MonkeyPatch) -> None:
 
 @bug(8)
 def resident_tokens_of_a_chunk_are_counted_twice(patch: pytest.MonkeyPatch) -> None:
-    real = admission._outcome
+    real = admission.outcome_of
 
-    def twice(directory: Any, held: Any, *rest: Any) -> Any:
-        outcome = real(directory, held, *rest)
-        return replace(outcome, host=outcome.host + len(held.table) * bool(outcome.host))
+    def twice(*rest: Any) -> Any:
+        outcome = real(*rest)
+        return replace(outcome, host=2 * outcome.host)
 
-    patch.setattr(admission, "_outcome", twice)
+    patch.setattr(admission, "outcome_of", twice)
 
 
 @bug(0, 2, 8, seed=25)
@@ -354,7 +352,7 @@ def reports_of_retreats_are_lost(patch: pytest.MonkeyPatch) -> None:
 # ---- 10: every answer is the cold one -----------------------------------------------------------------------------------------
 
 
-@bug(10)
+@bug(2, 10)
 def preemption_forgets_a_token(patch: pytest.MonkeyPatch) -> None:
     real = build.release
 
@@ -364,6 +362,63 @@ def preemption_forgets_a_token(patch: pytest.MonkeyPatch) -> None:
             running.job.tokens._count -= 1
 
     patch.setattr(build, "release", forgetting)
+
+
+# ---- the disk, and what a preempted request keeps -----------------------------------------------------------------------------
+
+
+@bug(3, seed=1)
+def what_is_dropped_from_disk_is_not_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(archive.Archive, "forget", lambda self, slots: None)
+
+
+@bug(2, 3, 10)
+def records_are_believed_without_their_digest(patch: pytest.MonkeyPatch) -> None:
+    """Whatever goes on from a boundary is taken for what the prompt goes on with."""
+
+    def any_after(directory: Any, trail: Any, position: int) -> Any:
+        here = trail.at(position)
+        known = [r.name.digest for r in directory.archive.catalogue.dormant.values()]
+        return directory.archive.catalogue.under(here, known)
+
+    patch.setattr(recall, "_after", any_after)
+    patch.setattr(recall, "_matches", lambda directory, dormant, trail: dormant.name.end <= len(trail))
+
+
+@bug(2, 3, 10)
+def all_salts_have_one_name(patch: pytest.MonkeyPatch) -> None:
+    real = names.Names.root
+    patch.setattr(names.Names, "root", lambda self, salt: real(self, ""))
+
+
+@bug(0, 3, 5)
+def a_failed_write_is_published(patch: pytest.MonkeyPatch) -> None:
+    real = admit.landed
+    patch.setattr(admit, "landed", lambda directory, report: real(directory, replace(report, ok=True)))
+
+
+@bug(0, 5)
+def a_suspended_request_keeps_pages_that_are_free(patch: pytest.MonkeyPatch) -> None:
+    real = build.keep
+
+    def twice(directory: Any, running: Any) -> Any:
+        kept = real(directory, running)
+        if kept is not None:
+            directory.give(Tier.DEVICE, kept.pages)
+        return kept
+
+    patch.setattr(build, "keep", twice)
+
+
+@bug(2, 10)
+def a_suspended_request_goes_on_one_token_early(patch: pytest.MonkeyPatch) -> None:
+    real = build.keep
+
+    def early(directory: Any, running: Any) -> Any:
+        kept = real(directory, running)
+        return kept and replace(kept, computed=kept.computed - (kept.computed % directory.tree.block > 1))
+
+    patch.setattr(build, "keep", early)
 
 
 def _first_failure(likely: int) -> BaseException | None:
