@@ -182,8 +182,12 @@ class EngineClient:
     def _handle(self, answer: messages.Answer) -> None:
         match answer:
             case messages.Batch(events, stats):
+                tokens = 0
                 for event in events:
+                    tokens += len(event.tokens) if isinstance(event, messages.Tokens) else 0
                     self._dispatch(event)
+                if tokens:
+                    self._observer.generated(tokens)
                 if stats is not None:
                     self.stats = stats
                     self._observer.measured(stats)
@@ -203,7 +207,6 @@ class EngineClient:
         answers = self._answers.get(event.id)  # None: aborted meanwhile
         match event:
             case messages.Tokens(request_id, tokens, scores, prompt_scores, prompt_from):
-                self._observer.generated(len(tokens))
                 self.in_flight.generated(request_id, len(tokens))
                 if answers is not None:
                     delivery = answers.delivery(request_id)

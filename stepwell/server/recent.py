@@ -94,7 +94,9 @@ class Recent:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._slices: deque[Slice] = deque(maxlen=SLICES)
+        self._present = Slice(self.now)
+        self._end = (self.now + 1) * SECONDS
+        self._slices: deque[Slice] = deque([self._present], maxlen=SLICES)
         self._copied = 0
 
     @property
@@ -104,10 +106,12 @@ class Recent:
 
     def slice(self) -> Slice:
         """The present slice."""
-        number = self.now
-        if not self._slices or self._slices[-1].number < number:
-            self._slices.append(Slice(number))
-        return self._slices[-1]
+        if self._clock.now() >= self._end:
+            number = self.now
+            self._end = (number + 1) * SECONDS
+            self._present = Slice(number)
+            self._slices.append(self._present)
+        return self._present
 
     def admitted(self, outcome: AdmissionOutcome) -> None:
         here = self.slice()
