@@ -37,7 +37,9 @@ from stepwell.sched.stats import EngineStats
 log = logging.getLogger("stepwell.engine")
 
 COPY_WAIT = 0.01
-"""Seconds between two looks at what is being copied, where nothing can be computed."""
+"""Seconds at most that a step waits for copies that requests need, and so that a new command may have to wait."""
+WRITE_WAIT = 0.05
+"""Seconds between two looks at what is being written, where nobody needs anything; a command ends the wait."""
 STATS_EVERY = 0.5
 """Seconds between two statistics of a busy engine; an engine that falls idle always sends its last ones."""
 
@@ -122,7 +124,7 @@ class EngineService:
         if not self._loop.busy:
             self._commands.poll()
         elif not self._loop.serving:
-            self._commands.poll(int(1000 * COPY_WAIT))
+            self._commands.poll(int(1000 * WRITE_WAIT))
         while self._commands.poll(0):
             try:
                 command = messages.decode_command(self._commands.recv())
