@@ -6,7 +6,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from stepwell.base.clock import Clock
 from stepwell.base.errors import ConfigError, StoreError
-from stepwell.base.geometry import Geometry
+from stepwell.base.geometry import Geometry, Ints
 from stepwell.bench.fit import Decode, Prefill, fit_costs
 from stepwell.bench.sizes import PASSES, Sizes
 from stepwell.cache.moves import Extent, Move, Tier
@@ -36,28 +36,38 @@ def measure_compute(
     draw = np.random.default_rng(0)
     vocab = engine.facts.vocab_size
 
-    def seconds(sequences: int, tokens: int, answer: int) -> float:
-        """The least of some rounds: whatever disturbs only adds. Nothing is read from the cache or left in it."""
-        params = SamplingParams(max_tokens=answer, ignore_eos=True)
-        took = []
-        for _ in range(sizes.rounds):
-            prompts = [draw.integers(0, vocab, tokens, dtype=np.int32) for _ in range(sequences)]
-            began = clock.now()
-            engine.generate(prompts, params, read_cache=False, write_cache=False)
-            took.append(clock.now() - began)
-        return min(took)
+    def prompts(sequences: int, tokens: int) -> list[Ints]:
+        return [draw.integers(0, vocab, tokens, dtype=np.int32) for _ in range(sequences)]
 
-    seconds(1, sizes.prompts[0], 2)  # warm-up
+    def seconds(chosen: Sequence[Ints], answer: int, cache: bool) -> float:
+        params = SamplingParams(max_tokens=answer, ignore_eos=True)
+        began = clock.now()
+        engine.generate(chosen, params, read_cache=cache, write_cache=cache)
+        return clock.now() - began
+
+    def prefill(tokens: int) -> float:
+        """The least of some rounds: whatever disturbs only adds."""
+        return min(seconds(prompts(1, tokens), 1, cache=False) for _ in range(sizes.rounds))
+
+    def decode(sequences: int, context: int) -> float:
+        """What more tokens of answer take, a pass. The prompts come from the cache, so that they hardly count."""
+        chosen = prompts(sequences, context)
+        seconds(chosen, 1, cache=True)
+        short, long = (
+            min(seconds(chosen, answer, cache=True) for _ in range(sizes.rounds)) for answer in (1, 1 + PASSES)
+        )
+        return (long - short) / PASSES
+
+    seconds(prompts(1, sizes.prompts[0]), 2, cache=False)  # warm-up
     prefills = []
     for tokens in sizes.prompts:
         say(f"prefill of {tokens:,} tokens")
-        prefills.append(Prefill(tokens, seconds(1, tokens, 1)))
+        prefills.append(Prefill(tokens, prefill(tokens)))
     before = engine.stats()
     decodes = []
     for sequences, context in sizes.decodes:
         say(f"decode of {sequences} over {context:,} tokens")
-        extra = seconds(sequences, context, 1 + PASSES) - seconds(sequences, context, 1)
-        decodes.append(Decode(sequences, context + PASSES // 2, max(extra / PASSES, 1e-7)))
+        decodes.append(Decode(sequences, context, decode(sequences, context)))
     after = engine.stats()
     overhead = (after.sched_seconds - before.sched_seconds) / max(1, after.steps - before.steps)
     return fit_costs(base, prefills, decodes, overhead)

@@ -40,6 +40,8 @@ def fit_costs(base: CostModel, prefills: Sequence[Prefill], decodes: Sequence[De
     """
     if len(prefills) < 3 or len(decodes) < 3:
         raise StepwellError("a fit needs at least 3 prefills and 3 decodes: measure more lengths")
+    if min(d.seconds for d in decodes) <= 0:
+        raise StepwellError("a decode pass seems to take no time: measure more rounds, on a quieter machine")
     n = np.array([p.tokens for p in prefills], np.float64)
     seconds = np.array([p.seconds for p in prefills])
     _, per_token, per_pair = least_squares(np.stack([np.ones_like(n), n, n * n / 2], 1), seconds)

@@ -79,7 +79,7 @@ class Machine:
         """Decode passes of whoever runs now that end by `when`; at least 1. The loop takes fewer wherever something else can happen."""
         running = self.loop.queues.running
         seconds = self.costs.decode_seconds(len(running), sum(r.computed for r in running))
-        return max(1, min(MOST_PASSES, int((when - self.clock.now()) / seconds)))
+        return max(1, min(MOST_PASSES, int((when - self.clock.now()) / seconds))) if seconds > 0 else 1
 
 
 MOST_PASSES = 4096

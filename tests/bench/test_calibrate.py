@@ -41,6 +41,7 @@ class KnownEngine:
     clock: VirtualClock = field(default_factory=VirtualClock)
     facts: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=100, max_model_len=8192))
     steps: int = 0
+    seen: set[bytes] = field(default_factory=set)
 
     def __enter__(self) -> KnownEngine:
         return self
@@ -52,10 +53,12 @@ class KnownEngine:
         return SimpleNamespace(steps=self.steps, sched_seconds=self.steps * KNOWN.overhead_s)
 
     def generate(self, prompts: Sequence[Ints], params: SamplingParams, read_cache: bool, write_cache: bool) -> None:
-        assert not read_cache and not write_cache
         assert params.max_tokens is not None
         for prompt in prompts:
-            n = len(prompt)
+            known = read_cache and prompt.tobytes() in self.seen
+            if write_cache:
+                self.seen.add(prompt.tobytes())
+            n = 1 if known else len(prompt)
             self.clock.advance(0.01 + n / KNOWN.prefill_tokens_per_s + KNOWN.attention_s_per_pair * n * n / 2)
             self.steps += 1
         for i in range(params.max_tokens - 1):

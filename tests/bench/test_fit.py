@@ -36,3 +36,5 @@ def test_too_little_or_nonsense_is_refused() -> None:
         fit_costs(CostModel(), [Prefill(1, 1.0)], decodes, 0.0)
     with pytest.raises(StepwellError, match="no longer for longer prompts"):
         fit_costs(CostModel(), [Prefill(n, 1.0 / n) for n in (1, 2, 4, 8)], decodes, 0.0)
+    with pytest.raises(StepwellError, match="to take no time"):
+        fit_costs(CostModel(), [Prefill(n, 1.0 * n) for n in (1, 2, 4)], [*decodes, Decode(4, 100, -0.01)], 0.0)

@@ -86,3 +86,8 @@ def test_the_same_seed_gives_the_same_figures(trace: Trace) -> None:
 def test_sizes_that_cannot_work_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         Machine(MachineSizes(**bad), CostModel())
+
+
+def test_passes_that_take_no_time_are_taken_one_by_one() -> None:
+    machine = Machine(AMPLE, CostModel(weights_s=0.0, overhead_s=0.0))
+    assert machine.passes_until(100.0) == 1
