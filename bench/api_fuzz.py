@@ -39,7 +39,9 @@ def main() -> int:
         with _served(model, Path(scratch) / "log") as url:
             asked, errors = _fuzz(args.schemathesis, url, args.requests, args.seed, Path(scratch))
             alive = _answers(url)
-            left = _gauge(url, "stepwell_queue_requests")
+            left = _sum(url, "stepwell_queue_requests")
+            # the caller's report leaves out what it could not repeat; the server's own count does not
+            errors = max(errors, _sum(url, "stepwell_http_errors_total", status="5"))
     print(json.dumps({"requests": asked, "server_errors": errors, "alive_after": alive, "streams_left": left}))
     return 0 if errors == 0 and alive and left == 0 else 1
 
@@ -94,11 +96,12 @@ def _answers(url: str) -> bool:
         return bool(json.load(response)["usage"]["completion_tokens"] >= 1)
 
 
-def _gauge(url: str, name: str) -> int:
-    """The sum of a gauge over its labels."""
+def _sum(url: str, name: str, status: str = "") -> int:
+    """The sum of a metric over its labels; of those whose status begins with `status`."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
-        families = text_string_to_metric_families(response.read().decode())
-        return int(sum(sample.value for family in families for sample in family.samples if sample.name == name))
+        families = list(text_string_to_metric_families(response.read().decode()))
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return int(sum(s.value for s in samples if s.labels.get("status", "").startswith(status)))
 
 
 if __name__ == "__main__":
