@@ -77,7 +77,9 @@ class RemoteTalker:
 
         http = DefaultHttpxClient(trust_env=False, timeout=600.0)
         base = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self._client: OpenAI = OpenAI(base_url=base, api_key=key.split()[0] if key.split() else "none", max_retries=0, http_client=http)
+        self._client: OpenAI = OpenAI(
+            base_url=base, api_key=key.split()[0] if key.split() else "none", max_retries=0, http_client=http
+        )
         self._fields: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
         try:
             self.name = self._client.models.list().data[0].id

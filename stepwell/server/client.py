@@ -216,6 +216,8 @@ class EngineClient:
                         delivery.prompt_scores.append((prompt_from, prompt_scores))
             case messages.Admitted(request_id, outcome):
                 self._observer.admitted(outcome)
+                if log.isEnabledFor(logging.INFO):
+                    log.info("%s", outcome.explain(), extra={"sequence": request_id})
                 self.in_flight.admitted(outcome)
                 if answers is not None:
                     answers.delivery(request_id).outcome = outcome

@@ -83,24 +83,28 @@ class Gate:
     def _log(self, scope: Scope, answer: _Answer, seconds: float) -> None:
         if log.isEnabledFor(logging.INFO):
             extra = {"request_id": answer.request_id, "status": answer.status, "seconds": round(seconds, 6)}
+            if answer.completion is not None:
+                extra["completion"] = answer.completion
             log.info("%s %s", scope["method"], scope["path"], extra=extra)
 
 
 class _Answer:
-    """Passes an answer on. Its request id is the caller's own, or the id of the completion, or a new one."""
+    """Passes an answer on. Its request id is the caller's own, or the id of the completion, or a new one; `completion` is the
+    first part of the names of the engine's sequences."""
 
     def __init__(self, send: Send, given: str | None) -> None:
         self._send = send
         self._given = given
         self.request_id = given or f"req-{secrets.token_hex(12)}"
         self.status = 0  # nothing was sent: the caller had gone
+        self.completion: str | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            if self._given is None:
-                self.request_id = headers.get("x-request-id", self.request_id)
+            self.completion = headers.get("x-request-id")
+            self.request_id = self._given or self.completion or self.request_id
             headers["x-request-id"] = self.request_id
         await self._send(message)
 

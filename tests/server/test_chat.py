@@ -54,7 +54,9 @@ def test_an_engine_in_this_process_answers_the_same_way(tokenizer: Tokenizer) ->
     shown = screen(local(tokenizer, loop), "the water and the land", "", "and again")
     assert shown.count("first after") == 2 and not loop.busy
     text = tokenizer.decode(loop.seen[-1].prompt.tolist())
-    assert text.startswith("user\nthe water and the land\nassistant\n") and text.endswith("user\nand again\nassistant\n")
+    assert text.startswith("user\nthe water and the land\nassistant\n") and text.endswith(
+        "user\nand again\nassistant\n"
+    )
 
 
 def test_commands_start_afresh_and_end(tokenizer: Tokenizer) -> None:
