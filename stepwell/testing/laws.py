@@ -278,7 +278,16 @@ def check_condemned(loop: EngineLoop, failed: list[Move]) -> None:
         read = set(move.source.slots.tolist())
         for item in cached_items(loop):
             found = item.has(move.source.tier) and not read.isdisjoint(_slots(item, move.source.tier).tolist())
+            if item.what != move.what or not _may_be_read_by(item, move, loop.directory.tree.block):
+                continue  # the slots are another's by now
             require(6, not found, f"{item!r} can still be found, though a load from it failed")
+
+
+def _may_be_read_by(item: Item, move: Move, block: int) -> bool:
+    """Whether what `move` reads stands where `item` does."""
+    if item.what == "image":
+        return item.node.end == move.tokens
+    return item.node.start < move.tokens and item.node.end > move.tokens - len(move.source.slots) * block
 
 
 # ---- law 5 ------------------------------------------------------------------------------------------------
