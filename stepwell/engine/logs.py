@@ -13,7 +13,7 @@ LogFormat: TypeAlias = Literal["text", "json"]
 
 LEVELS = ("debug", "info", "warning", "error")
 _TEXT = "%(levelname)s %(name)s: %(message)s"
-_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 class JsonFormatter(logging.Formatter):

@@ -19,7 +19,7 @@ def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
 
 
 def test_a_machine_reads_one_object_with_whatever_was_added() -> None:
-    line = JsonFormatter().format(record("of %d\nlines", 2, request_id="r1", seconds=0.5))
+    line = JsonFormatter().format(record("of %d\nlines", 2, request_id="r1", seconds=0.5, color_message="…"))
     assert "\n" not in line
     told = json.loads(line)
     assert told.pop("time").endswith("+00:00")
