@@ -6,21 +6,22 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 
 from stepwell.base.clock import Clock
-from stepwell.base.errors import ConfigError, StoreError
-from stepwell.base.geometry import Geometry, Ints
+from stepwell.base.errors import ConfigError, StepwellError, StoreError
+from stepwell.base.geometry import Geometry
 from stepwell.bench.fit import Decode, Prefill, fit_costs
 from stepwell.bench.sizes import PASSES, Sizes
 from stepwell.cache.moves import Extent, Move, Tier
-from stepwell.engine.llm import LocalEngine
+from stepwell.engine.process import ServedLoop
 from stepwell.replay.cost import CostModel
-from stepwell.sched.request import SamplingParams
+from stepwell.sched.request import Finished, Request, SamplingParams, Tokens
 from stepwell.store.copier import Copier, HostCopier
 from stepwell.store.host import HostArena
 from stepwell.store.mover import CopyMover
@@ -30,47 +31,63 @@ _RUN_PAGES = 16
 
 
 def measure_compute(
-    engine: LocalEngine, sizes: Sizes, base: CostModel, say: Callable[[str], None], clock: Clock
+    loop: ServedLoop, vocab: int, sizes: Sizes, base: CostModel, say: Callable[[str], None], clock: Clock
 ) -> CostModel:
-    """`base` with the compute rates of this engine, as `clock` tells them; `say` hears what is being measured."""
+    """`base` with the compute rates of this engine, as `clock` tells them; `say` hears what is being measured.
+
+    Nothing is read from the cache or left in it. Prefill: the least of some rounds, as whatever disturbs only adds. Decode: the
+    median of single steps, as a difference of two runs drowns in their noise.
+    """
     draw = np.random.default_rng(0)
-    vocab = engine.facts.vocab_size
+    names = (f"calibrate-{i}" for i in count())
 
-    def prompts(sequences: int, tokens: int) -> list[Ints]:
-        return [draw.integers(0, vocab, tokens, dtype=np.int32) for _ in range(sequences)]
-
-    def seconds(chosen: Sequence[Ints], answer: int, cache: bool) -> float:
+    def submit(sequences: int, tokens: int, answer: int) -> None:
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
-        began = clock.now()
-        engine.generate(chosen, params, read_cache=cache, write_cache=cache)
-        return clock.now() - began
+        for _ in range(sequences):
+            prompt = draw.integers(0, vocab, tokens, dtype=np.int32)
+            loop.submit(Request(next(names), prompt, params, read_cache=False, write_cache=False))
 
     def prefill(tokens: int) -> float:
-        """The least of some rounds: whatever disturbs only adds."""
-        return min(seconds(prompts(1, tokens), 1, cache=False) for _ in range(sizes.rounds))
+        submit(1, tokens, 1)
+        began = clock.now()
+        _until(loop, Finished, 1)
+        return clock.now() - began
 
     def decode(sequences: int, context: int) -> float:
-        """What more tokens of answer take, a pass. The prompts come from the cache, so that they hardly count."""
-        chosen = prompts(sequences, context)
-        seconds(chosen, 1, cache=True)
-        short, long = (
-            min(seconds(chosen, answer, cache=True) for _ in range(sizes.rounds)) for answer in (1, 1 + PASSES)
-        )
-        return (long - short) / PASSES
+        submit(sequences, context, 2 + PASSES + sequences)
+        _until(loop, Tokens, sequences)
+        took = []
+        for _ in range(PASSES):
+            began = clock.now()
+            loop.step()
+            took.append(clock.now() - began)
+        _until(loop, Finished, sequences)
+        return statistics.median(took)
 
-    seconds(prompts(1, sizes.prompts[0]), 2, cache=False)  # warm-up
+    prefill(sizes.prompts[0])  # warm-up
     prefills = []
     for tokens in sizes.prompts:
         say(f"prefill of {tokens:,} tokens")
-        prefills.append(Prefill(tokens, prefill(tokens)))
-    before = engine.stats()
+        prefills.append(Prefill(tokens, min(prefill(tokens) for _ in range(sizes.rounds))))
+    before = loop.stats()
     decodes = []
     for sequences, context in sizes.decodes:
         say(f"decode of {sequences} over {context:,} tokens")
-        decodes.append(Decode(sequences, context, decode(sequences, context)))
-    after = engine.stats()
+        decodes.append(Decode(sequences, context, min(decode(sequences, context) for _ in range(sizes.rounds))))
+    after = loop.stats()
     overhead = (after.sched_seconds - before.sched_seconds) / max(1, after.steps - before.steps)
     return fit_costs(base, prefills, decodes, overhead)
+
+
+def _until(loop: ServedLoop, kind: type[Tokens] | type[Finished], wanted: int) -> None:
+    """Step until so many requests have had an event of this kind. Raises StepwellError where one ends badly."""
+    heard: set[str] = set()
+    while len(heard) < wanted:
+        for event in loop.step():
+            if isinstance(event, Finished) and event.reason != "length":
+                raise StepwellError(f"a request of the calibration ended with {event.reason}: {event.message}")
+            if isinstance(event, kind):
+                heard.add(event.request_id)
 
 
 def measure_copies(geometry: Geometry, device: str, sizes: Sizes, base: CostModel) -> CostModel:
@@ -90,9 +107,9 @@ def measure_disk(folder: Path | None, sizes: Sizes, base: CostModel) -> CostMode
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix="stepwell-disk-") as file:
             data = np.random.default_rng(0).bytes(min(4 << 20, sizes.disk_bytes))
-            count = max(1, sizes.disk_bytes // len(data))
+            pieces = max(1, sizes.disk_bytes // len(data))
             began = time.perf_counter()
-            for _ in range(count):
+            for _ in range(pieces):
                 file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -105,7 +122,7 @@ def measure_disk(folder: Path | None, sizes: Sizes, base: CostModel) -> CostMode
             read = time.perf_counter() - began
     except OSError as error:
         raise ConfigError(f"cannot measure the disk: {error}; give --disk-dir a folder that can be written") from error
-    return replace(base, to_disk=count * len(data) / written, from_disk=count * len(data) / read)
+    return replace(base, to_disk=pieces * len(data) / written, from_disk=pieces * len(data) / read)
 
 
 def _speed(mover: CopyMover, source: Tier, target: Tier, pages: int, geometry: Geometry, seed: int) -> float:

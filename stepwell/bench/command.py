@@ -73,12 +73,16 @@ def measured(
     import torch
 
     from stepwell.bench import calibrate as measuring
-    from stepwell.engine.llm import LLM
+    from stepwell.engine.build import build_engine
+    from stepwell.engine.config import engine_config
+    from stepwell.engine.process import build
 
     shape = _shape(Path(model))
-    with LLM(model, **engine) as llm:
-        fitting = sizes.within(llm.facts.max_model_len, int(engine["max_num_seqs"]))
-        costs = measuring.measure_compute(llm, fitting, CostModel(), say, WallClock())
+    config = engine_config({"model": model, **engine})
+    loop, facts = build(build_engine, config)
+    fitting = sizes.within(facts.max_model_len, config.max_num_seqs)
+    costs = measuring.measure_compute(loop, facts.vocab_size, fitting, CostModel(), say, WallClock())
+    loop.end(0.0)
     cuda = engine["device"] == "cuda" or (engine["device"] == "auto" and torch.cuda.is_available())
     wide = 4 if engine["dtype"] == "float32" or (engine["dtype"] == "auto" and not cuda) else 2
     geometry = shape.geometry(widths=Widths(wide, wide, 4))

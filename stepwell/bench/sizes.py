@@ -30,7 +30,7 @@ class Sizes:
     def within(self, longest: int, sequences: int) -> Sizes:
         """Those that a context of `longest` tokens and so many sequences at once allow. Raises ConfigError if too few."""
         prompts = tuple(n for n in self.prompts if n + 2 <= longest)
-        decodes = tuple((b, c) for b, c in self.decodes if b <= sequences and c + PASSES + 2 <= longest)
+        decodes = tuple((b, c) for b, c in self.decodes if b <= sequences and c + PASSES + b + 2 <= longest)
         if len(prompts) < 3 or len(decodes) < 3:
             raise ConfigError(
                 f"a context of {longest} tokens and {sequences} sequences are too few to measure anything"
