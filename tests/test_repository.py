@@ -32,6 +32,7 @@ FOREIGN_FLAGS = frozenset(
         "--include",
         "--index-url",
         "--laws-examples",
+        "--minutes",
         "--model",
         "--requests",
         "--runs",
