@@ -8,7 +8,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
 from stepwell.cache.moves import Tier
-from stepwell.cache.ranking import supersede
+from stepwell.cache.ranking import passed_over, supersede
 from stepwell.cache.survey import Survey
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Node, Rung, RungKind
@@ -79,6 +79,9 @@ def leave_rung(
     if old is not None and old.kind != RungKind.BRANCH:
         old.superseded = True
         directory.offer(old.image)
+    for answer in passed_over(node) if kind != RungKind.ROLLING else ():
+        answer.superseded = True
+        directory.refuse(answer.image, directory.offers.next_tier)  # not worth a copy
     return rung
 
 

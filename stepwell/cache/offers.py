@@ -27,6 +27,11 @@ class Offers:
         self._of = {t: tuple(r[t] for r in (self.drops, self.dirty) if t in r) for t in tiers}
         self._all = tuple(ranking for rankings in self._of.values() for ranking in rankings)
 
+    @property
+    def next_tier(self) -> Tier:
+        """Where copies of the device go."""
+        return self.lower[Tier.DEVICE] or Tier.HOST
+
     def safe(self, item: Item, tier: Tier) -> bool:
         """Whether dropping the copy in `tier` loses nothing that is meant to be kept."""
         lower = self.lower[tier]

@@ -3,9 +3,9 @@
 Three classes, least valuable first; within a class, least recently used first:
 
     0  bytes that nothing can resume from: KV past the last rung of its path, images whose KV has left the tier
-    1  rungs superseded by two deeper ones of the same path
+    1  rungs superseded by two deeper ones of the same path, or of answers that the next turn has not repeated
     2  everything else
-    3  below the device: images, small, outlive KV, large
+    3  below the device: images outlive KV, unless they are superseded
 
 KV goes leaf first: a run is a candidate only when no child's KV is in the same tier. An image is a candidate of its own.
 """
@@ -13,10 +13,10 @@ KV goes leaf first: a run is a candidate only when no child's KV is in the same 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.tree import Item, Node, Rung
+from stepwell.cache.tree import Item, Node, Rung, RungKind
 
 Value = tuple[int, float]
 
@@ -28,7 +28,7 @@ def value(item: Item, tier: Tier) -> Value:
         return (0 if worthless(item) else 2), node.used
     assert node.rung is not None
     if tier != Tier.DEVICE:
-        return (0 if node.kv.best() is None else 3), node.rung.used
+        return (0 if node.kv.best() is None else 1 if node.rung.superseded else 3), node.rung.used
     if not node.kv.has(tier):
         return 0, node.rung.used
     return (1 if node.rung.superseded else 2), node.rung.used
@@ -98,18 +98,42 @@ class Ranking:
 
 
 def supersede(node: Node) -> Rung | None:
-    """The rung that the new rung at `node` supersedes: the second rung above it on an unbranched path.
+    """The rung that the new rung at `node` supersedes: the second rung above it, unless another prompt branches off in between.
 
     Keeping two rungs a path on the device serves resumes of the last turn and of the one before.
     """
-    above = 0
-    for parent in node.up():
-        if parent is node:
-            continue
-        if len(parent.children) > 1:
-            return None
-        if parent.rung is not None:
-            above += 1
-            if above == 2:
-                return parent.rung
-    return None
+    above = [parent.rung for parent, _ in _last_turns(node) if parent.rung is not None]
+    return above[1] if len(above) == 2 else None
+
+
+def passed_over(node: Node) -> list[Rung]:
+    """Rungs of answers that the path to `node` has left out: the next turn has come, and did not repeat them."""
+    return [answer.rung for _, answers in _last_turns(node) for answer in answers if answer.rung is not None]
+
+
+def _last_turns(node: Node) -> Iterator[tuple[Node, list[Node]]]:
+    """The nodes above `node` up to the second with a rung, each with the answers that branch off there; ends before a branch of
+    another kind, or one of too many to look at."""
+    rungs, path = 0, node.up()
+    below = next(path)
+    for parent in path:
+        others = (
+            [child for child in parent.children.values() if child is not below] if len(parent.children) <= _FEW else []
+        )
+        if len(parent.children) > _FEW or not all(map(is_answer, others)):
+            return
+        yield parent, others
+        rungs += parent.rung is not None
+        if rungs == 2:
+            return
+        below = parent
+
+
+def is_answer(node: Node) -> bool:
+    """Whether nobody but the one who was answered has been there, and nobody is now: a leaf with no rung but a rolling one."""
+    kind = None if node.rung is None else node.rung.kind
+    return not node.children and kind in (None, RungKind.ROLLING) and not any(node.kv.locks) and not node.awaited
+
+
+_FEW = 8
+"""Children of a node that are looked at one by one."""

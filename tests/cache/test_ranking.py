@@ -115,7 +115,7 @@ class TestSuperseding:
     def test_never_past_a_fork(self) -> None:
         shelf = directory()
         keep(shelf, PROMPT, 48, rungs=(8,))
-        keep(shelf, join(PROMPT[:16], numbers(20, 1)))
+        keep(shelf, join(PROMPT[:16], numbers(20, 1)), 36, rungs=(36,))
         keep(shelf, PROMPT, 48, rungs=(32, 48))
         assert supersede(node_ending(shelf, PROMPT, 48)) is None
         assert not rung_at(shelf, PROMPT, 8).superseded
