@@ -17,7 +17,7 @@ from stepwell.replay.trace import Trace
 
 PHASES = Phases(60.0, 300.0)
 AMPLE = MachineSizes(device_tokens=2_000_000, host_tokens=0, rung_tokens=300)
-TIGHT = MachineSizes(device_tokens=60_000, host_tokens=400_000, rung_tokens=300)
+TIGHT = MachineSizes(device_tokens=20_000, host_tokens=400_000, rung_tokens=300)
 
 
 class OnePass(Machine):
