@@ -79,10 +79,21 @@ def leave_rung(
     if old is not None and old.kind != RungKind.BRANCH:
         old.superseded = True
         directory.offer(old.image)
-    for answer in passed_over(node) if kind != RungKind.ROLLING else ():
-        answer.superseded = True
-        directory.refuse(answer.image, directory.offers.next_tier)  # not worth a copy
+    if kind == RungKind.ROLLING:
+        if directory.answers.in_vain:
+            _give_up(directory, rung)
+        return rung
+    for answer in passed_over(node):
+        if not answer.superseded or not directory.answers.in_vain:
+            directory.answers.saw(repeated=False)
+        _give_up(directory, answer)
     return rung
+
+
+def _give_up(directory: Directory, rung: Rung) -> None:
+    """Nobody is likely to go on from `rung`: it is the first to go, and not worth a copy."""
+    rung.superseded = True
+    directory.refuse(rung.image, directory.offers.next_tier)
 
 
 def retract(directory: Directory, rung: Rung) -> None:
@@ -99,6 +110,8 @@ def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int,
     for node in used:
         node.used = now
     if rung is not None:
+        if rung.kind == RungKind.ROLLING:
+            directory.answers.saw(repeated=True)
         rung.used = now
         rung.superseded = False
     items = (*(node.kv for node in used), *((rung.image,) if rung is not None else ()))

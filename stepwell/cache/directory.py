@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.answers import Answers
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.leases import Flight, Lease, TierUse
@@ -40,6 +41,7 @@ class Directory:
         self.leased = dict.fromkeys(self.pools, 0)
         self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
         self.in_flight: dict[int, Flight] = {}
+        self.answers = Answers()
 
     # ---- reading ------------------------------------------------------------------------------------------
 

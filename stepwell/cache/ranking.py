@@ -5,7 +5,8 @@ Three classes, least valuable first; within a class, least recently used first:
     0  bytes that nothing can resume from: KV past the last rung of its path, images whose KV has left the tier
     1  rungs superseded by two deeper ones of the same path, or of answers that the next turn has not repeated
     2  everything else
-    3  below the device: images outlive KV, unless they are superseded
+    3  below the device: images outlive KV; superseded ones are among the rest there, as if unused for longer, the more so the less
+       they spare
 
 KV goes leaf first: a run is a candidate only when no child's KV is in the same tier. An image is a candidate of its own.
 """
@@ -28,10 +29,28 @@ def value(item: Item, tier: Tier) -> Value:
         return (0 if worthless(item) else 2), node.used
     assert node.rung is not None
     if tier != Tier.DEVICE:
-        return (0 if node.kv.best() is None else 1 if node.rung.superseded else 3), node.rung.used
+        if node.kv.best() is None:
+            return 0, node.rung.used
+        if node.rung.superseded:
+            return 2, node.rung.used - _STALE + _spared(node) / _SPARED_PER_S
+        return 3, node.rung.used
     if not node.kv.has(tier):
         return 0, node.rung.used
     return (1 if node.rung.superseded else 2), node.rung.used
+
+
+_STALE = 600.0
+"""s by which a superseded rung counts as longer unused than it is, below the device: a quick look at agents' think times."""
+_SPARED_PER_S = 20.0
+"""Tokens between a superseded rung and the one above it that make up for one second of that."""
+
+
+def _spared(node: Node) -> int:
+    """Tokens that would be computed again from the rung above, were the one at `node` gone."""
+    path = node.up()
+    next(path)
+    above = next((n.end for n in path if n.rung is not None and n.rung.image.best() is not None), 0)
+    return node.end - above
 
 
 def worthless(item: Item) -> bool:
