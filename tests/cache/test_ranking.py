@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from stepwell.cache.content import touch
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.ranking import Ranking, exposed, supersede, value
+from stepwell.cache.ranking import Ranking, exposed, is_answer, passed_over, supersede, value
 from stepwell.cache.tree import Item, RungKind
 from tests.cache.builders import copy_down, directory, forget, join, keep, node_ending, numbers, rung_at
 
@@ -125,6 +126,69 @@ class TestSuperseding:
         keep(shelf, PROMPT, 48, rungs=(8,), kind=RungKind.BRANCH)
         keep(shelf, PROMPT, 48, rungs=(20, 32))
         assert not rung_at(shelf, PROMPT, 8).superseded
+
+
+class TestAnswers:
+    """Turn 1 is asked 16 tokens and answered up to 28; turn 2 goes on from the prompt otherwise: its client rendered the answer anew."""
+
+    FIRST = join(PROMPT[:16], numbers(12, 1))
+
+    def turns(self, host: int = 64) -> Directory:
+        shelf = directory(host=host)
+        keep(shelf, PROMPT, 16, rungs=(16,))
+        keep(shelf, self.FIRST, 28, rungs=(28,), kind=RungKind.ROLLING)
+        return shelf
+
+    def test_the_next_turn_passes_over_an_answer_it_does_not_repeat(self) -> None:
+        shelf = self.turns()
+        (answer,) = keep(shelf, PROMPT, 48, rungs=(48,)) and passed_over(node_ending(shelf, PROMPT, 48))
+        assert answer is rung_at(shelf, self.FIRST, 28) and answer.superseded
+        assert order(shelf)[0] == "image 28", "the first to go, as it is"
+
+    def test_it_is_no_fork(self) -> None:
+        shelf = self.turns()
+        keep(shelf, PROMPT, 48, rungs=(32, 48))
+        assert rung_at(shelf, PROMPT, 16).superseded
+
+    def test_an_answer_still_being_given_is_not_passed_over(self) -> None:
+        shelf = self.turns()
+        lease = shelf.lease(node_ending(shelf, self.FIRST, 28).kv, Tier.DEVICE)
+        keep(shelf, PROMPT, 48, rungs=(48,))
+        assert not rung_at(shelf, self.FIRST, 28).superseded and not is_answer(lease.item.node)
+        shelf.release(lease)
+
+    def test_a_prompt_is_no_answer(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 16, rungs=(16,))
+        keep(shelf, self.FIRST, 28, rungs=(28,))
+        keep(shelf, PROMPT, 48, rungs=(48,))
+        assert not rung_at(shelf, self.FIRST, 28).superseded
+
+    def test_repeating_it_makes_up_for_it(self) -> None:
+        shelf = self.turns()
+        keep(shelf, PROMPT, 48, rungs=(48,))
+        answer = rung_at(shelf, self.FIRST, 28)
+        touch(shelf, shelf.survey("", join(self.FIRST, [1])), answer, 28, 1.0)
+        assert not answer.superseded
+
+
+class TestBelowTheDevice:
+    def test_a_superseded_image_goes_before_kv_of_its_time_but_after_what_is_long_unused(self) -> None:
+        shelf = directory()
+        keep(shelf, numbers(16, 5), 16, rungs=(16,), now=0.0)
+        keep(shelf, PROMPT, 48, rungs=(16, 32, 48), now=1000.0)
+        copy_down(shelf)
+        ranks = [
+            value(item, Tier.HOST) for item in (rung_at(shelf, PROMPT, 16).image, node_ending(shelf, PROMPT, 16).kv)
+        ]
+        old = value(node_ending(shelf, numbers(16, 5), 16).kv, Tier.HOST)
+        assert old < ranks[0] < ranks[1] < value(rung_at(shelf, PROMPT, 48).image, Tier.HOST)
+
+    def test_of_two_the_one_that_spares_less_goes_first(self) -> None:
+        shelf = directory(pages=300, host=300)
+        long = numbers(800, 6)
+        keep(shelf, long, 800, rungs=(600, 640, 760, 800))
+        assert value(rung_at(shelf, long, 640).image, Tier.HOST) < value(rung_at(shelf, long, 600).image, Tier.HOST)
 
 
 class TestRanking:
