@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 Buffers = Sequence[memoryview]
-_WORTH_DROPPING = 256 << 10
+_WORTH_A_WORD = 256 << 10
 
 
 class Files(Protocol):
@@ -41,6 +41,8 @@ class Files(Protocol):
     def sync_folder(self, path: Path) -> None: ...
 
     def remove_tree(self, path: Path) -> None: ...
+
+    def expect(self, fd: int, offset: int, length: int) -> None: ...
 
     def done_with(self, fd: int, offset: int, length: int) -> None: ...
 
@@ -92,9 +94,14 @@ class OsFiles:
     def remove_tree(self, path: Path) -> None:
         shutil.rmtree(path)
 
+    def expect(self, fd: int, offset: int, length: int) -> None:
+        """These bytes are about to be read. Readers share a descriptor, so that the system cannot guess it from their order."""
+        if length >= _WORTH_A_WORD:
+            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+
     def done_with(self, fd: int, offset: int, length: int) -> None:
         """These bytes need not stay in the page cache: what they are for lies in memory already."""
-        if length >= _WORTH_DROPPING:
+        if length >= _WORTH_A_WORD:
             os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
 

@@ -14,11 +14,13 @@ from types import TracebackType
 
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import StoreError
+from stepwell.base.units import ceil_to
 from stepwell.cache.moves import Extent, LiveState, Move, Report, Task, Tier
 from stepwell.store.arena import Rows
 from stepwell.store.copier import Fence
 from stepwell.store.disk.gate import Gate
 from stepwell.store.disk.inbox import Copy, Job
+from stepwell.store.disk.layout import Kind
 from stepwell.store.disk.store import DiskStore
 from stepwell.store.mover import CopyTotal
 
@@ -196,9 +198,9 @@ class DiskMover:
         self._store.read(move, memory, deliver)
 
     def _piece(self) -> int:
-        """Pages that a reader holds in memory."""
+        """Pages that a reader holds in memory: of whole records, so that as a rule no reading begins inside one."""
         layout = self._store.layout
-        return max(layout.image_pages, PIECE_BYTES // layout.page_bytes, 1)
+        return ceil_to(max(layout.image_pages, PIECE_BYTES // layout.page_bytes), layout.most_pages(Kind.KV))
 
     def _end(self, move: Move, error: str, seconds: float = 0.0, *, ok: bool | None = None) -> None:
         way = (move.source.tier, None if isinstance(move.target, LiveState) else move.target.tier)

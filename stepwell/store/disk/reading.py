@@ -120,6 +120,7 @@ class Reader:
             else:
                 whole, at = True, start.offset
                 buffers = [view for part in parts for view in (part.header, part.rows.data)]
+            files.expect(fd, at, sum(view.nbytes for view in buffers))
             whole = whole and read_all(files, fd, buffers, at)
             files.done_with(fd, start.offset, at - start.offset + sum(view.nbytes for view in buffers))
         if not whole:
