@@ -6,6 +6,7 @@ with LLM("path/to/checkpoint", device_memory="2GiB") as llm:
 
 from __future__ import annotations
 
+import atexit
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
@@ -209,7 +210,7 @@ class LLM(LocalEngine):
     def __init__(self, model: str, **flags: Any) -> None:
         """Build an engine for the checkpoint in directory `model`. `flags` are the fields of EngineConfig; sizes may be text.
 
-        Raises ConfigError where a flag or the checkpoint cannot work.
+        Raises ConfigError where a flag or the checkpoint cannot work. What nobody closes is closed as Python ends.
         """
         from stepwell.engine.build import build_engine
 
@@ -219,6 +220,11 @@ class LLM(LocalEngine):
         for doubt in facts.doubts:
             log.warning("%s", doubt)
         super().__init__(loop, tokenizer, facts)
+        atexit.register(self.close)  # whoever forgets it keeps the cache, and no thread meets a dying interpreter
+
+    def close(self, patience: float = 30.0) -> None:
+        atexit.unregister(self.close)
+        super().close(patience)
 
 
 class _Answer:

@@ -47,7 +47,8 @@ class TestOneProcessAfterAnother:
     def test_nothing_but_the_folder_is_needed_to_find_it(self, tmp_path: Path) -> None:
         """Other seeds of hashes, another working folder, no environment."""
         program = "import sys; from pathlib import Path; from tests.cases.test_disk_files import *\n"
-        program += "how = OnFiles(Path(sys.argv[1])).__enter__().ask(LONG); print(how.disk, how.recomputed)"
+        program += "with OnFiles(Path(sys.argv[1])) as engine:\n"
+        program += "    how = engine.ask(LONG); print(how.disk, how.recomputed)"
         answers = []
         for seed in ("1", "2"):
             done = subprocess.run(
