@@ -150,13 +150,13 @@ def _worth(directory: Directory, item: Item, batch: _Batch, costs: Costs) -> boo
 
 
 def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
-    """Free disk slots for `pages` pages: of what nobody has asked for since an earlier process, then of what has been of use less
-    recently than `node`; never of anything else, or two runs that do not fit together would be written in turn for ever."""
+    """Free disk slots for `pages` pages: of what nobody has asked for since an earlier process, then of what is worth less than the
+    rung at `node`; never of anything else, or two runs that do not fit together would be written in turn for ever."""
     pool, catalogue = directory.pools[Tier.DISK], directory.archive.catalogue
-    image = node.rung.image if node.rung is not None else node.kv
-    holds = [
-        directory.lease(held, Tier.DISK) for held in (node.kv, image)
-    ]  # what is built on must not make room for it
+    last = node.rung.image if node.rung is not None else node.kv
+    _, worth = value(last, Tier.DISK)
+    # what it is built on must not make room for it
+    holds = [directory.lease(held, Tier.DISK) for held in (node.kv, last)]
     fits = pages + directory.leased[Tier.DISK] <= pool.total  # if not, nothing is to go for it
     while (lack := pages + catalogue.pages - pool.free) > 0 and fits:
         if catalogue.pages and catalogue.trim(lack):
@@ -165,7 +165,7 @@ def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
         if victim is None:
             break
         rank, used = value(victim, Tier.DISK)
-        if rank and used >= node.used:
+        if rank and used >= worth:
             directory.offer(victim)
             break
         directory.drop(victim, Tier.DISK)

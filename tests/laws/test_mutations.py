@@ -354,14 +354,14 @@ def reports_of_retreats_are_lost(patch: pytest.MonkeyPatch) -> None:
 
 @bug(2, 10)
 def preemption_forgets_a_token(patch: pytest.MonkeyPatch) -> None:
-    real = build.release
+    real = build._release
 
     def forgetting(queues: Any, directory: Any, running: Any) -> None:
         real(queues, directory, running)
         if running.job.generated:
             running.job.tokens._count -= 1
 
-    patch.setattr(build, "release", forgetting)
+    patch.setattr(build, "_release", forgetting)
 
 
 # ---- the disk, and what a preempted request keeps -----------------------------------------------------------------------------
