@@ -140,8 +140,13 @@ class LocalEngine:
                 self._turn(loop, {request.id: answer})
                 if text := answer.unheard():
                     yield text
-        finally:
-            self._sweep(loop, {request.id: answer})
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StepwellError):
+                self._give_up(loop)
+            else:
+                self._sweep(loop, {request.id: answer})
+            raise
+        self._sweep(loop, {request.id: answer})
         return answer.completion()
 
     def _run(self, requests: Sequence[Request], stops: tuple[str, ...], progress: bool) -> list[Completion]:
@@ -162,9 +167,7 @@ class LocalEngine:
             self._sweep(loop, answers)
             raise
         except Exception:
-            self._loop = None  # a loop that has raised is in no known state
-            with suppress(Exception):
-                loop.end(0.0)
+            self._give_up(loop)
             raise
         self._sweep(loop, answers)
         return [answer.completion() for answer in answers.values()]
@@ -186,6 +189,12 @@ class LocalEngine:
                 loop.abort(request_id)
         while loop.serving:
             loop.step()
+
+    def _give_up(self, loop: ServedLoop) -> None:
+        """Let go of a loop that has raised: it is in no known state."""
+        self._loop = None
+        with suppress(Exception):
+            loop.end(0.0)
 
     def _encode(self, prompt: Prompt) -> Ints:
         if isinstance(prompt, str):

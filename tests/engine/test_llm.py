@@ -121,6 +121,13 @@ def test_error_of_the_loop_reaches_the_caller(llm: LocalEngine) -> None:
         llm.generate([5])
 
 
+def test_error_of_the_loop_ends_a_stream_and_the_engine(llm: LocalEngine, loop: ScriptedLoop) -> None:
+    with pytest.raises(RuntimeError, match="the script says so"):
+        next(llm.stream([RAISES]))
+    with pytest.raises(EngineDead):
+        next(llm.stream([5]))
+
+
 def test_closed_engine_says_so(llm: LocalEngine) -> None:
     with llm:
         pass

@@ -165,7 +165,8 @@ class Appender:
         if self._unflushed >= FLUSH_BYTES and (self._flush is None or self._flush.done()):
             self._wait()
             self._unflushed = 0
-            self._flush = self._flusher.submit(self._files.fdatasync, self._fd)
+            with suppress(RuntimeError):  # no thread takes work once Python ends; `sync` does it all then
+                self._flush = self._flusher.submit(self._files.fdatasync, self._fd)
 
     def _wait(self) -> None:
         """Wait for the flush under way. Its OSError is raised here: the system tells of a lost write once, and then no more."""

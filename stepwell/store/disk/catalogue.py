@@ -10,13 +10,13 @@ from stepwell.cache.catalogue import Dormant
 from stepwell.store.disk.health import Health, is_ruin
 from stepwell.store.disk.inbox import Inbox
 from stepwell.store.disk.layout import Kind, Layout
-from stepwell.store.disk.manifest import Found, Manifest, Place, Row
+from stepwell.store.disk.manifest import Manifest, Place, Row
 from stepwell.store.disk.places import Places
 from stepwell.store.disk.segments import Segments
 from stepwell.store.disk.stats import Counts
 
 MOST_UNDER = 1024
-"""Records at most in one answer: as many prompts may go on differently from one prefix, and each is a row to read."""
+"""Digests at most in one question: as many ways to go on as blocks in a chunk, and far fewer than SQLite takes."""
 _BATCH = 256
 
 
@@ -55,26 +55,15 @@ class DiskCatalogue:
         """Pages of all dormant records."""
         return self._pages
 
-    def under(self, parent: bytes, digests: Sequence[bytes] = ()) -> Sequence[Dormant]:
-        """The dormant records of this parent: those of one of these digests, or at most MOST_UNDER of any. Rows that fail a check go."""
+    def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
+        """The dormant records of this parent with one of the first MOST_UNDER of these digests. Rows that fail a check go."""
         if not self._pages or self._health.broken:
             return ()
         try:
-            if digests:
-                return self._take(self._manifest.matching(parent, digests[:MOST_UNDER], self._last), parent)
-            dormant: list[Dormant] = []
-            after: Place = (b"", 0)
-            while len(dormant) < MOST_UNDER:
-                found, after = self._manifest.under(parent, self._last, after, _BATCH)
-                dormant += self._take(found, parent)
-                if len(found.rows) + len(found.damaged) < _BATCH:
-                    break
+            found = self._manifest.matching(parent, digests[:MOST_UNDER], self._last)
         except sqlite3.Error as error:
             self._note(error)
             return ()
-        return dormant
-
-    def _take(self, found: Found, parent: bytes) -> list[Dormant]:
         self._quarantine(found.damaged)
         usable = [row for row in found.rows if self._usable(row, parent)]
         return [Dormant(row.id, row.kind.what, row.name, row.pages) for row in usable]

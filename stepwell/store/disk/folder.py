@@ -35,14 +35,20 @@ class Lock:
         self._fd = _open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             holder = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
             raise ConfigError(
                 f"--disk-cache {path.parent} is in use by another engine (pid {holder}): stop it, or give this one another folder"
             ) from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            os.close(self._fd)
+            raise ConfigError(
+                f"--disk-cache {path.parent} cannot be locked ({error.strerror}): choose a folder on a file system with locks"
+            ) from error
+        with suppress(OSError):  # a full disk has no room for it; the lock holds without
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
 
     @property
     def closed(self) -> bool:

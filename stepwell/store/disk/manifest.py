@@ -106,11 +106,11 @@ class Manifest:
         run("PRAGMA synchronous = NORMAL")
         run(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
         run(f"PRAGMA journal_size_limit = {checkpoint_pages * 4096}")
-        have = [sql.decode("utf-8", "replace") for (sql,) in run("SELECT sql FROM sqlite_master ORDER BY rowid")]
+        have = [sql for (sql,) in run("SELECT sql FROM sqlite_master ORDER BY rowid")]
         if not have:
             for statement in _SCHEMA:
                 run(statement)
-        elif have != list(_SCHEMA):
+        elif have != [statement.encode() for statement in _SCHEMA]:
             raise Unusable("the index has other tables than this version makes")
 
     def close(self) -> None:
@@ -143,12 +143,6 @@ class Manifest:
         """The row of this id; None if there is none that holds."""
         found = _check(self._rows(f"SELECT {_COLUMNS} FROM record WHERE id = ?", (record,)))
         return found.rows[0] if found.rows else None
-
-    def under(self, parent: bytes, last: int, after: Place, limit: int) -> tuple[Found, Place]:
-        """The next rows of this parent with ids up to `last`, and where to go on."""
-        where = "WHERE parent = ? AND (digest, id) > (?, ?) AND id <= ? ORDER BY digest, id LIMIT ?"
-        rows = self._rows(f"SELECT {_COLUMNS} FROM record {where}", (parent, *after, last, limit))
-        return _check(rows), ((rows[-1][4], rows[-1][0]) if rows else after)
 
     def matching(self, parent: bytes, digests: Sequence[bytes], last: int) -> Found:
         """The rows of this parent with one of these digests and ids up to `last`."""

@@ -57,9 +57,11 @@ class Places:
             self._seal[slots] = row.seal
 
     def clear(self, slots: Ints, row: Row) -> None:
-        """Those of these slots that lie in `row`'s record are nowhere."""
+        """Those of these slots that hold pages of `row` are nowhere: another row's may have been put there since, even of its record."""
         with self.lock:
             here = (self._segment[slots] == row.segment) & (self._offset[slots] == row.offset)
+            index = self._index[slots]
+            here &= (index >= row.first) & (index < row.first + row.pages)
             self._segment[slots[here]] = NOWHERE
 
     def relocate(self, segment: int, pairs: Sequence[tuple[Row, Row]]) -> None:

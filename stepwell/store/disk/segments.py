@@ -85,7 +85,8 @@ class Segments:
 
     def remove(self, number: int) -> None:
         """Unlink a segment. Whoever reads it goes on reading. OSError: it is still there."""
-        self.files.unlink(self.path(number))
+        with suppress(FileNotFoundError):  # someone else has removed it
+            self.files.unlink(self.path(number))
         self.all.pop(number, None)
         self.forget(number)
 
@@ -105,7 +106,11 @@ class Segments:
     def _open_file(self, number: int) -> int:
         if number not in self.all:
             raise Gone(f"segment {number} is no longer there: its record is recomputed")
-        fd = self.files.open(self.path(number), os.O_RDONLY)
+        try:
+            fd = self.files.open(self.path(number), os.O_RDONLY)
+        except FileNotFoundError as error:
+            self.files.lstat(self.folder)  # where all of it has vanished, it may come back
+            raise Gone(f"segment {number} has been removed: its record is recomputed") from error
         if not is_plain(self.files.status(fd)):
             self.files.close(fd)
             raise Gone(f"segment {number} is not a plain file: it is not read")

@@ -222,8 +222,10 @@ def _build(
     limits = Limits(budget, segment_bytes)
     room = Space(path, space, limits, layout, files, segments, appender, ledger, found.index, places, counts, point)
     catalogue = DiskCatalogue(
-        found.view, layout, segments, places, inbox, health, counts, last=found.last, pages=min(slots, found.pages)
+        found.view, layout, segments, places, inbox, health, counts, last=found.last, pages=found.pages
     )
+    # where the budget was larger before: the directory counts on a slot for every dormant page
+    catalogue.trim(found.pages - slots)
     tools = Tools(
         layout, slots, segments, places, ledger, appender, room, catalogue, health, counts, ids, options.wall, point
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,18 @@ class Rig:
         self.store.catalogue.adopt(dormant, slots)
         return slots
 
+    def under(self, parent: bytes) -> Sequence[Dormant]:
+        """All dormant records of this parent, whatever they go on with."""
+        place = self.path / self.shape.fingerprint.hex()[:16] / "manifest.sqlite"
+        try:
+            with closing(sqlite3.connect(f"file:{place}?mode=ro", uri=True)) as index:
+                digests = [
+                    digest for (digest,) in index.execute("SELECT digest FROM record WHERE parent = ?", (parent,))
+                ]
+        except sqlite3.Error:
+            digests = [parent]  # the catalogue is asked all the same
+        return self.store.catalogue.under(parent, digests)
+
     def recall(self, chat: Chat) -> tuple[int, int]:
         """Adopt every record of `chat` that can be found and read it back: how far the KV reaches, and how many images there are.
 
@@ -175,7 +189,7 @@ class Rig:
         """
         trail, reach, images = self.trail(chat), 0, 0
         while True:
-            found = self.store.catalogue.under(trail.at(reach))
+            found = self.under(trail.at(reach))
             images += sum(self._recall_image(chat, one) for one in found if one.what == "image")
             fitting = [
                 d

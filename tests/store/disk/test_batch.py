@@ -52,7 +52,7 @@ def test_a_failed_write_is_reported_leaves_nothing_and_passes(
     FAULTS[fault](rig.files)
     if fault == "no room for the file":
         rig = rig.again(files=rig.files)  # so that a new segment is needed
-        slots = rig.adopt(rig.store.catalogue.under(rig.trail(old).root)[0])
+        slots = rig.adopt(rig.under(rig.trail(old).root)[0])
     with caplog.at_level(logging.WARNING, "stepwell.store.disk"):
         first, second = rig.run([rig.saving(new, 0, 32, rig.take(8)), rig.saving_image(new, 32, rig.take(3))])
         assert not first.ok and not second.ok
@@ -179,7 +179,7 @@ def test_failing_at_any_point_of_a_write_fails_the_move_alone(tmp_path: Path, at
     points.times = 0
     slots = rig.save(old, 0, 16)
     rig = rig.again(points=points)  # so that a new segment is needed
-    [dormant] = rig.store.catalogue.under(rig.trail(old).root)
+    [dormant] = rig.under(rig.trail(old).root)
     slots = rig.adopt(dormant)
     rig.run([])
     points.times = 1
@@ -231,13 +231,13 @@ def test_an_index_that_is_ruined_under_way_makes_a_tier_that_misses(tmp_path: Pa
     rig.save(one, 0, 16)
     rig.save(two, 0, 16)
     rig = rig.again(points=points)
-    slots = rig.adopt(rig.store.catalogue.under(rig.trail(one).root)[0])
+    slots = rig.adopt(rig.under(rig.trail(one).root)[0])
     points.times = 1
     reports = [rig.run([rig.saving(Chat(seed), 0, 16, rig.take(4))])[0] for seed in range(2, 6)]
     assert [report.ok for report in reports] == [False] * 4
     assert "begins anew at the next start" in reports[-1].error
     assert rig.store.stats().problems == {"SQLITE_CORRUPT": 1}
-    assert list(rig.store.catalogue.under(rig.trail(two).root)) == []
+    assert list(rig.under(rig.trail(two).root)) == []
     assert rig.recall(two) == (0, 0)
     assert len(rig.read(slots, 16)) == 4  # what is known by its place is still read
     rig.run([Forget(slots)])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.cache.moves import Touch
-from tests.store.disk.rig import Chat, Rig, manifest_in
+from stepwell.cache.moves import Divide, Forget, Touch
+from tests.store.disk.rig import Chat, Rig, layout, manifest_in
 
 
 def starts(rig: Rig, chats: list[Chat]) -> list[bool]:
@@ -45,27 +45,27 @@ def test_one_of_many_is_found_by_its_digest(tmp_path: Path) -> None:
     rig.run([task for chat in chats for task in [rig.saving(chat, 0, 16, rig.take(4))]])
     rig = rig.again()
     root = rig.trail(chats[0]).root
-    assert len(rig.store.catalogue.under(root)) == 300  # more than one batch of rows
+    assert len(rig.under(root)) == 300  # more than one batch of rows
     wanted = rig.trail(chats[7]).at(16)
     [found] = rig.store.catalogue.under(root, [wanted, b"x" * 16])
     assert found.name.digest == wanted
     rig.adopt(found)
     assert list(rig.store.catalogue.under(root, [wanted])) == []
-    assert len(rig.store.catalogue.under(root)) == 299
+    assert len(rig.under(root)) == 299
 
 
 def test_what_this_process_wrote_is_not_dormant(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "c")
     rig.save(Chat(1), 0, 16)
     assert rig.store.catalogue.pages == 0
-    assert list(rig.store.catalogue.under(rig.trail(Chat(1)).root)) == []
+    assert list(rig.under(rig.trail(Chat(1)).root)) == []
 
 
 def test_a_discarded_record_is_gone(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "c")
     rig.save(Chat(1), 0, 16)
     rig = rig.again()
-    [found] = rig.store.catalogue.under(rig.trail(Chat(1)).root)
+    [found] = rig.under(rig.trail(Chat(1)).root)
     rig.store.catalogue.discard(found)
     rig.store.catalogue.discard(found)
     assert rig.store.catalogue.pages == 0
@@ -101,9 +101,9 @@ def test_a_row_changed_by_anyone_is_quarantined(tmp_path: Path, change: str) -> 
     connection.commit()
     connection.close()
     rig = Rig(tmp_path / "c")
-    assert list(rig.store.catalogue.under(rig.trail(chat).root)) == []
+    assert list(rig.under(rig.trail(chat).root)) == []
     assert rig.store.stats().quarantined == 1
-    assert list(rig.store.catalogue.under(rig.trail(chat).root)) == []
+    assert list(rig.under(rig.trail(chat).root)) == []
     assert rig.store.stats().quarantined == 1
     rig.save(chat, 0, 16)
     assert rig.again().recall(chat) == (16, 0)
@@ -113,12 +113,40 @@ def test_an_index_that_cannot_be_read_says_that_there_is_nothing(tmp_path: Path)
     rig, chat = Rig(tmp_path / "c"), Chat(1)
     rig.save(chat, 0, 16)
     rig = rig.again()
-    [found] = rig.store.catalogue.under(rig.trail(chat).root)
+    [found] = rig.under(rig.trail(chat).root)
     rig.store._owned.view.close()
-    assert list(rig.store.catalogue.under(rig.trail(chat).root)) == []
+    assert list(rig.under(rig.trail(chat).root)) == []
     assert rig.store.catalogue.trim(4) == 0
     slots = rig.take(4)
     rig.store.catalogue.adopt(found, slots)
     with pytest.raises(Exception, match="holds nothing"):
         rig.read(slots, 16)
     assert rig.store.stats().problems
+
+
+def test_a_smaller_budget_leaves_no_more_than_there_are_slots(tmp_path: Path) -> None:
+    shape = layout(4096, chunk=64)
+    rig, chats = Rig(tmp_path / "c", shape=shape, budget=4 << 20), [Chat(seed) for seed in range(20)]
+    for chat in chats:
+        rig.save(chat, 0, 64)
+    rig.store.close()
+    rig = Rig(tmp_path / "c", shape=shape, budget=1 << 20)
+    assert rig.store.catalogue.pages == rig.store.slots // 16 * 16 < 20 * 16
+    rig.run([])
+    assert rig.store.stats().segments < 7  # room for what comes is made at once
+    assert starts(rig, chats) == [False] * 8 + [True] * 12  # and what is left can all be had at the same time
+    assert rig.store.catalogue.pages == 0
+
+
+def test_slots_given_back_may_be_taken_for_another_part_of_the_same_record(tmp_path: Path) -> None:
+    """The order to forget them comes after the adoption, and concerns what they held before."""
+    rig, chat = Rig(tmp_path / "c"), Chat(1)
+    slots = rig.save(chat, 0, 16)
+    rig.run([Divide(int(slots[1]), int(slots[2]), 8, rig.trail(chat).at(8))])
+    rig = rig.again()
+    [upper], [lower] = rig.under(rig.trail(chat).root), rig.under(rig.trail(chat).at(8))
+    slots = rig.adopt(upper)
+    rig.run([])
+    rig.store.catalogue.adopt(lower, slots)
+    rig.run([Forget(slots)])
+    assert rig.holds(chat, 8, 16, slots)

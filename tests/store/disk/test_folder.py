@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -108,3 +111,25 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_so(tmp_path: P
     (tmp_path / "c" / "LOCK").mkdir()
     with pytest.raises(ConfigError, match="cannot be opened"):
         Rig(tmp_path / "c")
+
+
+def test_a_full_disk_has_no_room_for_the_pid_but_the_lock_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    lock = Lock(tmp_path / "LOCK")
+    with pytest.raises(ConfigError, match="in use by another engine"):
+        Lock(tmp_path / "LOCK")
+    lock.close()
+
+
+def test_a_file_system_without_locks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ConfigError, match="cannot be locked"):
+        Lock(tmp_path / "LOCK")

@@ -119,7 +119,7 @@ class DiskMachine(RuleBasedStateMachine):
             if key in wanted:
                 continue
             wanted.add(key)
-            found = self.rig.store.catalogue.under(self.rig.trail(CHATS[held.chat]).at(held.start))
+            found = self.rig.under(self.rig.trail(CHATS[held.chat]).at(held.start))
             fitting = [d for d in found if (d.what, d.name.digest, d.name.start, d.name.end) == key]
             assert fitting, f"{held} was lost"
             self.held.append(Held(held.what, held.chat, held.start, held.end, self.rig.adopt(fitting[0])))

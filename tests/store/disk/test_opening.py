@@ -63,7 +63,7 @@ def test_killed_while_a_segment_goes(tmp_path: Path, at: str) -> None:
     rig.save(one, 0, 32)
     rig = rig.again(points=points)
     rig.save(two, 0, 32)
-    slots = [rig.adopt(d) for at_ in (0, 16) for d in rig.store.catalogue.under(rig.trail(one).at(at_))]
+    slots = [rig.adopt(d) for at_ in (0, 16) for d in rig.under(rig.trail(one).at(at_))]
     points.armed = True
     with pytest.raises(Died):
         rig.run([Forget(part) for part in slots])
@@ -195,3 +195,16 @@ def test_opening_reads_a_few_rows_of_many(tmp_path: Path, monkeypatch: pytest.Mo
     rig = Rig(tmp_path / "c")
     assert rig.store.catalogue.pages == 150 * 16
     assert 0 < steps < 600  # there are 600 rows
+
+
+def test_an_index_with_tables_of_anyone_else_begins_anew(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "c")
+    rig.save(Chat(1), 0, 16)
+    rig.store.close()
+    connection = sqlite3.connect(manifest_in(tmp_path / "c"))
+    connection.execute("CREATE TABLE other (name TEXT UNIQUE)")  # makes an index without a statement of its own
+    connection.commit()
+    connection.close()
+    rig = Rig(tmp_path / "c")
+    assert rig.recall(Chat(1)) == (0, 0)
+    rig.save(Chat(1), 0, 16)

@@ -40,7 +40,7 @@ def test_a_flipped_bit_in_any_byte_of_a_segment_is_a_miss(tmp_path: Path) -> Non
     rig = Rig(tmp_path / "c")
     rng = random.Random(1)
     trail = rig.trail(CHAT)
-    found = [d for at in (0, 16, 24) for d in rig.store.catalogue.under(trail.at(at))]
+    found = [d for at in (0, 16, 24) for d in rig.under(trail.at(at))]
     rows_of = {"kv": lambda n: CHAT.kv(n.start, n.end, 64), "image": lambda n: CHAT.image(n.end, 64)}
     whole = [(d, rig.adopt(d), rows_of[d.what](d.name)) for d in found]
     assert len(whole) == 4
@@ -68,7 +68,7 @@ def test_what_is_found_damaged_goes_and_is_written_anew(tmp_path: Path) -> None:
     [segment] = segments_in(tmp_path / "c")
     flip(segment, 250, 3)
     rig = Rig(tmp_path / "c")
-    [dormant] = rig.store.catalogue.under(rig.trail(CHAT).root)
+    [dormant] = rig.under(rig.trail(CHAT).root)
     slots = rig.adopt(dormant)
     with pytest.raises(Damaged, match="recomputed"):
         rig.read(slots, 16)

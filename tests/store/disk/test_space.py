@@ -87,9 +87,9 @@ def test_pieces_and_dormant_records_survive_a_compaction(tmp_path: Path) -> None
     rig = rig.again()
     [first] = segments_in(tmp_path / "c")
     trail = rig.trail(chat)
-    under = {d.name.digest: d for d in rig.store.catalogue.under(trail.root)}
+    under = {d.name.digest: d for d in rig.under(trail.root)}
     slots = rig.adopt(under[trail.at(64)])
-    image = rig.adopt(rig.store.catalogue.under(trail.at(64))[0])
+    image = rig.adopt(rig.under(trail.at(64))[0])
     rig.store.catalogue.discard(under[rig.trail(useless).at(64)])
     rig.run([Divide(int(slots[3]), int(slots[4]), 16, trail.at(16)), Forget(slots[:3])])
     _, write = near_full(rig, 42, 6)
@@ -102,7 +102,7 @@ def test_pieces_and_dormant_records_survive_a_compaction(tmp_path: Path) -> None
     assert rig.recall(dormant) == (64, 0)
     rig.run([Forget(slots[3:4])])
     rig = rig.again()
-    found = rig.store.catalogue.under(rig.trail(chat).at(16))
+    found = rig.under(rig.trail(chat).at(16))
     assert [(d.name.start, d.name.end, d.pages) for d in found] == [(16, 64, 12)]
     assert rig.holds(chat, 16, 64, rig.adopt(found[0]))
 
@@ -263,3 +263,24 @@ def test_small_records_full_of_headers_are_not_rewritten_in_vain(tmp_path: Path)
     assert "no room" in reports[-1].error
     assert rig.store.stats().bytes_rewritten == 0
     assert rig.store.usage <= rig.budget
+
+
+def test_a_segment_that_someone_removed_does_not_stop_the_writing(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "c", shape=SHAPE, budget=BUDGET)
+    kept, write = near_full(rig)
+    segments_in(tmp_path / "c")[0].unlink()
+    assert all(write() for _ in range(3))
+    assert not rig.store.stats().problems
+    assert all(rig.holds(chat, 0, 64, slots) for seed, (chat, slots) in kept.items() if seed > 2)
+
+
+def test_a_folder_that_has_vanished_may_come_back(tmp_path: Path) -> None:
+    """Nothing is taken for lost meanwhile."""
+    rig = Rig(tmp_path / "c", shape=SHAPE, budget=BUDGET)
+    kept, write = near_full(rig)
+    (tmp_path / "c").rename(tmp_path / "away")
+    assert not write()
+    (tmp_path / "away").rename(tmp_path / "c")
+    rig.clock.advance(100)
+    assert write()
+    assert all(rig.holds(chat, 0, 64, slots) for chat, slots in kept.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +25,7 @@ def test_pages_of_any_size_come_back_in_this_life_and_the_next(tmp_path: Path, p
     rig = rig.again()
     assert rig.store.catalogue.pages == 14
     assert rig.recall(chat) == (44, 0)
-    assert (
-        len(rig.store.catalogue.under(rig.trail(chat).at(40))) == 1
-    )  # the image: 40 is no record's end, as no Divide has said so
+    assert len(rig.under(rig.trail(chat).at(40))) == 1  # the image: 40 is no record's end, as no Divide has said so
 
 
 def test_any_part_of_a_record_can_be_read(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_record_that_writer_and_engine_take_at_once_serves_both(tmp_path: Path
     rig, chat = Rig(tmp_path / "c"), Chat(1)
     rig.save(chat, 0, 16)
     rig = rig.again()
-    [dormant] = rig.store.catalogue.under(rig.trail(chat).root)
+    [dormant] = rig.under(rig.trail(chat).root)
     mine = rig.save(chat, 0, 16)
     theirs = rig.adopt(dormant)
     assert rig.holds(chat, 0, 16, theirs)
@@ -208,8 +208,8 @@ def test_an_adopted_record_is_forgotten_and_divided_like_any(tmp_path: Path) -> 
     rig.save(chat, 0, 32)
     rig = rig.again()
     trail = rig.trail(chat)
-    [first] = rig.store.catalogue.under(trail.root)
-    [second] = rig.store.catalogue.under(trail.at(16))
+    [first] = rig.under(trail.root)
+    [second] = rig.under(trail.at(16))
     slots, more = rig.adopt(first), rig.adopt(second)
     assert rig.store.catalogue.pages == 0
     rig.run([Divide(int(slots[0]), int(slots[1]), 4, trail.at(4)), Forget(slots[1:]), Touch(more)])
@@ -307,3 +307,23 @@ def test_an_empty_move_is_carried_out(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "c")
     none = np.empty(0, np.int32)
     assert len(rig.read(none, 0)) == 0
+
+
+def test_writing_goes_on_while_python_ends(tmp_path: Path) -> None:
+    """What nobody closed is closed then, and thread pools take no more work."""
+    program = """
+import atexit, sys
+from pathlib import Path
+from tests.store.disk.rig import Chat, Rig, layout
+
+rig = Rig(Path(sys.argv[1]), shape=layout(1 << 20), budget=1 << 28)
+
+def end():
+    print([rig.run([rig.saving(Chat(seed, 16), 0, 16, rig.take(4))])[0].ok for seed in range(4)])
+    rig.store.close()
+
+atexit.register(end)
+"""
+    run = [sys.executable, "-c", program, str(tmp_path / "c")]
+    ended = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60, cwd=Path(__file__).parents[3])
+    assert (ended.stdout, ended.stderr) == ("[True, True, True, True]\n", "")
