@@ -8,6 +8,7 @@ nothing else is to be done. Nothing is written twice, and only what is sooner re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import nlargest
 
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
@@ -17,6 +18,9 @@ from stepwell.cache.ranking import value
 from stepwell.cache.recall import recall
 from stepwell.cache.shed import begin, in_flight
 from stepwell.cache.tree import Item, Node, RungKind, path_tokens
+
+AT_ONCE = 256
+"""Items that one turn of `persist_rest` looks at closely: a request that arrives meanwhile has to wait for the turn."""
 
 
 def persist_ahead(directory: Directory, costs: Costs, now: float) -> None:
@@ -40,16 +44,19 @@ def persist_ahead(directory: Directory, costs: Costs, now: float) -> None:
 
 
 def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
-    """Begin writing what has been of use most recently and is not on disk; False if nothing is left that is worth it."""
+    """Begin writing what has been of use most recently and is not on disk, at most `AT_ONCE` items in one call; False if nothing is
+    left that is worth it."""
     if Tier.DISK not in directory.pools or not directory.config.write_idle:
         return False
+    if not _may_begin(directory, now):
+        return True
     unsaved = [item for node in directory.tree.nodes() for item in node.items() if _unsaved(item)]
-    for item in sorted(unsaved, key=_last_use, reverse=True):
+    for item in nlargest(AT_ONCE, unsaved, key=_last_use):
         if not _may_begin(directory, now):
             return True
         if _unsaved(item) and attached(item):  # a write of another may have brought it along
             _write(directory, item, costs, now)
-    return bool(directory.in_flight)
+    return len(unsaved) > AT_ONCE or bool(directory.in_flight)
 
 
 def _unsaved(item: Item) -> bool:
@@ -79,10 +86,20 @@ def _above(directory: Directory) -> Tier:
 
 
 def _may_begin(directory: Directory, now: float) -> bool:
-    """Whether another write may begin: not too much of the tier above is being read already, and the budget allows it."""
-    upper = _above(directory)
-    most = max(directory.config.geometry.image_pages, directory.pools[upper].total // 8)
-    return in_flight(directory, upper) < most and directory.archive.budget.allows(now)
+    """Whether another write may begin: not too much of a tier is being read for the disk already, which could make no room
+    meanwhile, and the budget allows it."""
+    image = directory.config.geometry.image_pages
+    read = _being_read(directory)
+    held = any(read[tier] >= max(image, directory.pools[tier].total // 8) for tier in read)
+    return not held and directory.archive.budget.allows(now)
+
+
+def _being_read(directory: Directory) -> dict[Tier, int]:
+    """Pages by tier that writes under way hold."""
+    read = {tier: 0 for tier in directory.pools if tier != Tier.DISK}
+    for flight in directory.in_flight.values():
+        read[flight.lease.tier] += sum(len(i.pending.slots) for i in flight.items if i.pending and _coming(i))
+    return read
 
 
 @dataclass(frozen=True, slots=True)

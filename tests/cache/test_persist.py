@@ -195,6 +195,29 @@ class TestRoom:
         persist_rest(directory, DEAR, 3.0)
         assert moves(directory)
 
+    def test_no_more_than_an_eighth_of_the_device_is_held_for_it(self) -> None:
+        """Host has nothing yet: the device is read, and what is being read is no room for a request that comes meanwhile."""
+        directory = shelf()
+        for seed in range(8):
+            keep(directory, numbers(16, seed), 16, rungs=(16,), now=float(seed))
+        assert persist_rest(directory, DEAR, 9.0)
+        assert directory.use(Tier.DEVICE).leased == 10, "an eighth, and what one batch may go beyond"
+        assert persist_rest(directory, DEAR, 9.0) and directory.use(Tier.DEVICE).leased == 10
+        land(directory, moves(directory))
+        assert len(write_all(directory)) == 12 and len(on_disk(directory, numbers(16, 0))) == 1
+
+    def test_one_turn_looks_at_so_many_items_and_no_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """None of them is worth it: there is no write to end the turn."""
+        monkeypatch.setattr("stepwell.cache.persist.AT_ONCE", 4)
+        directory = shelf()
+        for seed in range(6):
+            (rung,) = keep(directory, numbers(16, seed), 16, rungs=(16,), now=float(seed))
+            rung.superseded = True
+        assert persist_rest(directory, DEAR, 9.0)
+        refused = [rung_at(directory, numbers(16, seed), 16).image.refused[Tier.DISK] for seed in range(6)]
+        assert refused == [False, False, True, True, True, True], "the most recent first"
+        assert not persist_rest(directory, DEAR, 9.0) and not moves(directory)
+
     def test_a_write_that_fails_costs_nothing_but_the_copy(self) -> None:
         directory = shelf()
         keep(directory, PROMPT, 40, rungs=(40,))
