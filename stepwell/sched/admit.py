@@ -152,6 +152,8 @@ def _enter(
         queues.returns += 1
     elif kept is not None:
         let_go(directory, kept)
+        # its plan counted on these pages: they are to be had again, and by nobody else
+        directory.promise(state.table, state.table.promised + len(kept.pages))
     at = len(queues.running)
     while at and queues.running[at - 1].job.order > job.order:
         at -= 1

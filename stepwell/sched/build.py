@@ -14,7 +14,7 @@ from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.shed import demote, secure
+from stepwell.cache.shed import demote, in_flight, secure
 from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Running
@@ -111,7 +111,8 @@ def _claim(queues: Queues, directory: Directory, running: Running, end: int, ima
     room = directory.room()
     spendable = room.free + room.idle - room.reserved + min(count, table.promised)
     if count > spendable:
-        return _Pages.COMING if directory.in_flight else _Pages.NONE
+        # a copy from host to disk makes no room on the device, and may take long
+        return _Pages.COMING if in_flight(directory, Tier.DEVICE) else _Pages.NONE
     wanted = min(count + images, spendable)
     if not secure(directory, wanted):
         queues.moves.extend(demote(directory, wanted - directory.room().instant))

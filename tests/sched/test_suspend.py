@@ -19,9 +19,11 @@ COSTS = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9),
 PROMPT = np.arange(100, 150, dtype=np.int32)
 
 
-def harness(pages: int = 64, seqs: int = 2, faults: FaultPlan | None = None) -> Harness:
-    cache = CacheConfig(telltale.geometry(), pages, 128, chunk=16, interval=32)
-    return Harness(cache, SchedConfig(seqs, 64, decode_rung_tokens=400), faults, costs=COSTS)
+def harness(
+    pages: int = 64, seqs: int = 2, faults: FaultPlan | None = None, budget: int = 64, disk: int = 0
+) -> Harness:
+    cache = CacheConfig(telltale.geometry(), pages, 128, disk, chunk=16, interval=32)
+    return Harness(cache, SchedConfig(seqs, budget, decode_rung_tokens=400), faults, costs=COSTS)
 
 
 def suspended(engine: Harness, tokens: int = 7, prompt: Ints = PROMPT, name: str = "a") -> int:
@@ -86,6 +88,35 @@ def test_a_load_that_fails_takes_it_back_to_a_rung() -> None:
     down(engine)
     engine.drain()
     assert engine.mover.tally["failed"] == 1 and engine.loop.queues.returns == 0
+
+
+def test_back_at_a_rung_the_pages_it_had_kept_are_promised_to_it() -> None:
+    engine = harness(faults=FaultPlan().fail(Where("kv", Tier.HOST, Tier.DEVICE), count=1), budget=16)
+    assert suspended(engine, tokens=6) % 4
+    down(engine)
+    while (running := engine.loop.queues.find_running("a")) is None:
+        engine.step()
+    pages = engine.loop.directory.config.geometry.pages_for(len(running.job.tokens))
+    assert 0 < running.table.promised == pages - len(running.table)
+    engine.drain()
+
+
+def test_a_decode_that_needs_a_page_does_not_wait_for_the_disk() -> None:
+    """A copy from host to disk makes no room on the device: the youngest gives way."""
+    engine = harness(pages=16, seqs=3, faults=FaultPlan().delay(Where(target=Tier.DISK), polls=200), disk=64)
+    engine.submit(Request("early", np.arange(700, 720, dtype=np.int32), SamplingParams(max_tokens=1)))
+    while engine.told["early"].finished is None:
+        engine.step()
+    down(engine)
+    engine.step()
+    assert {flight.lease.tier for flight in engine.loop.directory.in_flight.values()} == {Tier.HOST}
+    engine.submit(Request("a", PROMPT[:30], SamplingParams(max_tokens=34)))
+    engine.submit(Request("b", PROMPT[:10] + 500, SamplingParams(max_tokens=30)))
+    for _ in range(40):
+        engine.step()
+    assert engine.loop.directory.in_flight and engine.stats().preemptions > 0
+    assert engine.told["a"].finished is not None
+    engine.drain()
 
 
 def test_an_older_request_gets_its_slot() -> None:
