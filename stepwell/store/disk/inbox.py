@@ -63,7 +63,7 @@ Job: TypeAlias = Copy | Adopt | Drop | Strike | Order
 class Inbox:
     """`submit` and `adopt` belong to the engine's thread, `take` to the writer's, `drop` and `strike` to anyone.
 
-    limit   moves at most that wait
+    limit   moves at most that wait; with as many jobs waiting, touches are left out
     """
 
     def __init__(self, slots: int, limit: int) -> None:
@@ -148,7 +148,8 @@ class Inbox:
         late = [slot for slot in slots.tolist() if slot in self._late] if self._late else []
         slots = slots[~np.isin(slots, late)] if late else slots
         if isinstance(order, Touch):
-            return Touch(slots) if len(slots) else None
+            behind = len(self._jobs) >= self._limit  # a hint, not worth memory while the writer hangs
+            return Touch(slots) if len(slots) and not behind else None
         for slot in late:
             self._late[slot] -= 1
             if not self._late[slot]:

@@ -88,3 +88,11 @@ def test_slots_that_do_not_exist_are_no_one_s() -> None:
     inbox = Inbox(4, 10)
     inbox.submit([Forget(ints(-1, 9)), Touch(ints(9)), Divide(0, 9, 4, b"")], lambda: None)
     assert jobs(inbox) == []
+
+
+def test_touches_do_not_pile_up_while_nobody_takes_them() -> None:
+    inbox = Inbox(10, 3)
+    for _ in range(100):
+        inbox.submit([Touch(ints(1))], lambda: None)
+    inbox.submit([Forget(ints(1))], lambda: None)
+    assert jobs(inbox) == ["touch [1]"] * 3 + ["forget [1]"]
