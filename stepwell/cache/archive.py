@@ -72,11 +72,9 @@ class Archive:
         root, tokens = path_tokens(node)
         return self.names.trail(root.salt, tokens)
 
-    def names_of(self, item: Item) -> tuple[Name, ...]:
-        """What the records of `item` are to be called."""
-        trail = self.trail(item.node)
-        if trail is None:
-            return ()
-        if item.what == "image":
-            return (trail.image(item.node.end),)
-        return tuple(trail.records(item.node.start, item.node.end))
+
+def names_of(item: Item, trail: Trail) -> tuple[Name, ...]:
+    """What the records of `item` are to be called; `trail` goes along its path, as far as its end at least."""
+    if item.what == "image":
+        return (trail.image(item.node.end),)
+    return tuple(trail.records(item.node.start, item.node.end))

@@ -96,7 +96,7 @@ def _may_begin(directory: Directory, now: float) -> bool:
 
 def _being_read(directory: Directory) -> dict[Tier, int]:
     """Pages by tier that writes under way hold."""
-    read = {tier: 0 for tier in directory.pools if tier != Tier.DISK}
+    read = dict.fromkeys(directory.pools, 0)
     for flight in directory.in_flight.values():
         read[flight.lease.tier] += sum(len(i.pending.slots) for i in flight.items if i.pending and _coming(i))
     return read
@@ -124,9 +124,10 @@ def _write(directory: Directory, item: Item, costs: Costs, now: float) -> bool:
         return True
     if not attached(item) or _settled(item) or (batch := _batch(item)) is None:
         return True  # what went to make room let its node join another, which is on offer now
+    trail = directory.archive.trail(item.node)  # one for all: each would hash the path from the root again
     for part in batch.items:
         source = Tier.HOST if part.has(Tier.HOST) else Tier.DEVICE
-        directory.archive.outbox.append(begin(directory, part, source, Tier.DISK))
+        directory.archive.outbox.append(begin(directory, part, source, Tier.DISK, trail))
     directory.archive.budget.spend(batch.pages, now)
     return True
 

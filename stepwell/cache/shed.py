@@ -6,9 +6,11 @@ copy. What is dropped while a copy of it could still have been made is lost, so 
 
 from __future__ import annotations
 
+from stepwell.cache.archive import names_of
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Flight
 from stepwell.cache.moves import Extent, Move, Report, Tier
+from stepwell.cache.names import Trail
 from stepwell.cache.ranking import exposed, worthless
 from stepwell.cache.tree import Item, Pending
 
@@ -100,15 +102,15 @@ def _room_in_host(directory: Directory, item: Item) -> bool:
     return True
 
 
-def begin(directory: Directory, item: Item, source: Tier, target: Tier) -> Move:
-    """Begin a copy downwards: lock the source, take the target, name the copy. The target has room."""
+def begin(directory: Directory, item: Item, source: Tier, target: Tier, trail: Trail | None = None) -> Move:
+    """Begin a copy downwards: lock the source, take the target, name the copy by `trail`. The target has room."""
     slots = item.at[source]
     assert slots is not None and item.pending is None and item.at[target] is None
     taken = directory.pools[target].take(len(slots))
     ticket = directory.ticket()
     item.pending = Pending(ticket, target, taken)
     directory.in_flight[ticket] = Flight(directory.lease(item, source), [item])
-    names = directory.archive.names_of(item) if target == Tier.DISK else ()
+    names = names_of(item, trail) if trail is not None else ()
     return Move(ticket, item.what, Extent(source, slots), Extent(target, taken), item.node.end, names)
 
 
