@@ -64,6 +64,7 @@ class Space:
         self._places = places
         self._counts = counts
         self._point = point
+        self._unreadable: set[int] = set()  # segments that a compaction could not read
         self._others = self._measure_others()
 
     def make_room(self, size: int) -> str:
@@ -150,7 +151,8 @@ class Space:
 
     def _emptiest(self) -> Segment | None:
         sealed = [s for s in self._segments.all.values() if s.sealed and s.length]
-        victim = min(sealed, key=self._live_share, default=None)
+        readable = [s for s in sealed if s.number not in self._unreadable]
+        victim = min(readable or sealed, key=self._live_share, default=None)
         return victim if victim is not None and self._live_share(victim) < _FULL else None
 
     def _live_share(self, segment: Segment) -> float:
@@ -172,6 +174,9 @@ class Space:
                 except (Damaged, Gone):
                     lost.append(row)
                     continue
+                except OSError:
+                    self._unreadable.add(victim.number)  # the next attempt takes another: a bad sector stays bad
+                    raise
                 placed = copies[row.offset, row.first, row.name] = self._appender.append(header.kind, row.name, rows)
                 self._counts.add("bytes_rewritten", placed.bytes)
             pairs.append((row, replace(row, segment=placed.segment, offset=placed.offset, first=0, seal=placed.seal)))

@@ -13,6 +13,7 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Divide, Extent, Forget, LiveState, Move, Tier
+from stepwell.store.disk.files import Buffers
 from stepwell.store.disk.layout import Layout
 from stepwell.store.disk.points import POINTS
 from tests.store.disk.rig import Chat, Rig, layout, segments_in
@@ -284,3 +285,24 @@ def test_a_folder_that_has_vanished_may_come_back(tmp_path: Path) -> None:
     rig.clock.advance(100)
     assert write()
     assert all(rig.holds(chat, 0, 64, slots) for chat, slots in kept.values())
+
+
+def test_a_segment_that_cannot_be_read_does_not_stop_the_writing_for_good(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "c", shape=SHAPE, budget=BUDGET)
+    kept, write = near_full(rig)
+    rig.run([Forget(kept.pop(1)[1])])  # the first segment has the least to copy
+    [bad, *_] = segments_in(tmp_path / "c")
+    inner = rig.files.preadv
+
+    def preadv(fd: int, buffers: Buffers, offset: int) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}") == str(bad):
+            raise OSError(errno.EIO, "bad sector")
+        return inner(fd, buffers, offset)
+
+    rig.files.preadv = preadv  # type: ignore[method-assign]
+    good = [write()]
+    while good[-1]:
+        good.append(write())
+    rig.clock.advance(100)
+    assert all(write() for _ in range(3))
+    assert all(rig.holds(chat, 0, 64, slots) for seed, (chat, slots) in kept.items() if seed > 2)
