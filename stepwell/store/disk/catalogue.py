@@ -79,6 +79,8 @@ class DiskCatalogue:
                 row = None
             if row is not None and row.pages == len(slots):
                 self._places.put(slots, row)
+            else:  # what they held before may lie at the same position of another prompt
+                self._places.vacate(slots)
         self._counts.add("adopted")
         self._inbox.adopt(dormant.record, slots, twice)
 

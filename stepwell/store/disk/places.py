@@ -64,6 +64,11 @@ class Places:
             here &= (index >= row.first) & (index < row.first + row.pages)
             self._segment[slots[here]] = NOWHERE
 
+    def vacate(self, slots: Ints) -> None:
+        """These slots are nowhere, whatever they held."""
+        with self.lock:
+            self._segment[slots] = NOWHERE
+
     def relocate(self, segment: int, pairs: Sequence[tuple[Row, Row]]) -> None:
         """The pages of each old row in `segment` have been copied to those of the new one: whichever slots they are."""
         with self.lock:

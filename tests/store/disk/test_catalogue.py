@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.base.errors import StoreError
 from stepwell.cache.moves import Divide, Forget, Touch
+from stepwell.store.disk.points import no_point
 from tests.store.disk.rig import Chat, Rig, layout, manifest_in
 
 
@@ -150,3 +152,21 @@ def test_slots_given_back_may_be_taken_for_another_part_of_the_same_record(tmp_p
     rig.store.catalogue.adopt(lower, slots)
     rig.run([Forget(slots)])
     assert rig.holds(chat, 8, 16, slots)
+
+
+@pytest.mark.parametrize("how", ["broken", "removed"])
+def test_slots_of_an_adoption_that_fails_do_not_read_as_what_they_held_before(tmp_path: Path, how: str) -> None:
+    """The order to forget that comes later, and the readers do not wait for it."""
+    rig, old, new = Rig(tmp_path / "c"), Chat(1), Chat(2)
+    rig.save(old, 0, 16)
+    rig = rig.again()
+    slots = rig.save(new, 0, 16)
+    [found] = rig.under(rig.trail(old).root)
+    if how == "broken":
+        rig.store._owned.view.close()
+    else:
+        rig.store._tools.ledger.remove(found.record, None)
+        rig.store._tools.ledger.commit(no_point)
+    rig.store.catalogue.adopt(found, slots)
+    with pytest.raises(StoreError, match="holds nothing"):
+        rig.read(slots, 16)
