@@ -48,15 +48,16 @@ def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
     left that is worth it."""
     if Tier.DISK not in directory.pools or not directory.config.write_idle:
         return False
+    unsaved = (item for node in directory.tree.nodes() for item in node.items() if _unsaved(item))
     if not _may_begin(directory, now):
-        return True
-    unsaved = [item for node in directory.tree.nodes() for item in node.items() if _unsaved(item)]
-    for item in nlargest(AT_ONCE, unsaved, key=_last_use):
+        return bool(directory.in_flight) or next(unsaved, None) is not None
+    found = nlargest(AT_ONCE + 1, unsaved, key=_last_use)
+    for item in found[:AT_ONCE]:
         if not _may_begin(directory, now):
             return True
         if _unsaved(item) and attached(item):  # a write of another may have brought it along
             _write(directory, item, costs, now)
-    return len(unsaved) > AT_ONCE or bool(directory.in_flight)
+    return len(found) > AT_ONCE or bool(directory.in_flight)
 
 
 def _unsaved(item: Item) -> bool:

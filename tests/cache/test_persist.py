@@ -195,6 +195,13 @@ class TestRoom:
         persist_rest(directory, DEAR, 3.0)
         assert moves(directory)
 
+    def test_an_overdrawn_budget_is_not_waited_for_with_nothing_to_write(self) -> None:
+        directory = shelf(budget=Budget(rate=1.0, burst=4.0, level=4.0))
+        keep(directory, numbers(16, 1), 16, rungs=(16,))
+        persist_rest(directory, DEAR, 0.0)
+        land(directory, moves(directory))
+        assert not directory.archive.budget.allows(0.0) and not persist_rest(directory, DEAR, 0.0)
+
     def test_no_more_than_an_eighth_of_the_device_is_held_for_it(self) -> None:
         """Host has nothing yet: the device is read, and what is being read is no room for a request that comes meanwhile."""
         directory = shelf()
