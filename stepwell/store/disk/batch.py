@@ -53,8 +53,12 @@ class Writer:
 
     def carry_out(self, jobs: Sequence[Job], gate: Gate) -> list[Report]:
         """Do these in order. Every move among them is reported; how orders fare shows in the statistics."""
-        writes = {id(job): _Write(job.move) for job in jobs if isinstance(job, Copy)}
         self._suspect.update((job.segment, job.offset) for job in jobs if isinstance(job, Strike))
+        first = next((i for i, job in enumerate(jobs) if isinstance(job, Copy)), 0)
+        if first:  # apart, since what goes here may be what makes room for the copies
+            self._publish(jobs[:first], {})
+            jobs = jobs[first:]
+        writes = {id(job): _Write(job.move) for job in jobs if isinstance(job, Copy)}
         why = self._why_not(jobs)
         if not why:
             why = self._write(jobs, writes, gate)

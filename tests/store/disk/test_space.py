@@ -306,3 +306,18 @@ def test_a_segment_that_cannot_be_read_does_not_stop_the_writing_for_good(tmp_pa
     rig.clock.advance(100)
     assert all(write() for _ in range(3))
     assert all(rig.holds(chat, 0, 64, slots) for seed, (chat, slots) in kept.items() if seed > 2)
+
+
+def test_what_goes_in_the_same_batch_makes_room(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "c")  # pages of 64 bytes: out of bytes before it is out of slots
+    rig.files.done_with = lambda fd, offset, length: None  # type: ignore[method-assign]
+    kept: list[Ints] = []
+    while True:
+        slots = rig.take(40)
+        [report] = rig.run([rig.saving(Chat(len(kept), 160), 0, 160, slots)])
+        if not report.ok:
+            break
+        kept.append(slots)
+    [report] = rig.run([*map(Forget, kept[:60]), rig.saving(Chat(1000, 160), 0, 160, slots)])
+    assert report.ok, report.error
+    assert rig.store.usage <= rig.budget
