@@ -31,6 +31,9 @@ class NoCatalogue:
     def discard(self, dormant: Dormant) -> None:
         raise AssertionError(f"{dormant} cannot come from an empty catalogue")
 
+    def expel(self, root: bytes) -> int:
+        return 0
+
     def trim(self, pages: int) -> int:
         return 0
 
@@ -52,6 +55,10 @@ class Archive:
         """Everything in the outbox, which is empty afterwards."""
         tasks, self.outbox = self.outbox, []
         return tasks
+
+    def expel(self, salt: str) -> int:
+        """Have nothing found any more of what an earlier process left under `salt`; pages that it took."""
+        return self.catalogue.expel(self.names.root(salt)) if self.names is not None and self.catalogue.pages else 0
 
     def forget(self, slots: Ints) -> None:
         self.outbox.append(Forget(slots))

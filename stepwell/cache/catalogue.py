@@ -42,5 +42,8 @@ class Catalogue(Protocol):
     def discard(self, dormant: Dormant) -> None:
         """The record is of no use to anyone."""
 
+    def expel(self, root: bytes) -> int:
+        """Discard every record of this root (see `Name.root`); how many pages that was. Looks at all records: for emergencies."""
+
     def trim(self, pages: int) -> int:
         """Discard the records least recently used, until `pages` pages are or none is left; how many pages that was."""

@@ -13,7 +13,8 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
     """Condemn every copy, in every tier, of all that shares its first block with `tokens`; how many copies that were.
 
     Which byte is wrong cannot be told, and whatever was computed after it read it as well: branches of the same beginning too.
-    What is leased goes with its last lease, and a copy of it under way will not be found.
+    What is leased goes with its last lease, and a copy of it under way will not be found. What an earlier process left on disk under
+    this salt, and nobody has asked for since, goes as a whole.
     """
     path = directory.survey(salt, tokens).path
     condemned = 0
@@ -23,6 +24,7 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
                 if item.at[tier] is not None and not item.bad[tier]:
                     directory.condemn(item, tier)
                     condemned += 1
+    directory.archive.expel(salt)  # branches among it cannot be told from the rest
     return condemned
 
 

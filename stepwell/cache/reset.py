@@ -13,7 +13,7 @@ def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
     """Drop every copy that is not leased, in every tier, under one salt or (None) under all. Returns the slots freed by tier.
 
     Running requests keep what they read; the tokens of what was dropped are remembered as those of anything evicted. What an
-    earlier process left on disk, and nobody has asked for since, tells no salt: it goes only with all.
+    earlier process left on disk goes too.
     """
     freed = dict.fromkeys(directory.pools, 0)
     while dropped := list(_droppable(directory, salt)):
@@ -22,9 +22,9 @@ def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
                 if item.node.parent is not None and _idle(item, tier):
                     freed[tier] += item.size(tier)
                     directory.drop(item, tier)
-    catalogue = directory.archive.catalogue
-    if salt is None and catalogue.pages:
-        freed[Tier.DISK] += catalogue.trim(catalogue.pages)
+    archive = directory.archive
+    if archive.catalogue.pages:
+        freed[Tier.DISK] += archive.catalogue.trim(archive.catalogue.pages) if salt is None else archive.expel(salt)
     return freed
 
 

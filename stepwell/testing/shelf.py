@@ -70,6 +70,11 @@ class Shelf:
     def discard(self, dormant: Dormant) -> None:
         del self.dormant[dormant.record]
 
+    def expel(self, root: bytes) -> int:
+        gone = {number: r for number, r in self.dormant.items() if r.name.root == root}
+        self.dormant = {number: r for number, r in self.dormant.items() if number not in gone}
+        return sum(len(r.slots) for r in gone.values())
+
     def trim(self, pages: int) -> int:
         gone = 0
         for number, record in sorted(self.dormant.items(), key=lambda pair: pair[1].used):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from stepwell.base.geometry import Ints
 from stepwell.cache.quarantine import quarantine
 from stepwell.cache.recall import recall
@@ -27,9 +25,6 @@ def serve(harness: Harness, name: str, prompt: Ints) -> int:
     return outcome.boundary
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what nobody has asked for since an earlier process is not condemned with the rest"
-)
 def test_a_branch_that_an_earlier_process_left_goes_too() -> None:
     """It was computed from the very bytes that are condemned, and is of use again as soon as the beginning has been computed anew."""
     cache = rules(100, 200, disk=300, grid=8, interval=64)

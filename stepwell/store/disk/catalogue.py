@@ -110,6 +110,21 @@ class DiskCatalogue:
         self._inbox.drop(*records)
         return gone
 
+    def expel(self, root: bytes) -> int:
+        """Drop every record of this root; how many pages that was."""
+        gone, records, after = 0, list[int](), 0
+        try:
+            while after < self._last:
+                found, after = self._manifest.rooted_in(root, self._last, after, _BATCH)
+                self._quarantine(found.damaged)
+                claimed = [row for row in found.rows if self.claim(row.id, row.pages)]
+                gone += sum(row.pages for row in claimed)
+                records += [row.id for row in claimed]
+        except sqlite3.Error as error:
+            self._note(error)
+        self._inbox.drop(*records)
+        return gone
+
     def claim(self, record: int, pages: int) -> bool:
         """This record is dormant no more; False if it was not. Whoever claims it says what becomes of it."""
         with self._places.lock:

@@ -162,6 +162,12 @@ class Manifest:
         rows = self._rows(f"SELECT {_COLUMNS} FROM record {where}", (*after, last, limit))
         return _check(rows), ((rows[-1][12], rows[-1][0]) if rows else after)
 
+    def rooted_in(self, root: bytes, last: int, after: int, limit: int) -> tuple[Found, int]:
+        """The next rows of this root by id, up to `last`, and where to go on. No index helps: it reads them all."""
+        where = "WHERE id > ? AND id <= ? AND root = ? ORDER BY id LIMIT ?"
+        rows = self._rows(f"SELECT {_COLUMNS} FROM record {where}", (after, last, root, limit))
+        return _check(rows), (rows[-1][0] if rows else last)
+
     def lying_in(self, segment: int) -> Found:
         """The rows of one segment."""
         return _check(self._rows(f"SELECT {_COLUMNS} FROM record WHERE segment = ? ORDER BY offset", (segment,)))

@@ -56,6 +56,20 @@ def test_one_of_many_is_found_by_its_digest(tmp_path: Path) -> None:
     assert len(rig.under(root)) == 299
 
 
+def test_all_of_one_root_can_be_expelled(tmp_path: Path) -> None:
+    rig, chats = Rig(tmp_path / "c", budget=4 << 20), [Chat(seed) for seed in range(300)]
+    other = Chat(1, salt="other")
+    rig.run([task for chat in (*chats, other) for task in [rig.saving(chat, 0, 16, rig.take(4))]])
+    rig = rig.again()
+    before = rig.store.catalogue.pages
+    assert rig.store.catalogue.expel(rig.trail(chats[0]).root) == 300 * 4
+    assert rig.store.catalogue.pages == before - 300 * 4
+    assert not rig.under(rig.trail(chats[0]).root) and len(rig.under(rig.trail(other).root)) == 1
+    rig.run([])
+    rig = rig.again()
+    assert rig.store.catalogue.pages == 4, "for good"
+
+
 def test_what_this_process_wrote_is_not_dormant(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "c")
     rig.save(Chat(1), 0, 16)
