@@ -22,6 +22,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineFacts, engine_config
 from stepwell.engine.detokenizer import Transcript
+from stepwell.engine.interrupt import whole
 from stepwell.engine.process import ServedLoop, build
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import Admitted, Event, Finished, FinishReason, Request, SamplingParams, Scored, Tokens
@@ -175,11 +176,13 @@ class LocalEngine:
     def _turn(self, loop: ServedLoop, answers: Mapping[str, _Answer]) -> None:
         """One step of the engine; each answer takes what is its own."""
         mine: dict[str, list[Event]] = {}
-        for event in loop.step():
+        with whole():
+            events = loop.step()
+        for event in events:
             mine.setdefault(event.request_id, []).append(event)
-        for request_id, events in mine.items():
+        for request_id, told in mine.items():
             answer = answers.get(request_id)
-            if answer is not None and answer.reason is None and answer.take(events):
+            if answer is not None and answer.reason is None and answer.take(told):
                 loop.abort(request_id)
 
     def _sweep(self, loop: ServedLoop, answers: Mapping[str, _Answer]) -> None:
@@ -188,7 +191,8 @@ class LocalEngine:
             if answer.reason is None:
                 loop.abort(request_id)
         while loop.serving:
-            loop.step()
+            with whole():
+                loop.step()
 
     def _give_up(self, loop: ServedLoop) -> None:
         """Let go of a loop that has raised: it is in no known state."""

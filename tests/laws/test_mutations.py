@@ -71,7 +71,7 @@ def published_before_the_step_has_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop, "build", early)
 
 
-@bug(1, 2, 5, seed=5)
+@bug(1, 2, 5, seed=99)
 def abort_gives_back_what_a_load_still_writes(patch: pytest.MonkeyPatch) -> None:
     real = loop.EngineLoop.abort
 
@@ -88,7 +88,7 @@ def abort_gives_back_what_a_load_still_writes(patch: pytest.MonkeyPatch) -> None
 # ---- 2: KV and rung, both of the own root ----------------------------------------------------------------------------
 
 
-@bug(2)
+@bug(2, seed=1)
 def the_salt_is_ignored_on_lookup(patch: pytest.MonkeyPatch) -> None:
     real = survey.survey
     patch.setattr(directories, "survey", lambda tree, salt, prompt: real(tree, next(iter(tree.roots), salt), prompt))
@@ -151,7 +151,7 @@ def planning_marks_what_it_looks_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(directories.Directory, "plan", marking)
 
 
-@bug(0, 9, seed=15)
+@bug(0, 9, seed=18)
 def what_the_plan_pins_is_counted_as_spendable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(plan, "pinned_kv", lambda found: 0)
     patch.setattr(plan, "pinned_images", lambda chain: 0)
@@ -185,7 +185,7 @@ def unlocking_forgets_the_leased_total(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(directories.Directory, "_unlock", forgetful)
 
 
-@bug(0, 5)
+@bug(0, 5, seed=14)
 def retracting_ignores_locks(patch: pytest.MonkeyPatch) -> None:
     def careless(directory: Any, rung: Any) -> None:
         if rung.image.node.rung is rung:
@@ -226,12 +226,12 @@ def locked_copies_are_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(directories.Directory, "drop", dropping)
 
 
-@bug(0, 5, seed=47)
+@bug(0, 5, seed=294)
 def resident_pages_are_not_shared_at_settle(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "_share_path", lambda directory, held: None)
 
 
-@bug(0, 5, seed=37)
+@bug(0, 5, seed=8)
 def a_split_forgets_the_copy_in_flight(patch: pytest.MonkeyPatch) -> None:
     real = directories.Directory.split
 
@@ -244,7 +244,7 @@ def a_split_forgets_the_copy_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(directories.Directory, "split", forgetful)
 
 
-@bug(5, seed=19)
+@bug(5, seed=3)
 def a_failed_source_is_copied_over_while_it_is_read(patch: pytest.MonkeyPatch) -> None:
     real = directories.Directory.condemn
 
@@ -262,7 +262,7 @@ def a_failed_source_is_copied_over_while_it_is_read(patch: pytest.MonkeyPatch) -
 # ---- 6: a failed load resumes at its fallback ----------------------------------------------------------------------------
 
 
-@bug(6, seed=19)
+@bug(6, seed=3)
 def a_failed_load_starts_cold(patch: pytest.MonkeyPatch) -> None:
     real = admission._begin
 
@@ -272,7 +272,7 @@ def a_failed_load_starts_cold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "_begin", cold)
 
 
-@bug(6, seed=28)
+@bug(6, seed=11)
 def plans_fall_back_to_nothing(patch: pytest.MonkeyPatch) -> None:
     real = plan._fallbacks
 
@@ -303,7 +303,7 @@ def an_end_is_told_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(finish, "_apply", again)
 
 
-@bug(8)
+@bug(8, seed=9)
 def resident_tokens_of_a_chunk_are_counted_twice(patch: pytest.MonkeyPatch) -> None:
     real = admission.outcome_of
 
@@ -314,7 +314,7 @@ def resident_tokens_of_a_chunk_are_counted_twice(patch: pytest.MonkeyPatch) -> N
     patch.setattr(admission, "outcome_of", twice)
 
 
-@bug(0, 2, 8, seed=25)
+@bug(0, 2, 8, seed=52)
 def the_last_token_is_not_computed(patch: pytest.MonkeyPatch) -> None:
     real = survey._measure
 
@@ -367,12 +367,12 @@ def preemption_forgets_a_token(patch: pytest.MonkeyPatch) -> None:
 # ---- the disk, and what a preempted request keeps -----------------------------------------------------------------------------
 
 
-@bug(3, seed=1)
+@bug(3, seed=8)
 def what_is_dropped_from_disk_is_not_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(archive.Archive, "forget", lambda self, slots: None)
 
 
-@bug(2, 3, 10)
+@bug(2, 3, 10, seed=3)
 def records_are_believed_without_their_digest(patch: pytest.MonkeyPatch) -> None:
     """Whatever goes on from a boundary is taken for what the prompt goes on with."""
 
@@ -385,7 +385,7 @@ def records_are_believed_without_their_digest(patch: pytest.MonkeyPatch) -> None
     patch.setattr(recall, "_matches", lambda directory, dormant, trail: dormant.name.end <= len(trail))
 
 
-@bug(2, 3, 10)
+@bug(2, 3, 10, seed=7)
 def all_salts_have_one_name(patch: pytest.MonkeyPatch) -> None:
     real = names.Names.root
     patch.setattr(names.Names, "root", lambda self, salt: real(self, ""))
@@ -410,7 +410,7 @@ def a_suspended_request_keeps_pages_that_are_free(patch: pytest.MonkeyPatch) -> 
     patch.setattr(build, "keep", twice)
 
 
-@bug(2, 10)
+@bug(2, 10, seed=2)
 def a_suspended_request_goes_on_one_token_early(patch: pytest.MonkeyPatch) -> None:
     real = build.keep
 

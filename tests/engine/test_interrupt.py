@@ -1,0 +1,58 @@
+"""Ctrl-C at any moment leaves whole steps behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from stepwell.engine.interrupt import whole
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_block_is_finished_first() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), whole():
+        press()
+        done.append("the rest of the block")
+    assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_without_it_nothing_happens() -> None:
+    with whole():
+        pass
+    with pytest.raises(ValueError, match="its own"), whole():
+        raise ValueError("an error of its own")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_of_the_program_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    old = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        with whole():
+            press()
+            assert heard, "at once, and by whoever wanted to"
+    finally:
+        signal.signal(signal.SIGINT, old)
+
+
+def test_other_threads_have_no_signals() -> None:
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with whole():
+                pass
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not failed
