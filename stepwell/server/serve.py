@@ -159,6 +159,8 @@ async def _run_http(
     server = _Server(config)
     parts.metrics.watch(lambda: parts.client.stats, lambda: parts.client.dead is None)
     running = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not running.done():  # who reads that we serve may call at once
+        await asyncio.sleep(_LOOK)
     host, port = listener.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     console.print(f"Serving {parts.facts.model} on http://{where} (Ctrl-C to stop)", highlight=False, markup=False)
