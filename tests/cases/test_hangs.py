@@ -17,7 +17,7 @@ LOADS = Where(source=Tier.HOST)
 SAVES = Where(target=Tier.HOST)
 
 
-@pytest.mark.parametrize("order", itertools.permutations("lhws"), ids="".join)
+@pytest.mark.parametrize("order", list(itertools.permutations("lhws")), ids="".join)
 def test_whoever_holds_what_the_head_of_the_queue_needs_everybody_ends(order: tuple[str, ...]) -> None:
     """`l` holds most of a small device once it has loaded; `s` and `h` together do not fit beside it; `w` is small."""
     harness = engine(rules(68, 400), seqs=8)
