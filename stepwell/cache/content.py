@@ -84,7 +84,7 @@ def leave_rung(
             _give_up(directory, rung)
         return rung
     for answer in passed_over(node):
-        if not answer.superseded or not directory.answers.in_vain:
+        if not answer.superseded:  # each is left out once, however many rungs the next turns leave
             directory.answers.saw(repeated=False)
         _give_up(directory, answer)
     return rung

@@ -59,3 +59,14 @@ def test_answers_that_come_back_are_kept() -> None:
     for seed in range(60):
         conversation(shelf, seed, repeats=True)
     assert not shelf.answers.in_vain
+
+
+def test_an_answer_is_left_out_once_however_many_rungs_the_next_turns_leave() -> None:
+    shelf = directory()
+    prompt = numbers(16)
+    keep(shelf, prompt, 16, rungs=(16,))
+    keep(shelf, join(prompt, numbers(8, 1)), 24, rungs=(24,), kind=RungKind.ROLLING)
+    keep(shelf, join(prompt, numbers(32, 2)), 48, rungs=(32, 40, 48))
+    once = Answers()
+    once.saw(repeated=False)
+    assert shelf.answers == once
