@@ -11,18 +11,9 @@ from types import TracebackType
 
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import StoreError
-from stepwell.cache.moves import LiveState, Move, Report, Task, Tier, moves_of
+from stepwell.cache.moves import Move, Report, Task, moves_of
 from stepwell.store.copier import Copier, Fence, Flight
-
-
-@dataclass(frozen=True, slots=True)
-class CopyTotal:
-    """What went from one tier to another: moves that ended well, moves that failed, bytes and seconds of the former."""
-
-    moves: int = 0
-    failed: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
+from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +49,8 @@ class CopyMover:
         self._limit = in_flight
         self._clock = clock or WallClock()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._lock = threading.Condition()
-        self._reports: list[Report] = []
-        self._open: set[int] = set()
+        self._tickets = Tickets(copier.page_bytes)
         self._closing = False
-        self._ring: Callable[[], None] | None = None
-        self._totals: dict[tuple[Tier, Tier | None], CopyTotal] = {}
         self._thread = threading.Thread(target=self._work, name="stepwell-copies", daemon=True)
         self._thread.start()
 
@@ -77,7 +64,7 @@ class CopyMover:
 
     def listen(self, ring: Callable[[], None]) -> None:
         """Have `ring` called, on the worker's thread, after each report."""
-        self._ring = ring
+        self._tickets.listen(ring)
 
     def start(self, tasks: Sequence[Task]) -> None:
         """Queue these copies. A ticket must not be open already. StoreError once the mover is closed."""
@@ -87,28 +74,21 @@ class CopyMover:
         if not moves:
             return
         fence = self._copier.fence()
-        with self._lock:
-            for move in moves:
-                assert move.ticket not in self._open, f"ticket {move.ticket} is already in flight"
-                self._open.add(move.ticket)
+        self._tickets.open(moves)
         for move in moves:
             self._jobs.put(_Job(move, fence))
 
     def poll(self) -> list[Report]:
         """Reports since the last call, in the order in which the copies ended; never waits."""
-        with self._lock:
-            reports, self._reports = self._reports, []
-        return reports
+        return self._tickets.poll()
 
     def wait(self, seconds: float) -> None:
         """Wait until `poll` would return something, at most `seconds`."""
-        with self._lock:
-            self._lock.wait_for(lambda: bool(self._reports), timeout=seconds)
+        self._tickets.wait(seconds)
 
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until every move started so far has ended; `poll` still returns the reports. False if time ran out."""
-        with self._lock:
-            return self._lock.wait_for(lambda: not self._open, timeout=seconds)
+        return self._tickets.drain(seconds)
 
     def close(self) -> None:
         """Finish what has begun, fail what has not, end the thread. Reports can still be polled. Twice does no harm."""
@@ -121,10 +101,9 @@ class CopyMover:
         """True once `close` has been called: nothing more will begin."""
         return self._closing
 
-    def totals(self) -> dict[tuple[Tier, Tier | None], CopyTotal]:
+    def totals(self) -> dict[Way, CopyTotal]:
         """Copies so far by (from, to); None is a live state. Bytes over seconds is the measured speed of that way."""
-        with self._lock:
-            return dict(self._totals)
+        return self._tickets.totals()
 
     def _work(self) -> None:
         flying: deque[_InFlight] = deque()
@@ -149,13 +128,13 @@ class CopyMover:
 
     def _begin(self, job: _Job, flying: deque[_InFlight]) -> None:
         if self._closing:
-            self._end(job.move, "the copy worker was closed before this copy began")
+            self._tickets.end(job.move, "the copy worker was closed before this copy began")
             return
         begun = self._clock.now()
         try:
             flight = self._copier.begin(job.move, job.fence)
         except Exception as error:
-            self._end(job.move, _describe(error))
+            self._tickets.end(job.move, describe(error))
             return
         flying.append(_InFlight(job.move, flight, begun))
 
@@ -163,25 +142,9 @@ class CopyMover:
         try:
             copy.flight.land()
         except Exception as error:
-            self._end(copy.move, _describe(error))
+            self._tickets.end(copy.move, describe(error))
             return
-        self._end(copy.move, "", self._clock.now() - copy.begun)
-
-    def _end(self, move: Move, error: str, seconds: float = 0.0) -> None:
-        way = (move.source.tier, None if isinstance(move.target, LiveState) else move.target.tier)
-        size = len(move.source.slots) * self._copier.page_bytes
-        with self._lock:
-            old = self._totals.get(way, CopyTotal())
-            if error:
-                new = CopyTotal(old.moves, old.failed + 1, old.bytes, old.seconds)
-            else:
-                new = CopyTotal(old.moves + 1, old.failed, old.bytes + size, old.seconds + seconds)
-            self._totals[way] = new
-            self._open.discard(move.ticket)
-            self._reports.append(Report(move.ticket, not error, error))
-            self._lock.notify_all()
-        if self._ring is not None:
-            self._ring()
+        self._tickets.end(copy.move, "", self._clock.now() - copy.begun)
 
 
 def _arrived(flight: Flight) -> bool:
@@ -190,8 +153,3 @@ def _arrived(flight: Flight) -> bool:
         return flight.arrived()
     except Exception:
         return True
-
-
-def _describe(error: Exception) -> str:
-    """The text of an error of ours; the type as well where it is not."""
-    return str(error) if isinstance(error, StoreError) and str(error) else f"{type(error).__name__}: {error}"

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from stepwell.cache.moves import LiveState, Move, Report, Task, Tier
-from stepwell.store.mover import CopyMover, CopyTotal
+from stepwell.store.mover import CopyMover
+from stepwell.store.tickets import CopyTotal, Way
 
 if TYPE_CHECKING:
     from stepwell.store.disk.mover import DiskMover
@@ -63,7 +64,7 @@ class RoutingMover:
         self._copies.close()
         self._disk.close()
 
-    def totals(self) -> dict[tuple[Tier, Tier | None], CopyTotal]:
+    def totals(self) -> dict[Way, CopyTotal]:
         """Copies so far by (from, to); None is a live state."""
         return self._copies.totals() | self._disk.totals()
 

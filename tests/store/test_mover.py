@@ -15,7 +15,8 @@ from stepwell.cache.moves import Extent, LiveState, Move, Report, Tier
 from stepwell.store.arena import Rows
 from stepwell.store.copier import Fence, Flight, HostCopier, Landed
 from stepwell.store.host import HostArena
-from stepwell.store.mover import CopyMover, CopyTotal
+from stepwell.store.mover import CopyMover
+from stepwell.store.tickets import CopyTotal
 
 PAGE = 64
 

@@ -22,7 +22,7 @@ from stepwell.store.disk.gate import Gate
 from stepwell.store.disk.inbox import Copy, Job
 from stepwell.store.disk.layout import Kind
 from stepwell.store.disk.store import DiskStore
-from stepwell.store.mover import CopyTotal
+from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
 
 PIECE_BYTES = 16 << 20
 """Bytes that a reader has in memory at a time, unless one image has more."""
@@ -40,14 +40,10 @@ class DiskMover:
         self._store = store
         self._gate = gate
         self._clock = clock or WallClock()
-        self._lock = threading.Condition()
-        self._reports: list[Report] = []
-        self._open: set[int] = set()
+        self._tickets = Tickets(store.layout.page_bytes)
         self._busy = 0  # batches being written
         self._reads: deque[tuple[Move, Fence]] = deque()
         self._reads_changed = threading.Condition()
-        self._totals: dict[tuple[Tier, Tier | None], CopyTotal] = {}
-        self._ring: Callable[[], None] | None = None
         self._closing = False
         self._threads = [threading.Thread(target=self._write, name="stepwell-disk-writer", daemon=True)]
         self._threads += [
@@ -66,7 +62,7 @@ class DiskMover:
 
     def listen(self, ring: Callable[[], None]) -> None:
         """Have `ring` called, on any thread, after each report."""
-        self._ring = ring
+        self._tickets.listen(ring)
 
     def start(self, tasks: Sequence[Task]) -> None:
         """Queue these; never waits. A ticket must not be open already. StoreError once the mover is closed."""
@@ -75,13 +71,10 @@ class DiskMover:
         moves = [task for task in tasks if isinstance(task, Move)]
         reads = [move for move in moves if move.source.tier == Tier.DISK]
         rest = [task for task in tasks if not (isinstance(task, Move) and task.source.tier == Tier.DISK)]
-        with self._lock:
-            for move in moves:
-                assert move.ticket not in self._open, f"ticket {move.ticket} is already in flight"
-                self._open.add(move.ticket)
+        self._tickets.open(moves)
         if rest:
             for move in self._store.inbox.submit(rest, self._gate.fence):
-                self._end(move, "queue full: the disk cannot keep up with the copies asked of it")
+                self._tickets.end(move, "queue full: the disk cannot keep up with the copies asked of it")
         if reads:
             fence = self._gate.fence()
             with self._reads_changed:
@@ -90,21 +83,15 @@ class DiskMover:
 
     def poll(self) -> list[Report]:
         """Reports since the last call; never waits."""
-        with self._lock:
-            reports, self._reports = self._reports, []
-        return reports
+        return self._tickets.poll()
 
     def wait(self, seconds: float) -> None:
         """Wait until `poll` would return something, at most `seconds`."""
-        with self._lock:
-            self._lock.wait_for(lambda: bool(self._reports), timeout=seconds)
+        self._tickets.wait(seconds)
 
     def drain(self, seconds: float | None = None) -> bool:
         """Wait until every move has ended and every order is carried out; `poll` still returns the reports. False if time ran out."""
-        with self._lock:
-            return self._lock.wait_for(
-                lambda: not (self._open or self._busy or len(self._store.inbox)), timeout=seconds
-            )
+        return self._tickets.drain(seconds, lambda: not (self._busy or len(self._store.inbox)))
 
     def close(self) -> None:
         """Finish what has begun, fail the moves that have not, carry out the orders, end the threads. Twice does no harm."""
@@ -120,10 +107,9 @@ class DiskMover:
         """True once `close` has been called: nothing more will begin."""
         return self._closing
 
-    def totals(self) -> dict[tuple[Tier, Tier | None], CopyTotal]:
+    def totals(self) -> dict[Way, CopyTotal]:
         """Copies so far by (from, to); None is a live state. Seconds are those of a batch for moves to disk, shared by size."""
-        with self._lock:
-            return dict(self._totals)
+        return self._tickets.totals()
 
     # ---- writing ------------------------------------------------------------------------------------------
 
@@ -134,29 +120,30 @@ class DiskMover:
                 inbox.changed.wait_for(lambda: len(inbox) or self._closing)
                 if not len(inbox) and self._closing:
                     return
-                with self._lock:
+                with self._tickets.changed:
                     self._busy += 1
             self._write_batch(inbox.take(self._store.batch_bytes, page))
-            with self._lock:
+            with self._tickets.changed:
                 self._busy -= 1
-                self._lock.notify_all()
+                self._tickets.changed.notify_all()
 
     def _write_batch(self, jobs: list[Job]) -> None:
         moves = {job.move.ticket: job.move for job in jobs if isinstance(job, Copy)}
         if self._closing:
             for move in moves.values():
-                self._end(move, "the disk mover was closed before this copy began")
+                self._tickets.end(move, "the disk mover was closed before this copy began")
             jobs, moves = [job for job in jobs if not isinstance(job, Copy)], {}
         begun = self._clock.now()
         try:
             reports = self._store.write(jobs, self._gate)
         except Exception as error:
-            reports = [Report(ticket, False, _describe(error)) for ticket in moves]
+            reports = [Report(ticket, False, describe(error)) for ticket in moves]
         seconds = self._clock.now() - begun
         pages = sum(len(moves[report.ticket].source.slots) for report in reports if report.ok)
         for report in reports:
             move = moves[report.ticket]
-            self._end(move, report.error, seconds * len(move.source.slots) / max(1, pages), ok=report.ok)
+            why = "" if report.ok else report.error or "the write failed"
+            self._tickets.end(move, why, seconds * len(move.source.slots) / max(1, pages))
 
     # ---- reading ------------------------------------------------------------------------------------------
 
@@ -169,7 +156,7 @@ class DiskMover:
                     return
                 move, fence = self._reads.popleft()
             if self._closing:
-                self._end(move, "the disk mover was closed before this copy began")
+                self._tickets.end(move, "the disk mover was closed before this copy began")
                 continue
             begun = self._clock.now()
             try:
@@ -177,9 +164,9 @@ class DiskMover:
                     memory = self._gate.memory(self._piece())
                 self._read_one(move, fence, memory)
             except Exception as error:
-                self._end(move, _describe(error))
+                self._tickets.end(move, describe(error))
             else:
-                self._end(move, "", self._clock.now() - begun)
+                self._tickets.end(move, "", self._clock.now() - begun)
 
     def _read_one(self, move: Move, fence: Fence, memory: Rows) -> None:
         def deliver(part: slice, rows: Rows) -> None:
@@ -201,25 +188,3 @@ class DiskMover:
         """Pages that a reader holds in memory: of whole records, so that as a rule no reading begins inside one."""
         layout = self._store.layout
         return ceil_to(max(layout.image_pages, PIECE_BYTES // layout.page_bytes), layout.most_pages(Kind.KV))
-
-    def _end(self, move: Move, error: str, seconds: float = 0.0, *, ok: bool | None = None) -> None:
-        way = (move.source.tier, None if isinstance(move.target, LiveState) else move.target.tier)
-        size = len(move.source.slots) * self._store.layout.page_bytes
-        good = not error if ok is None else ok
-        with self._lock:
-            old = self._totals.get(way, CopyTotal())
-            if good:
-                new = CopyTotal(old.moves + 1, old.failed, old.bytes + size, old.seconds + seconds)
-            else:
-                new = replace(old, failed=old.failed + 1)
-            self._totals[way] = new
-            self._open.discard(move.ticket)
-            self._reports.append(Report(move.ticket, good, error))
-            self._lock.notify_all()
-        if self._ring is not None:
-            self._ring()
-
-
-def _describe(error: Exception) -> str:
-    """The text of an error of ours; the type as well where it is not."""
-    return str(error) if isinstance(error, StoreError) and str(error) else f"{type(error).__name__}: {error}"
