@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -62,8 +63,8 @@ def sweep(params: dict[str, Any], jobs: int) -> Iterator[Point]:
     """Points as they are done; `params` are those of `plan_command`. Raises StepwellError where one cannot be simulated."""
     profile = load_profile(params["profile"])
     wanted = machines(params, profile)
+    setting = setting_from(params, profile)  # what cannot be read is told here, not by a process that ends of it
     if jobs == 1:
-        setting = setting_from(params, profile)
         yield from (point(simulated(setting, sizes), sizes) for sizes in wanted)
         return
     # Fresh processes: nothing of this one's threads goes with them. Each reads the trace once.
@@ -111,6 +112,7 @@ class _Worker:
 
     @classmethod
     def begin(cls, params: dict[str, Any]) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once: it has nothing to save
         cls.setting = setting_from(params, load_profile(params["profile"]))
 
     @classmethod

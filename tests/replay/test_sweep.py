@@ -84,3 +84,9 @@ def test_host_memory_is_preferred_where_it_is_cheap() -> None:
 def test_equal_hits_cost_the_least() -> None:
     points = [replace(PLAIN, device_tokens=size, device=0.7) for size in (8, 2, 4)]
     assert knee(points, 0.1).device_tokens == 2
+
+
+def test_a_trace_that_is_not_there_is_named_whatever_the_number_of_processes() -> None:
+    for jobs in (1, 2):
+        with pytest.raises(ConfigError, match="no trace at"):
+            next(sweep({**PARAMS, "trace": "/not/there"}, jobs))
