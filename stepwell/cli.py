@@ -51,6 +51,7 @@ def serve(
     enable_prefix_caching: flags.EnablePrefixCaching = True,
     state_checkpoint_interval_tokens: flags.StateCheckpointIntervalTokens = 8192,
     decode_rung_tokens: flags.DecodeRungTokens = 16,
+    cache_policy: flags.CachePolicy = "ladder",
     min_load_tokens: flags.MinLoadTokens = None,
     verify_resume: flags.VerifyResume = 0.0,
     load_timeout: flags.LoadTimeout = 30.0,

@@ -3,7 +3,7 @@
 This package knows tokens, page and slot numbers, tiers, leases and ticks. It does not know tensors, files, threads, clocks or
 requests' lives: time comes in as an argument, copies go out as `Move`s.
 
-    tree        prefixes and where their bytes are       ranking     what to drop or copy down first
+    tree        prefixes and where their bytes are       ranking     candidates in order of value
     pool        free slots of one tier                    placement   where to leave a rung
     survey      how far each leg reaches for a prompt     plan        how a request would start, and what it falls back to
     directory   the one owner of all of it                leases      holds on what is cached

@@ -20,6 +20,7 @@ class CacheConfig:
     clean_share                share of a tier kept free or already copied below
     write_idle                 write to disk while nothing else is to be done, so that little is lost with the process
     ghost_blocks               evicted blocks that are remembered by their tokens alone, to say what was lost
+    policy                     what goes first, by name (`stepwell.cache.policy`)
     """
 
     geometry: Geometry
@@ -33,6 +34,7 @@ class CacheConfig:
     clean_share: float = 0.05
     ghost_blocks: int = 1 << 20
     write_idle: bool = True
+    policy: str = "ladder"
 
     def __post_init__(self) -> None:
         block, grid = self.geometry.block, self.geometry.rung_grid

@@ -8,7 +8,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
 from stepwell.cache.moves import Tier
-from stepwell.cache.ranking import passed_over, supersede
+from stepwell.cache.succession import passed_over, supersede
 from stepwell.cache.survey import Survey
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Node, Rung, RungKind
@@ -75,6 +75,14 @@ def leave_rung(
     rung.used = now
     rung.kind = min(rung.kind, kind)
     directory.place(rung.image, Tier.DEVICE, pages)
+    if directory.policy.thins:
+        _thin(directory, rung, kind)
+    return rung
+
+
+def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
+    """The new `rung` makes others less valuable, or is itself of an answer that hardly anybody will go on from."""
+    node = rung.image.node
     old = supersede(node)
     if old is not None and old.kind != RungKind.BRANCH:
         old.superseded = True
@@ -82,12 +90,11 @@ def leave_rung(
     if kind == RungKind.ROLLING:
         if directory.answers.in_vain:
             _give_up(directory, rung)
-        return rung
+        return
     for answer in passed_over(node):
         if not answer.superseded:  # each is left out once, however many rungs the next turns leave
             directory.answers.saw(repeated=False)
         _give_up(directory, answer)
-    return rung
 
 
 def _give_up(directory: Directory, rung: Rung) -> None:
@@ -109,10 +116,12 @@ def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int,
     used = [node for node in found.path if node.start < boundary]
     for node in used:
         node.used = now
+        node.uses += 1
     if rung is not None:
         if rung.kind == RungKind.ROLLING:
             directory.answers.saw(repeated=True)
         rung.used = now
+        rung.uses += 1
         rung.superseded = False
     items = (*(node.kv for node in used), *((rung.image,) if rung is not None else ()))
     on_disk = [slots for item in items if (slots := item.at[Tier.DISK]) is not None]

@@ -18,6 +18,7 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.offers import Offers
 from stepwell.cache.outcome import Reason
 from stepwell.cache.plan import Plan, Room, Wait, plan, plan_return
+from stepwell.cache.policy import policy_named
 from stepwell.cache.pool import Pool
 from stepwell.cache.survey import Survey, gather, survey
 from stepwell.cache.table import BlockTable
@@ -33,7 +34,8 @@ class Directory:
         self.tree = Tree(config.geometry.block)
         sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
         self.pools = {tier: Pool(size) for tier, size in sizes if size}
-        self.offers = Offers(tuple(self.pools))
+        self.policy = policy_named(config.policy, config.geometry.block)
+        self.offers = Offers(tuple(self.pools), self.policy)
         self.epoch = self.tickets = 0
         self.reserved = self.clean = self.backed = self.items = self.ghost_blocks = 0
         self.leases: set[Lease] = set()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepwell.cache.moves import Tier
+from stepwell.cache.policy import Policy
 from stepwell.cache.ranking import Ranking, exposed
 from stepwell.cache.tree import Item
 
@@ -20,10 +21,10 @@ class Offers:
 
     __slots__ = ("_all", "_of", "dirty", "drops", "lower")
 
-    def __init__(self, tiers: tuple[Tier, ...]) -> None:
+    def __init__(self, tiers: tuple[Tier, ...], policy: Policy) -> None:
         self.lower: dict[Tier, Tier | None] = dict(zip(tiers, (*tiers[1:], None), strict=True))
-        self.drops = {tier: Ranking(tier, self._droppable(tier)) for tier in tiers}
-        self.dirty = {tier: Ranking(tier, self._demotable(tier)) for tier in tiers[:-1]}
+        self.drops = {tier: Ranking(tier, self._droppable(tier), policy.value) for tier in tiers}
+        self.dirty = {tier: Ranking(tier, self._demotable(tier), policy.value) for tier in tiers[:-1]}
         self._of = {t: tuple(r[t] for r in (self.drops, self.dirty) if t in r) for t in tiers}
         self._all = tuple(ranking for rankings in self._of.values() for ranking in rankings)
 

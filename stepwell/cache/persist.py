@@ -14,7 +14,6 @@ from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.offers import attached
-from stepwell.cache.ranking import value
 from stepwell.cache.recall import recall
 from stepwell.cache.shed import begin, in_flight
 from stepwell.cache.tree import Item, Node, RungKind, path_tokens
@@ -173,7 +172,7 @@ def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
     rung at `node`; never of anything else, or two runs that do not fit together would be written in turn for ever."""
     pool, catalogue = directory.pools[Tier.DISK], directory.archive.catalogue
     last = node.rung.image if node.rung is not None else node.kv
-    _, worth = value(last, Tier.DISK)
+    _, worth = directory.policy.value(last, Tier.DISK)
     # what it is built on must not make room for it
     holds = [directory.lease(held, Tier.DISK) for held in (node.kv, last)]
     fits = pages + directory.leased[Tier.DISK] <= pool.total  # if not, nothing is to go for it
@@ -183,7 +182,7 @@ def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
         victim = directory.offers.drops[Tier.DISK].pop()
         if victim is None:
             break
-        rank, used = value(victim, Tier.DISK)
+        rank, used = directory.policy.value(victim, Tier.DISK)
         if rank and used >= worth:
             directory.offer(victim)
             break

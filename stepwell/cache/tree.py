@@ -116,19 +116,20 @@ class Item:
 class Rung:
     """A checkpoint of the recurrent state at the end of a node."""
 
-    __slots__ = ("image", "kind", "superseded", "used")
+    __slots__ = ("image", "kind", "superseded", "used", "uses")
 
     def __init__(self, node: Node, kind: RungKind, now: float) -> None:
         self.image = Item("image", node)
         self.kind = kind
         self.used = now
+        self.uses = 0
         self.superseded = False
 
 
 class Node:
     """A run of whole blocks below `parent`: tokens of positions [start, end)."""
 
-    __slots__ = ("awaited", "children", "kv", "lost", "parent", "rung", "start", "tokens", "used")
+    __slots__ = ("awaited", "children", "kv", "lost", "parent", "rung", "start", "tokens", "used", "uses")
 
     def __init__(self, parent: Node | None, start: int, tokens: Ints, now: float) -> None:
         self.parent = parent
@@ -138,6 +139,7 @@ class Node:
         self.kv = Item("kv", self)
         self.rung: Rung | None = None
         self.used = now
+        self.uses = 0
         self.lost: tuple[int, ...] = ()
         """Positions in (start, end] where a rung once stood."""
         self.awaited = 0
@@ -223,6 +225,7 @@ class Tree:
         assert node.parent is not None and node.start < at < node.end and at % self.block == 0
         cut = at - node.start
         upper = Node(node.parent, node.start, node.tokens[:cut].copy(), node.used)
+        upper.uses = node.uses
         upper.lost = tuple(p for p in node.lost if p <= at)
         node.parent.children[self.key(node.tokens, 0)] = upper
         node.tokens = node.tokens[cut:].copy()
@@ -262,6 +265,7 @@ class Tree:
         node.start = parent.start
         node.lost = parent.lost + node.lost
         node.used = max(node.used, parent.used)
+        node.uses = max(node.uses, parent.uses)
         node.kv.ready += parent.kv.ready
         node.parent = parent.parent
         node.parent.children[self.key(node.tokens, 0)] = node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from stepwell.cache.moves import Tier
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.disk_tier import CHUNK, DiskTier, disk_mover, identity, open_disk, with_disk
 from stepwell.engine.doubts import doubts
+from stepwell.engine.grammars import Grammars, GuideError
 from stepwell.engine.guide import Guides
 from stepwell.engine.owned import OwnedLoop
 from stepwell.engine.sampler import Sampler
@@ -76,7 +78,9 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     sizes = _sizes(config, model, geometry, device)
     arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, precision, device)
     live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, precision, device)
-    guides = Guides(config.model, model.shape.vocab, model.eos_token_ids, keep=2 * config.max_num_seqs)
+    keep = 2 * config.max_num_seqs
+    grammars = _grammars(Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep), owned)
+    guides = Guides(grammars, model.shape.vocab, keep)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
     cache = CacheConfig(
         sizes.geometry,
@@ -87,6 +91,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
         interval=config.state_checkpoint_interval_tokens,
         min_load_tokens=config.min_load_tokens,
         write_idle=config.disk_write_when == "idle",
+        policy=config.cache_policy,
     )
     rules = SchedConfig(
         config.max_num_seqs,
@@ -103,11 +108,31 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     costs = with_disk(Costs(prefill_tokens_per_s=_prefill_speed(runner, sizes, config)), tier)
     auditor = Auditor(config.verify_resume, _TOLERANCE[dtype], random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
-    loop = OwnedLoop(cache, rules, runner, mover, WallClock(), costs, archive, auditor=auditor, owned=owned, disk=store)
+    loop = OwnedLoop(
+        cache,
+        rules,
+        runner,
+        mover,
+        WallClock(),
+        costs,
+        archive,
+        auditor=auditor,
+        owned=owned,
+        disk=store,
+        grammars=grammars,
+    )
     plan = _memory_plan(config, sizes, costs, device) + (tier.rows(config) if tier is not None else ())
     causes = doubts(config, sizes.geometry, sizes.pages, sizes.slots, sizes.max_model_len)
     report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan, causes))
     return loop
+
+
+def _grammars(grammars: Grammars, owned: ExitStack) -> Grammars:
+    """With the vocabulary read, which would hold up every request later; who has no tokenizer.json hears it from a grammar."""
+    owned.callback(grammars.close)
+    with contextlib.suppress(GuideError):
+        grammars.warm()
+    return grammars
 
 
 def _device(name: str) -> torch.device:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.units import format_size, parse_size
+from stepwell.cache.policy import DEFAULT, policy_named
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -57,6 +58,7 @@ class EngineConfig:
     disk_cache              folder and bytes of the disk tier; None: there is none
     disk_write_budget       bytes a second that may be written to it, averaged over seconds; None: as many as it takes
     disk_write_when         "idle": also whenever nothing else is to be done; "pressure": only as the tier above fills up
+    cache_policy            what goes first where memory is short, by name (`stepwell.cache.policy`)
     min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
     verify_resume           share of resumed prompts that are recomputed cold while nothing else is to be done, and compared
     load_timeout            seconds without a report after which a request gives up its load; 0: never
@@ -83,6 +85,7 @@ class EngineConfig:
     state_checkpoint_interval_tokens: int = 8192
     decode_rung_tokens: int = 16
     min_load_tokens: int | None = None
+    cache_policy: str = DEFAULT
     verify_resume: float = 0.0
     load_timeout: float = 30.0
     faults: tuple[str, ...] = ()
@@ -114,6 +117,7 @@ class EngineConfig:
             raise ConfigError(
                 f"--disk-write-when {self.disk_write_when!r} is unknown: use one of {', '.join(DISK_WHEN)}"
             )
+        policy_named(self.cache_policy, self.block_size)
         if self.disk_cache is not None and not self.enable_prefix_caching:
             raise ConfigError("--disk-cache needs the prefix cache: leave out --no-enable-prefix-caching")
         if self.tensor_parallel_size != 1:

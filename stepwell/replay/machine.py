@@ -9,6 +9,7 @@ from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
 from stepwell.base.units import ceil_to
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.policy import DEFAULT
 from stepwell.replay.cost import CostModel
 from stepwell.replay.runner import CostRunner, VirtualMover
 from stepwell.sched.config import SchedConfig
@@ -20,6 +21,7 @@ class MachineSizes:
     """Memory in tokens of KV: what a tier would hold if it held nothing else, and what one rung takes. Lengths in tokens.
 
     decode_rung_tokens  None: the fewest that the block allows, 16 or more
+    policy              what goes first, by name (`stepwell.cache.policy`)
     """
 
     device_tokens: int = 8_000_000
@@ -32,6 +34,7 @@ class MachineSizes:
     decode_rung_tokens: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 16_384
+    policy: str = DEFAULT
 
     def geometry(self, kv_bytes_per_token: int) -> Geometry:
         """Pages of one block; an image takes as many as its tokens would."""
@@ -59,6 +62,7 @@ class Machine:
             disk_slots=sizes.disk_tokens // sizes.block,
             chunk=ceil_to(256, sizes.block),
             interval=sizes.interval,
+            policy=sizes.policy,
         )
         every = sizes.decode_rung_tokens
         rules = SchedConfig(

@@ -93,6 +93,12 @@ DiskWriteWhen = Annotated[str, _option("idle: also while nothing is to be done; 
 EnablePrefixCaching = Annotated[bool, _option("Reuse what earlier prompts have computed.", _CACHE)]
 StateCheckpointIntervalTokens = Annotated[int, _option("A rung at least every so many prompt tokens.", _CACHE)]
 DecodeRungTokens = Annotated[int, _option("Refresh the rung of a running answer every so many tokens.", _CACHE)]
+CachePolicy = Annotated[
+    str,
+    _option(
+        "What goes first where memory is short: ladder, lru, slru or value. `stepwell plan` compares them.", _CACHE
+    ),
+]
 MinLoadTokens = Annotated[
     int | None,
     _option("Load from a lower tier only what saves this many tokens. Default: by expected time.", _CACHE),

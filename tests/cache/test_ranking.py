@@ -5,11 +5,14 @@ from __future__ import annotations
 from stepwell.cache.content import touch
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.ranking import Ranking, exposed, is_answer, passed_over, supersede, value
+from stepwell.cache.policy import Ladder
+from stepwell.cache.ranking import Ranking, exposed
+from stepwell.cache.succession import is_answer, passed_over, supersede
 from stepwell.cache.tree import Item, RungKind
 from tests.cache.builders import copy_down, directory, forget, join, keep, node_ending, numbers, rung_at
 
 PROMPT = numbers(60)
+value = Ladder().value
 
 
 def order(shelf: Directory, tier: Tier = Tier.DEVICE) -> list[str]:
@@ -193,7 +196,7 @@ class TestBelowTheDevice:
 
 class TestRanking:
     def ranking(self, shelf: Directory, alive: set[int]) -> Ranking:
-        return Ranking(Tier.DEVICE, lambda item: id(item) in alive)
+        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, value)
 
     def items(self, shelf: Directory, count: int) -> list[Item]:
         for seed in range(count):

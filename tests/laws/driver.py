@@ -11,6 +11,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
+from stepwell.cache.policy import POLICIES
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.testing import telltale
@@ -57,6 +58,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
         ghost_blocks=number(rng, 1000, 8, 0),
         disk_slots=number(rng, 0, rng.randint(1, 20), *(rng.randint(20, 300) for _ in range(3))),
         write_idle=chance(rng, 60),
+        policy=_POLICIES[seed % len(_POLICIES)],
     )
     seqs = rng.randint(1, 4)
     sched = SchedConfig(
@@ -78,6 +80,9 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
     return Harness(
         cache, sched, None, costs, VOCAB, ranks=ranks, rank_faults=plans, same_kv=same_kv, budget=budget, audit=audit
     )
+
+
+_POLICIES = ("ladder", "ladder", *POLICIES)
 
 
 def _faults(rng: Chooser, seed: int) -> FaultPlan:
