@@ -9,9 +9,11 @@ from dataclasses import replace
 from stepwell.base.clock import Clock
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.engine.grammars import Grammars
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
+from stepwell.sched.request import Request
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Mover, Runner
 from stepwell.store.disk.stats import DiskStats
@@ -19,7 +21,8 @@ from stepwell.store.disk.store import DiskStore
 
 
 class OwnedLoop(EngineLoop):
-    """`owned` is closed at the end: movers before the stores that they use. `disk` is asked for its counts."""
+    """`owned` is closed at the end: movers before the stores that they use. `disk` is asked for its counts, `grammars` for whether
+    a request's is ready."""
 
     def __init__(
         self,
@@ -34,11 +37,18 @@ class OwnedLoop(EngineLoop):
         *,
         owned: ExitStack | None = None,
         disk: DiskStore | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         super().__init__(cache, config, runner, mover, clock, costs, archive, auditor)
         self._time = clock
         self._owned = owned or ExitStack()
         self._disk = disk
+        self._grammars = grammars
+
+    def prepare(self, request: Request) -> bool:
+        """Whether `request` can be taken without holding up the others; begins what is missing for that. Ask again, then submit."""
+        grammar = request.params.grammar
+        return not grammar or self._grammars is None or self._grammars.prepare(grammar)
 
     def stats(self) -> EngineStats:
         stats = super().stats()

@@ -40,6 +40,8 @@ COPY_WAIT = 0.01
 """Seconds at most that a step waits for copies that requests need, and so that a new command may have to wait."""
 WRITE_WAIT = 0.05
 """Seconds between two looks at what is being written, where nobody needs anything; a command ends the wait."""
+PREPARE_WAIT = 0.005
+"""Seconds between two looks at whether a request that is being made ready can be taken, where nothing else is to be done."""
 STATS_EVERY = 0.5
 """Seconds between two statistics of a busy engine; an engine that falls idle always sends its last ones."""
 
@@ -52,6 +54,8 @@ class ServedLoop(Protocol):
 
     @property
     def serving(self) -> bool: ...
+
+    def prepare(self, request: Request) -> bool: ...
 
     def submit(self, request: Request) -> None: ...
 
@@ -92,6 +96,7 @@ class EngineService:
         self._stats_due = clock.now()
         self._replies: list[messages.WireEvent] = []
         self._open: set[str] = set()
+        self._preparing: dict[str, Request] = {}
 
     def run(self, facts: EngineFacts) -> float:
         """Serve until told to stop; returns how many seconds the end may take. Raises what the loop raises."""
@@ -113,7 +118,7 @@ class EngineService:
             self._open -= {event.id for event in events if isinstance(event, messages.Finished)}
         now = self._clock.now()
         stats = None
-        if now >= self._stats_due or not self._loop.busy:
+        if now >= self._stats_due or not (self._loop.busy or self._preparing):
             self._stats_due = now + STATS_EVERY
             stats = stats_message(self._loop.stats())
         if events or stats is not None:
@@ -122,7 +127,7 @@ class EngineService:
     def _take_commands(self) -> messages.Stop | None:
         """Carry out what has arrived, waiting for it if there is nothing else to do; up to the word to stop."""
         if not self._loop.busy:
-            self._commands.poll()
+            self._commands.poll(int(1000 * PREPARE_WAIT) if self._preparing else None)
         elif not self._loop.serving:
             self._commands.poll(int(1000 * WRITE_WAIT))
         while self._commands.poll(0):
@@ -134,15 +139,17 @@ class EngineService:
             if isinstance(command, messages.Stop):
                 return command
             self._carry_out(command)
+        self._take_prepared()
         return None
 
     def _carry_out(self, command: messages.Submit | messages.Abort | messages.Explain | messages.Reset) -> None:
         match command:
             case messages.Submit():
-                self._submit(command)
+                self._preparing[command.id] = messages.request_of(command)
             case messages.Abort(ids):
                 for request_id in ids:
-                    self._loop.abort(request_id)
+                    if self._preparing.pop(request_id, None) is None:
+                        self._loop.abort(request_id)
             case messages.Explain(number, prompt, salt, read):
                 told = self._loop.explain(salt, np.frombuffer(prompt, np.int32), read)
                 self._send(messages.Explained(number, told))
@@ -150,14 +157,21 @@ class EngineService:
                 freed = self._loop.reset(salt)
                 self._send(messages.WasReset(number, {tier.name.lower(): pages for tier, pages in freed.items()}))
 
-    def _submit(self, command: messages.Submit) -> None:
+    def _take_prepared(self) -> None:
+        """Submit what is ready, in the order in which it came. The others wait here, where they hold up nobody."""
+        for request in list(self._preparing.values()):
+            if self._loop.prepare(request):
+                del self._preparing[request.id]
+                self._submit(request)
+
+    def _submit(self, request: Request) -> None:
         try:
-            self._loop.submit(messages.request_of(command))
+            self._loop.submit(request)
         except (RequestError, CapacityError) as error:
-            self._replies.append(messages.rejection(command.id, error))
+            self._replies.append(messages.rejection(request.id, error))
         else:
-            self._open.add(command.id)
-            self._replies.append(messages.Accepted(command.id))
+            self._open.add(request.id)
+            self._replies.append(messages.Accepted(request.id))
 
     def _send(self, message: messages.Answer) -> None:
         self._answers.send(messages.encode(message))

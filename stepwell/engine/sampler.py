@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from stepwell.base.geometry import Ints
-from stepwell.engine.guide import GuideError, Guides
+from stepwell.engine.grammars import GuideError
+from stepwell.engine.guide import Guides
 from stepwell.ops.adjust import add_bias, penalise, repeat_less, score
 from stepwell.ops.sampling import Draw, sample
 from stepwell.sched.request import SamplingParams, Scored

@@ -42,6 +42,7 @@ class ScriptedLoop:
         self.ended: list[float] = []
         self.waits: list[float] = []
         self.seen: list[Request] = []
+        self.unready: set[str] = set()
         self._prompts: list[np.ndarray] = []
         self._events: list[Event] = []
         self._steps = 0
@@ -57,6 +58,9 @@ class ScriptedLoop:
     def end(self, seconds: float) -> bool:
         self.ended.append(seconds)
         return not self.busy
+
+    def prepare(self, request: Request) -> bool:
+        return request.id not in self.unready
 
     def submit(self, request: Request) -> None:
         if REFUSED in request.prompt:

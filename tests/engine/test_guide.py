@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from stepwell.engine.guide import GuideError, Guides
+from stepwell.engine.grammars import Grammars, GuideError
+from stepwell.engine.guide import Guides
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import SamplingParams
 from tests.server.templates import talking_tokenizer
@@ -31,7 +32,7 @@ def tokenizer(directory: Path) -> Tokenizer:
 
 @pytest.fixture
 def guides(directory: Path) -> Guides:
-    return Guides(str(directory), VOCAB, (EOS, 0), keep=2)
+    return Guides(Grammars(str(directory), VOCAB, (EOS, 0), keep=2), VOCAB, keep=2)
 
 
 def pattern(text: str, after: int | None = None) -> SamplingParams:
@@ -80,7 +81,7 @@ def test_marks_that_are_tokens_of_their_own_count_as_their_text(guides: Guides, 
 
 
 def test_what_cannot_be_followed_is_that_requests_error(guides: Guides) -> None:
-    with pytest.raises(GuideError, match="not valid"):
+    with pytest.raises(GuideError, match="cannot be followed"):
         guides.allowed("r", SamplingParams(grammar="start: ("), np.array([], np.int32))
     with pytest.raises(GuideError, match="left its grammar"):
         guides.allowed("s", pattern("a"), np.array([90, 91, 92], np.int32))
@@ -91,4 +92,4 @@ def test_what_cannot_be_followed_is_that_requests_error(guides: Guides) -> None:
 
 def test_missing_tokenizer_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(GuideError, match=r"tokenizer\.json"):
-        Guides(str(tmp_path), VOCAB, (EOS,), 2).allowed("r", pattern("a"), np.array([], np.int32))
+        Guides(Grammars(str(tmp_path), VOCAB, (EOS,), 2), VOCAB, 2).allowed("r", pattern("a"), np.array([], np.int32))

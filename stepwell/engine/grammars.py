@@ -1,0 +1,124 @@
+"""Grammars made ready to be followed, beside the engine's loop.
+
+Reading a large grammar against a large vocabulary takes up to seconds, without the interpreter's lock. It is done once for each grammar,
+in threads; every request that asks for the same one then starts from a copy, which costs microseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from stepwell.base.errors import StepwellError
+from stepwell.engine.tokenizer import byte_pieces
+
+_THREADS = 2  # one that reads a huge grammar leaves the other to the small ones
+_MOST_CHARACTERS = 2_000_000  # of all grammars that are kept; a thousand take 80 KB of memory at most
+
+
+class GuideError(StepwellError):
+    """This request's grammar cannot be followed."""
+
+
+class Grammars:
+    """Owns the readers of grammars, and the last `keep` of what they have read. Used by one thread."""
+
+    __slots__ = ("_directory", "_ends", "_keep", "_pool", "_ready", "_tokenizer", "_vocab")
+
+    def __init__(self, directory: str, vocab: int, eos_token_ids: tuple[int, ...], keep: int) -> None:
+        """`directory` holds tokenizer.json."""
+        self._directory = directory
+        self._vocab = vocab
+        self._ends = list(eos_token_ids)
+        self._keep = keep
+        self._ready: OrderedDict[bytes, tuple[int, Future[Any]]] = OrderedDict()
+        self._pool = ThreadPoolExecutor(_THREADS, "grammar")
+        self._tokenizer: Any = None
+
+    def warm(self) -> None:
+        """Read the vocabulary now: that holds up everything for seconds where it is large. Raises GuideError."""
+        if self._tokenizer is None:
+            self._tokenizer = _read_tokenizer(Path(self._directory) / "tokenizer.json", self._vocab, self._ends)
+
+    def prepare(self, grammar: str) -> bool:
+        """Whether `start` would return at once; begins what is missing for that. A wrong grammar is ready, too: to be refused."""
+        try:
+            return self._reading(grammar).done()
+        except GuideError:
+            return True
+
+    def start(self, grammar: str) -> Any:
+        """A parser at the beginning of `grammar`; waits for it where it is not ready. Raises GuideError."""
+        matcher = self._reading(grammar).result()
+        if matcher.is_error():
+            raise GuideError(f"the grammar cannot be followed: {first_line(matcher.get_error())}")
+        return matcher.deep_copy()
+
+    def close(self) -> None:
+        """End the threads; a grammar that is being read is read to its end."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _reading(self, grammar: str) -> Future[Any]:
+        digest = hashlib.blake2b(grammar.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        known = self._ready.get(digest)
+        if known is None:
+            self.warm()
+            known = len(grammar), self._pool.submit(_read, self._tokenizer, grammar)
+            self._ready[digest] = known
+        self._ready.move_to_end(digest)
+        while len(self._ready) > 1 and (len(self._ready) > self._keep or self._size > _MOST_CHARACTERS):
+            self._ready.popitem(last=False)
+        return known[1]
+
+    @property
+    def _size(self) -> int:
+        return sum(size for size, _ in self._ready.values())
+
+
+def first_line(message: str) -> str:
+    """What llguidance says, without the state of its parser."""
+    return message.partition("\n")[0]
+
+
+def _read(tokenizer: Any, grammar: str) -> Any:
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # the first one reads on: not in a step
+    return matcher
+
+
+class _Words:
+    """A byte-level vocabulary as llguidance wants it. Its own reader takes every added token whose name is in angle brackets
+    for a special one, so that text such as <tool_call> could be in no answer."""
+
+    def __init__(self, backend: Any, pieces: list[bytes], vocab: int, ends: list[int]) -> None:
+        special = {i: token.content for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self.tokens = [special[i].encode() if i in special else piece for i, piece in enumerate(pieces)]
+        self.tokens += [b""] * (vocab - len(pieces))
+        self.special_token_ids = sorted(special)
+        self.eos_token_id = ends[0] if ends else (self.special_token_ids or [0])[0]
+        self.bos_token_id = None
+        self._backend = backend
+
+    def __call__(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _read_tokenizer(path: Path, vocab: int, ends: list[int]) -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+    from tokenizers import Tokenizer
+
+    try:
+        text = path.read_text("utf-8")
+        backend = Tokenizer.from_str(text)
+    except Exception as error:  # whatever the file and its reader think of
+        raise GuideError(f"grammars need {path}: {error}") from error
+    pieces = byte_pieces(backend)
+    source = text if pieces is None else TokenizerWrapper(_Words(backend, pieces, vocab, ends))
+    return LLTokenizer(source, n_vocab=vocab, eos_token=ends or None)
