@@ -8,6 +8,7 @@ The defaults are those of the profile `qwen3.5-397b-a17b-h200x4`, which states t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from stepwell.base.errors import ConfigError
@@ -69,9 +70,20 @@ class CostModel:
         floor = max(self.weights_s, sequences / self.prefill_tokens_per_s)
         return self.overhead_s + self.sequence_s * sequences + self.kv_s_per_token * context + floor
 
+    def pass_seconds(self, prefills: Sequence[tuple[int, int]], sequences: int, context: int) -> float:
+        """Seconds of one pass over (start, tokens) of prompts beside `sequences` decodes with `context` tokens between them."""
+        tokens = sequences + sum(count for _, count in prefills)
+        other = self.overhead_s + self.sequence_s * (sequences + len(prefills)) + self.kv_s_per_token * context
+        other += self.attention_s_per_pair * sum(count * (start + count / 2) for start, count in prefills)
+        return other + max(self.weights_s, tokens / self.prefill_tokens_per_s)
+
     def copy_seconds(self, move: Move, page_bytes: int) -> float:
         """Seconds of one copy that has its direction to itself. A copy within a tier costs its latency alone."""
-        return self.copy_latency_s + len(move.source.slots) * page_bytes / self._speed(*direction(move))
+        return self.way_seconds(direction(move), len(move.source.slots) * page_bytes)
+
+    def way_seconds(self, way: tuple[Tier, Tier], size: int) -> float:
+        """Seconds of a copy of `size` bytes (from, to) that has its direction to itself."""
+        return self.copy_latency_s + size / self._speed(*way)
 
     def _speed(self, source: Tier, target: Tier) -> float:
         if source == target:

@@ -11,7 +11,7 @@ from stepwell.base.units import ceil_to
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.policy import DEFAULT
 from stepwell.replay.cost import CostModel
-from stepwell.replay.runner import CostRunner, VirtualMover
+from stepwell.replay.runner import CostRunner, Links, VirtualMover
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 
@@ -51,7 +51,7 @@ class MachineSizes:
 class Machine:
     """One engine that lets virtual time pass. `clock` is its own and starts at 0."""
 
-    __slots__ = ("clock", "costs", "loop", "mover", "runner")
+    __slots__ = ("clock", "costs", "links", "loop", "runner")
 
     def __init__(self, sizes: MachineSizes, costs: CostModel) -> None:
         geometry = sizes.geometry(costs.kv_bytes_per_token)
@@ -73,18 +73,29 @@ class Machine:
         self.costs = costs
         self.clock = VirtualClock()
         self.runner = CostRunner(self.clock, costs)
-        self.mover = VirtualMover(self.clock, costs, geometry.page_bytes)
+        self.links = Links(self.clock, costs)
         weighed = Costs(
             costs.prefill_tokens_per_s, (float("inf"), costs.to_device, costs.from_disk), costs.copy_latency_s
         )
-        self.loop = EngineLoop(cache, rules, self.runner, self.mover, self.clock, weighed)
+        mover = VirtualMover(self.clock, self.links, geometry.page_bytes)
+        self.loop = EngineLoop(cache, rules, self.runner, mover, self.clock, weighed)
+
+    @property
+    def steps(self) -> int:
+        """Passes computed."""
+        return self.runner.steps
 
     def passes_until(self, when: float) -> int:
         """Decode passes of whoever runs now that end by `when`; at least 1. The loop takes fewer wherever something else can happen."""
         running = self.loop.queues.running
-        seconds = self.costs.decode_seconds(len(running), sum(r.computed for r in running))
-        return max(1, min(MOST_PASSES, int((when - self.clock.now()) / seconds))) if seconds > 0 else 1
+        return passes(self.costs, len(running), sum(r.computed for r in running), when - self.clock.now())
 
 
 MOST_PASSES = 4096
 """Decode passes taken at once, at most."""
+
+
+def passes(costs: CostModel, sequences: int, context: int, seconds: float) -> int:
+    """Decode passes that end within `seconds`, from 1 to `MOST_PASSES`; `context`: tokens of KV between the sequences."""
+    each = costs.decode_seconds(sequences, context)
+    return max(1, min(MOST_PASSES, int(seconds / each))) if each > 0 else 1

@@ -39,34 +39,48 @@ TRAFFIC_S = 1.0
 """Copied bytes are noted by second of virtual time."""
 
 
-class VirtualMover:
-    """Copies that take time and touch nothing. One direction copies one at a time; directions run side by side.
+class Links:
+    """Between tiers: one direction copies one thing at a time; directions run side by side.
 
     bytes_moved  by direction and second in which the copy ended     images  of those copies, how many were of images
     """
 
-    __slots__ = ("_clock", "_costs", "_done", "_free_at", "_page_bytes", "_serial", "bytes_moved", "images")
+    __slots__ = ("_clock", "_costs", "_free_at", "bytes_moved", "images")
 
-    def __init__(self, clock: VirtualClock, costs: CostModel, page_bytes: int) -> None:
+    def __init__(self, clock: VirtualClock, costs: CostModel) -> None:
         self._clock = clock
         self._costs = costs
-        self._page_bytes = page_bytes
         self._free_at: dict[Way, float] = {}
-        self._done: list[tuple[float, int, int]] = []
-        self._serial = 0
         self.bytes_moved: dict[Way, Counter[int]] = defaultdict(Counter)
         self.images: dict[Way, Counter[int]] = defaultdict(Counter)
 
+    def send(self, way: Way, size: int, images: int = 0) -> float:
+        """Queue a copy of `size` bytes, `images` images among them; when it ends, in s."""
+        ends = max(self._clock.now(), self._free_at.get(way, 0.0)) + self._costs.way_seconds(way, size)
+        self._free_at[way] = ends
+        second = int(ends / TRAFFIC_S)
+        self.bytes_moved[way][second] += size
+        if images:
+            self.images[way][second] += images
+        return ends
+
+
+class VirtualMover:
+    """Copies that take time on `links` and touch nothing."""
+
+    __slots__ = ("_clock", "_done", "_links", "_page_bytes", "_serial")
+
+    def __init__(self, clock: VirtualClock, links: Links, page_bytes: int) -> None:
+        self._clock = clock
+        self._links = links
+        self._page_bytes = page_bytes
+        self._done: list[tuple[float, int, int]] = []
+        self._serial = 0
+
     def start(self, tasks: Sequence[Task]) -> None:
         for move in moves_of(tasks):
-            way = direction(move)
-            begins = max(self._clock.now(), self._free_at.get(way, 0.0))
-            ends = begins + self._costs.copy_seconds(move, self._page_bytes)
-            self._free_at[way] = ends
-            second = int(ends / TRAFFIC_S)
-            self.bytes_moved[way][second] += len(move.source.slots) * self._page_bytes
-            if move.what == "image":
-                self.images[way][second] += 1
+            size = len(move.source.slots) * self._page_bytes
+            ends = self._links.send(direction(move), size, images=move.what == "image")
             heappush(self._done, (ends, self._serial, move.ticket))
             self._serial += 1
 

@@ -38,14 +38,14 @@ def simulated(setting: Setting, sizes: MachineSizes, console: Console | None = N
     simulation = Simulation(source, machine, Text(setting.rules.seed), setting.phases)
     wall = timed_run(simulation, console)
     end = machine.clock.now()
-    course = Course("simulated", setting.told, end, wall, machine.runner.steps)
+    course = Course("simulated", setting.told, end, wall, machine.steps)
     return summarise(simulation.ledger, course, traffic_of(machine, end), rungs_of(simulation, machine))
 
 
 def traffic_of(machine: Machine, end: float) -> Traffic:
-    """What the mover noted, up to `end`."""
+    """What its links noted, up to `end`."""
     count = int(end / TRAFFIC_S) + 1
-    ways = sorted(machine.mover.bytes_moved.items())
+    ways = sorted(machine.links.bytes_moved.items())
     return Traffic(TRAFFIC_S, tuple((way_name(*way), tuple(at[i] for i in range(count))) for way, at in ways))
 
 
@@ -57,7 +57,7 @@ def rungs_of(simulation: Simulation, machine: Machine) -> Rungs:
         left=now.rungs_left - (before.rungs_left if before else 0),
         skipped=now.rungs_skipped - (before.rungs_skipped if before else 0),
         used=(used[Tier.DEVICE], used[Tier.HOST], used[Tier.DISK]),
-        demoted=_copied_below(machine.mover.images, simulation.phases.warmup),
+        demoted=_copied_below(machine.links.images, simulation.phases.warmup),
     )
 
 

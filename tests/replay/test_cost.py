@@ -58,6 +58,12 @@ def test_repeated_decodes_cost_what_the_single_ones_do() -> None:
     assert at_once == pytest.approx(singly)
 
 
+def test_a_pass_costs_what_the_step_of_the_same_works_does() -> None:
+    step = Step((work(5000, 200, None), work(0, 30, 0), work(999, 1, 3), work(1999, 1, 1)))
+    assert COSTS.pass_seconds([(5000, 200), (0, 30)], 2, 3000) == pytest.approx(COSTS.step_seconds(step))
+    assert COSTS.pass_seconds([], 2, 3000) == COSTS.decode_seconds(2, 3000)
+
+
 @pytest.mark.parametrize(
     ("source", "target", "speed"),
     [

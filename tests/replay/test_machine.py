@@ -40,7 +40,7 @@ def replay(trace: Trace, machine: Machine) -> Summary:
     simulation.run()
     assert len(machine.loop.directory.leases) <= 3 * machine.loop.config.max_num_seqs
     end = machine.clock.now()
-    course = Course("simulated", (), end, 1.0, machine.runner.steps)
+    course = Course("simulated", (), end, 1.0, machine.steps)
     return summarise(simulation.ledger, course, traffic_of(machine, end), rungs_of(simulation, machine))
 
 

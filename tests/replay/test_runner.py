@@ -8,7 +8,7 @@ import pytest
 from stepwell.base.clock import VirtualClock
 from stepwell.cache.moves import Extent, Forget, LiveState, Move, Tier, Touch
 from stepwell.replay.cost import CostModel
-from stepwell.replay.runner import ANSWER_TOKEN, CostRunner, VirtualMover
+from stepwell.replay.runner import ANSWER_TOKEN, CostRunner, Links, VirtualMover
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Carry, Fresh, Sample, Step, Work
 
@@ -42,20 +42,20 @@ def test_a_step_takes_its_cost_and_answers_where_it_samples() -> None:
 
 def test_copies_of_one_direction_queue_and_directions_do_not_wait_for_each_other() -> None:
     clock = VirtualClock(10.0)
-    mover = VirtualMover(clock, COSTS, page_bytes=10)
+    mover = VirtualMover(clock, links := Links(clock, COSTS), page_bytes=10)
     mover.start([load(1, 10), load(2, 20), save(3, 10)])
     ends = []
     while (when := mover.next_time()) is not None:
         clock.advance_to(when)
         ends += [(when, report.ticket, report.ok) for report in mover.poll()]
     assert ends == [(11.0, 1, True), (12.0, 3, True), (13.0, 2, True)]
-    assert mover.bytes_moved == {(Tier.HOST, Tier.DEVICE): {11: 100, 13: 200}, (Tier.DEVICE, Tier.HOST): {12: 100}}
-    assert mover.images == {(Tier.HOST, Tier.DEVICE): {11: 1, 13: 1}}
+    assert links.bytes_moved == {(Tier.HOST, Tier.DEVICE): {11: 100, 13: 200}, (Tier.DEVICE, Tier.HOST): {12: 100}}
+    assert links.images == {(Tier.HOST, Tier.DEVICE): {11: 1, 13: 1}}
 
 
 def test_a_copy_does_not_begin_before_it_was_asked_for() -> None:
     clock = VirtualClock()
-    mover = VirtualMover(clock, COSTS, page_bytes=10)
+    mover = VirtualMover(clock, Links(clock, COSTS), page_bytes=10)
     mover.start([load(1, 10)])
     clock.advance(5.0)
     mover.start([load(2, 10)])
@@ -66,7 +66,7 @@ def test_a_copy_does_not_begin_before_it_was_asked_for() -> None:
 
 def test_waiting_ends_with_the_next_copy_or_the_given_time() -> None:
     clock = VirtualClock()
-    mover = VirtualMover(clock, COSTS, page_bytes=10)
+    mover = VirtualMover(clock, Links(clock, COSTS), page_bytes=10)
     mover.start([load(1, 10)])
     mover.wait(0.25)
     assert (clock.now(), mover.poll()) == (0.25, [])
@@ -79,9 +79,8 @@ def test_waiting_ends_with_the_next_copy_or_the_given_time() -> None:
 
 def test_the_disk_is_a_direction_of_its_own_each_way_and_its_bookkeeping_takes_no_time() -> None:
     clock = VirtualClock()
-    mover = VirtualMover(
-        clock, CostModel(from_disk=10.0, to_disk=5.0, to_device=1e9, copy_latency_s=0.0), page_bytes=10
-    )
+    links = Links(clock, CostModel(from_disk=10.0, to_disk=5.0, to_device=1e9, copy_latency_s=0.0))
+    mover = VirtualMover(clock, links, page_bytes=10)
     ids = np.arange(10, dtype=np.int32)
     down = Move(1, "kv", Extent(Tier.HOST, ids), Extent(Tier.DISK, ids), 64)
     up = Move(2, "kv", Extent(Tier.DISK, ids), Extent(Tier.DEVICE, ids), 64)
@@ -90,4 +89,4 @@ def test_the_disk_is_a_direction_of_its_own_each_way_and_its_bookkeeping_takes_n
     clock.advance(20.0)
     assert [report.ticket for report in mover.poll()] == [2, 1]
     assert mover.next_time() is None
-    assert mover.bytes_moved == {(Tier.HOST, Tier.DISK): {20: 100}, (Tier.DISK, Tier.DEVICE): {10: 100}}
+    assert links.bytes_moved == {(Tier.HOST, Tier.DISK): {20: 100}, (Tier.DISK, Tier.DEVICE): {10: 100}}
