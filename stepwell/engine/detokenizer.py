@@ -157,6 +157,11 @@ class Transcript:
         self.tokens = 0
         self.reason: FinishReason | None = None
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._stops.found
+
     def take(self, tokens: Sequence[int], end: FinishReason | None = None) -> str:
         """Text that `tokens` make visible. `end`: the engine has finished, and these are its last tokens.
 

@@ -26,7 +26,7 @@ from stepwell.server.reading import CallReader
 
 
 def create_app(parts: Parts) -> FastAPI:
-    """An ASGI application. Every answer that is an error has OpenAI's shape."""
+    """An ASGI application. Every answer that is an error has the shape of its route's API."""
     app = Api(parts.facts.model)
     calls = CallReader(parts.facts, parts.limits.body_bytes, parts.limits.body_seconds)
     routes = Routes(parts, calls)
@@ -53,7 +53,7 @@ def create_app(parts: Parts) -> FastAPI:
     async def answer(request: Request, error: Exception) -> Response:
         problem = any_problem(error)
         parts.metrics.refused(problem.status)
-        return problem.response()
+        return problem.response(request.url.path)
 
     for kind in (StepwellError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)

@@ -16,7 +16,8 @@ from stepwell.server.calling import Signatures
 from stepwell.server.choosing import sampling
 from stepwell.server.dialect import Dialect
 from stepwell.server.errors import ApiError, GenerationFailed, Problem, any_problem
-from stepwell.server.formats import DONE, Collected, Shape, error_event
+from stepwell.server.form import Form
+from stepwell.server.formats import ChoicesForm, Shape
 from stepwell.server.gate import caller_of
 from stepwell.server.generate import Generation, Job
 from stepwell.server.parts import Parts
@@ -33,7 +34,10 @@ _MAX_STOP_IDS = 256
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A call that has been read: its prompts, how tokens are to be chosen, how the answer is to be read."""
+    """A call that has been read: its prompts, how tokens are to be chosen, how the answer is to be read.
+
+    session  a hint that counts where neither the call nor a header names one
+    """
 
     call: schema.CompletionCall | schema.ChatCall
     prompts: tuple[Prompt, ...]
@@ -41,10 +45,11 @@ class Wish:
     params: SamplingParams
     reading: Reading = field(default_factory=Reading)
     echo: bool = False
+    session: str | None = None
 
 
 class GenerationRoutes:
-    """One method a route."""
+    """One method a route, and the way that all calls take from their fields to their answer."""
 
     def __init__(self, parts: Parts, calls: CallReader) -> None:
         self._parts = parts
@@ -61,11 +66,14 @@ class GenerationRoutes:
         if call.max_tokens == 0 and not call.echo and call.prompt_logprobs is None:
             raise RequestError("max_tokens 0 gives nothing without echo or prompt_logprobs", "max_tokens")
         params = with_grammar(self._params(call), await structure(call), None)
-        return await self._generate(request, Wish(call, tuple(prompts), arrived, params, echo=call.echo))
+        return await self._choices(request, Wish(call, tuple(prompts), arrived, params, echo=call.echo))
 
     async def chat_completions(self, request: Request) -> Response:
         arrived = self._parts.clock.now()
-        call = await self._calls.read(schema.ChatCall, request)
+        return await self._choices(request, await self.chat(await self._calls.read(schema.ChatCall, request), arrived))
+
+    async def chat(self, call: schema.ChatCall, arrived: float) -> Wish:
+        """A chat, read and checked. Raises RequestError."""
         use = read_use(call)
         prompt = await self._prompts.chat(call, use.shown)
         grammar = await structure(call, use, self._dialect)
@@ -73,7 +81,8 @@ class GenerationRoutes:
         if use.shown and not use.allowed and self._dialect.opening_of_call is not None:
             params = replace(params, logit_bias=(*params.logit_bias, (self._dialect.opening_of_call, float("-inf"))))
         reading = Reading(signatures=Signatures.of(use.shown) if use.allowed else None, several=use.several)
-        return await self._generate(request, Wish(call, (prompt,), arrived, params, reading))
+        reading = replace(reading, end_of_thought=self._dialect.end_of_thought)
+        return Wish(call, (prompt,), arrived, params, reading)
 
     def _params(self, call: schema.CompletionCall | schema.ChatCall) -> SamplingParams:
         stop_ids = self._prompts.ids(call.stop_token_ids or [], "stop_token_ids").tolist()
@@ -81,68 +90,69 @@ class GenerationRoutes:
             raise RequestError(f"stop_token_ids holds more than {_MAX_STOP_IDS} ids", "stop_token_ids")
         return sampling(call, secrets.randbits(63), stop_ids, self._parts.facts.vocab_size)
 
-    async def _generate(self, request: Request, wish: Wish) -> Response:
-        call, job = wish.call, self._job(request, wish)
-        self._check_room(job)
+    async def _choices(self, request: Request, wish: Wish) -> Response:
+        """Answer in the form of completions and chats."""
+        call = wish.call
+        chat = isinstance(call, schema.ChatCall)
         shape = Shape(
-            job.id,
+            f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             self._parts.facts.model,
             int(time.time()),
-            isinstance(call, schema.ChatCall),
+            chat,
             self._parts.tokenizer,
-            scored=job.params.logprobs is not None,
+            scored=wish.params.logprobs is not None,
             prompt_scored=call.prompt_logprobs is not None,
         )
+        options = call.stream_options
+        sequences = len(wish.prompts) * (call.n or 1)
+        form = ChoicesForm(shape, sequences, options is not None and options.include_usage)
+        return await self.answer(request, wish, shape.id, form)
+
+    async def answer(self, request: Request, wish: Wish, name: str, form: Form) -> Response:
+        """Generate, and answer in `form`; `name` is the answer's id. Raises StepwellError where no stream has begun."""
+        job = self._job(request, wish, name)
+        self._check_room(job)
         generation = Generation(job, self._parts.client, self._parts.tokenizer, self._parts.metrics, self._parts.clock)
         try:
             await while_connected(request.receive, generation.accepted())
-            if not call.stream:
-                return await while_connected(request.receive, self._whole(generation, shape))
+            if not wish.call.stream:
+                body = await while_connected(request.receive, _whole(generation, form))
+                return Response(body, 200, _headers(generation, job.id), "application/json")
         except BaseException as error:
             generation.close("error" if isinstance(error, GenerationFailed) else "abort")
             raise
-        options = call.stream_options
-        events = self._events(generation, shape, options is not None and options.include_usage)
-        return EventStream(events, generation.close, _headers(generation, job.id))
+        return EventStream(self._events(generation, form), generation.close, _headers(generation, job.id))
 
-    async def _whole(self, generation: Generation, shape: Shape) -> Response:
-        collected = [Collected() for _ in generation.choices]
-        async for pieces in generation.pieces():
-            for piece in pieces:
-                collected[piece.choice.index].add(piece)
-        body = shape.whole(generation.choices, collected, generation.usage())
-        return Response(body, 200, _headers(generation, shape.id), "application/json")
-
-    async def _events(self, generation: Generation, shape: Shape, with_usage: bool) -> AsyncIterator[bytes]:
-        chunks = shape.chunks(with_usage)
+    async def _events(self, generation: Generation, form: Form) -> AsyncIterator[bytes]:
         try:
+            for event in form.begin():
+                yield event
             async for pieces in generation.pieces():
                 for piece in pieces:
-                    for chunk in chunks.piece(piece):
-                        yield chunk
-            if with_usage:
-                yield chunks.usage(generation.usage())
+                    for event in form.events(piece):
+                        yield event
+            for event in form.end(generation):
+                yield event
         except StepwellError as error:
             problem = any_problem(error)
             self._parts.metrics.refused(problem.status)
             generation.close("error")
-            yield error_event(problem.body)
-        yield DONE
+            for event in form.fail(problem):
+                yield event
 
-    def _job(self, request: Request, wish: Wish) -> Job:
+    def _job(self, request: Request, wish: Wish, name: str) -> Job:
         call = wish.call
         if call.stream_options is not None and not call.stream:
             raise RequestError("stream_options needs stream: true", "stream_options")
-        prefix = "chatcmpl" if isinstance(call, schema.ChatCall) else "cmpl"
         return Job(
-            id=f"{prefix}-{secrets.token_hex(12)}",
+            id=name,
             prompts=wish.prompts,
             n=call.n or 1,
             params=wish.params,
             context=self._parts.facts.max_model_len,
             stops=schema.read_stops(call.stop),
             salt=caller_of(request).salted(call.cache_salt),
-            session=_session(request, call.session_id),
+            session=_session(request, call.session_id) or wish.session,
             read_cache=call.read_cache,
             write_cache=call.write_cache,
             arrived=wish.arrived,
@@ -161,6 +171,13 @@ class GenerationRoutes:
             after = self._parts.client.retry_after()
             message = f"{self._parts.client.waiting} sequences wait already, of at most {limit}: try again later"
             raise ApiError(Problem(429, message, None, "queue_full", {"retry-after": str(after)}))
+
+
+async def _whole(generation: Generation, form: Form) -> bytes:
+    async for pieces in generation.pieces():
+        for piece in pieces:
+            form.add(piece)
+    return form.whole(generation)
 
 
 def _headers(generation: Generation, request_id: str) -> dict[str, str]:

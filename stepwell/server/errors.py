@@ -1,4 +1,5 @@
-"""Errors as API clients read them: `{"error": {"message", "type", "param", "code"}}` with a fitting status."""
+"""Errors as API clients read them: `{"error": {"message", "type", "param", "code"}}` with a fitting status, or, on the routes
+of Anthropic's API, `{"type": "error", "error": {"type", "message"}}`."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from starlette.exceptions import HTTPException
 from stepwell.base.errors import CapacityError, EngineDead, RequestError, StepwellError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_MESSAGES_TYPES = {**_TYPES, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
+_MESSAGES_ROUTE = "/v1/messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,17 @@ class Problem:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        return Response(orjson.dumps(self.body), self.status, self.headers, "application/json")
+    @property
+    def messages_body(self) -> dict[str, Any]:
+        """As clients of Anthropic's API read it; there, the message alone names the field."""
+        kind = _MESSAGES_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str = "") -> Response:
+        """An answer in the shape that clients of the route `path` read."""
+        messages = path == _MESSAGES_ROUTE or path.startswith(_MESSAGES_ROUTE + "/")
+        body = self.messages_body if messages else self.body
+        return Response(orjson.dumps(body), self.status, self.headers, "application/json")
 
 
 class ApiError(StepwellError):

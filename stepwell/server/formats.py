@@ -10,10 +10,11 @@ import orjson
 
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.deltas import CallGrew, CallOpened, Delta, Said, Thought
-from stepwell.server.generate import Choice, Piece
+from stepwell.server.errors import Problem
+from stepwell.server.generate import Choice, Generation, Piece
 from stepwell.server.scores import ChatScores, Entry, Scores, TextScores, prompt_scores
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 _OPENING = b'"delta":{"role":"assistant","content":""}'
 _EMPTY_DELTA = b'"delta":{}'
 _EMPTY_TEXT = b'"text":""'
@@ -164,9 +165,32 @@ class Chunks:
         return b"data: " + self._head + b',"choices":[' + choice + b"]" + self._tail + b"}\n\n"
 
 
-def error_event(body: dict[str, Any]) -> bytes:
-    """An error in the middle of a stream."""
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+class ChoicesForm:
+    """The form of completions and chats: a list of choices. `with_usage`: a stream ends with what the call took."""
+
+    def __init__(self, shape: Shape, sequences: int, with_usage: bool) -> None:
+        self._shape = shape
+        self._with_usage = with_usage
+        self._chunks = shape.chunks(with_usage)
+        self._collected = [Collected() for _ in range(sequences)]
+
+    def add(self, piece: Piece) -> None:
+        self._collected[piece.choice.index].add(piece)
+
+    def whole(self, generation: Generation) -> bytes:
+        return self._shape.whole(generation.choices, self._collected, generation.usage())
+
+    def begin(self) -> list[bytes]:
+        return []
+
+    def events(self, piece: Piece) -> list[bytes]:
+        return self._chunks.piece(piece)
+
+    def end(self, generation: Generation) -> list[bytes]:
+        return [self._chunks.usage(generation.usage()), _DONE] if self._with_usage else [_DONE]
+
+    def fail(self, problem: Problem) -> list[bytes]:
+        return [b"data: " + orjson.dumps(problem.body) + b"\n\n", _DONE]
 
 
 def _delta(value: dict[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ from stepwell.base.clock import Clock
 from stepwell.server.errors import Problem
 from stepwell.server.keys import Caller, Keys
 from stepwell.server.metrics import Metrics
+from stepwell.server.streams import note_direct_send
 
 log = logging.getLogger("stepwell.access")
 
@@ -56,25 +57,26 @@ class Gate:
         began = self._clock.now()
         headers = Headers(scope=scope)
         answer = _Answer(send, _request_id(headers))
+        note_direct_send(scope, send)
         try:
             problem = self._refusal(scope, headers, answer.request_id)
             if problem is None:
                 await self._app(scope, receive, answer.send)
             else:
                 self._metrics.refused(problem.status)
-                await problem.response()(scope, receive, answer.send)
+                await problem.response(scope["path"])(scope, receive, answer.send)
         finally:
             self._log(scope, answer, self._clock.now() - began)
 
     def _refusal(self, scope: Scope, headers: Headers, request_id: str) -> Problem | None:
         """Why this call goes no further; otherwise its caller is noted."""
-        salt = self._keys.salt(headers.get("authorization"))
-        if salt is None:
+        owner = self._keys.owner(headers.get("authorization"), headers.get("x-api-key"))
+        if owner is None:
             if scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
                 message = "a key is needed: send the header 'Authorization: Bearer KEY' with one of the server's keys"
                 return Problem(401, message, None, "invalid_api_key", {"www-authenticate": "Bearer"})
-            salt = ""
-        scope[_CALLER] = Caller(request_id, salt)
+            owner = ""
+        scope[_CALLER] = Caller(request_id, self._keys.salt_of(owner), owner)
         if not self._door.open and scope["method"] == "POST":
             message = "the server is shutting down: send this to another one, or try again later"
             return Problem(503, message, None, "shutting_down", {"retry-after": _RETRY_WHILE_DRAINING})
@@ -105,7 +107,7 @@ class _Answer:
             headers = MutableHeaders(scope=message)
             self.completion = headers.get("x-request-id")
             self.request_id = self._given or self.completion or self.request_id
-            headers["x-request-id"] = self.request_id
+            headers["x-request-id"] = headers["request-id"] = self.request_id  # the second is Anthropic's name for it
         await self._send(message)
 
 

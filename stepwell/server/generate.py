@@ -15,7 +15,7 @@ from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import FinishReason, Request, SamplingParams, Scored
 from stepwell.server.answers import Answers, Delivery
 from stepwell.server.client import EngineClient
-from stepwell.server.deltas import CallOpened, Delta, Said
+from stepwell.server.deltas import CallOpened, Delta, Said, Thought
 from stepwell.server.errors import GenerationFailed
 from stepwell.server.metrics import Metrics
 from stepwell.server.prompts import Prompt
@@ -64,7 +64,8 @@ class Job:
         prompt = self.prompts[index // self.n]
         reading = replace(self.reading, start=prompt.start)
         transcript = Transcript(tokenizer.decoder(request.prompt), self.stops, request.params.min_tokens)
-        choice = Choice(index, request, transcript, None if reading.plain else ReplyReader(reading))
+        reader = None if reading.plain else ReplyReader(reading)
+        choice = Choice(index, request, transcript, reader, reading.end_of_thought)
         if self.echo:
             choice.echo(tokenizer.decode(prompt.ids.tolist()) if prompt.text is None else prompt.text)
         if self.params.max_tokens == 0:
@@ -86,10 +87,15 @@ class Job:
 
 
 class Choice:
-    """One sequence as its caller sees it. `spoken` counts characters of text and calls of tools."""
+    """One sequence as its caller sees it.
+
+    spoken    characters of text, and calls of tools
+    thoughts  tokens of the answer up to the end of its thought
+    """
 
     __slots__ = (
         "_echo",
+        "_end_of_thought",
         "_prompt",
         "_reader",
         "_silent",
@@ -99,10 +105,18 @@ class Choice:
         "request_id",
         "spoken",
         "started",
+        "thoughts",
         "transcript",
     )
 
-    def __init__(self, index: int, request: Request, transcript: Transcript, reader: ReplyReader | None) -> None:
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        transcript: Transcript,
+        reader: ReplyReader | None,
+        end_of_thought: int | None = None,
+    ) -> None:
         """`reader` None: all text is simply said."""
         self.index = index
         self.request_id = request.id
@@ -110,9 +124,11 @@ class Choice:
         self.outcome: AdmissionOutcome | None = None
         self.started: float | None = None
         self.spoken = 0
+        self.thoughts = 0
         self.prompt_scores: list[Scored] = []
         self._prompt = request.prompt
         self._reader = reader
+        self._end_of_thought = end_of_thought
         self._echo: str | None = None
         self._silent = False
 
@@ -151,8 +167,11 @@ class Choice:
         tokens: Sequence[int] = () if self._silent else delivery.tokens
         end: FinishReason | None = "length" if self._silent and delivery.end else delivery.end
         before = self.transcript.tokens
+        thinking = self._reader is not None and self._reader.thinking
         said = self._read(self.transcript.take(tokens, end))
-        self.spoken += sum(len(d.text) if isinstance(d, Said) else isinstance(d, CallOpened) for d in said)
+        self._count_thoughts(tokens, before, thinking or any(isinstance(d, Thought) for d in said))
+        for delta in said:
+            self.spoken += len(delta.text) if isinstance(delta, Said) else isinstance(delta, CallOpened)
         counted = self.transcript.tokens - before
         entries += zip(tokens[:counted], delivery.scores, strict=False)
         return deltas + said, entries
@@ -162,6 +181,17 @@ class Choice:
         if len(self.prompt_scores) < len(self._prompt) - 1:
             return []
         return list(zip(self._prompt.tolist(), [None, *self.prompt_scores], strict=True))
+
+    def _count_thoughts(self, tokens: Sequence[int], before: int, thought: bool) -> None:
+        """`tokens` follow `before` others; `thought`: some of them are one, or end one.
+
+        Where the mark that ends a thought is no token of its own, tokens that arrive together count together.
+        """
+        if not thought:
+            return
+        self.thoughts = self.transcript.tokens
+        if self._reader is not None and not self._reader.thinking and self._end_of_thought in tokens:
+            self.thoughts = before + tokens.index(self._end_of_thought) + 1
 
     def _echoed(self, delivery: Delivery) -> tuple[list[Delta], list[Entry]]:
         if self._echo is None or not delivery.tokens:
@@ -251,6 +281,7 @@ class Generation:
                 "host_tokens": sum(o.host for o in outcomes),
                 "disk_tokens": sum(o.disk for o in outcomes),
             },
+            "completion_tokens_details": {"reasoning_tokens": sum(choice.thoughts for choice in self.choices)},
         }
 
     def _piece(self, choice: Choice, delivery: Delivery) -> Piece:

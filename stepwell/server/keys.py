@@ -14,10 +14,11 @@ MIN_LENGTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a call. `salt` is the key's own, or empty where all share one cache."""
+    """Who sent a call. `salt` is the key's own, or empty where all share one cache; `owner` tells keys apart in any case."""
 
     request_id: str
     salt: str = ""
+    owner: str = ""
 
     def salted(self, named: str | None) -> str:
         """The salt of a call that names `named`: two keys never meet, whatever they name."""
@@ -42,16 +43,21 @@ class Keys:
     def required(self) -> bool:
         return bool(self._digests)
 
-    def salt(self, authorization: str | None) -> str | None:
-        """The salt of whoever sends this `Authorization` header; None where no key fits."""
+    def owner(self, authorization: str | None, api_key: str | None = None) -> str | None:
+        """Who sends these `Authorization` and `x-api-key` headers, of which one is enough; None where no key fits."""
         if not self._digests:
             return ""
-        scheme, _, key = (authorization or "").partition(" ")
-        given = _digest(key.strip())
-        found = [hmac.compare_digest(given, digest) for digest in self._digests]  # all of them, whichever fits
-        if scheme.lower() != "bearer" or not any(found):
-            return None
-        return given.hex()[:32] if self._salted else ""
+        scheme, _, bearer = (authorization or "").partition(" ")
+        for key in (bearer if scheme.lower() == "bearer" else "", api_key or ""):
+            given = _digest(key.strip())
+            found = [hmac.compare_digest(given, digest) for digest in self._digests]  # all of them, whichever fits
+            if any(found):
+                return given.hex()[:32]
+        return None
+
+    def salt_of(self, owner: str) -> str:
+        """The salt of one whom `owner` has named."""
+        return owner if self._salted else ""
 
 
 def _digest(key: str) -> bytes:

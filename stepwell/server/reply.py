@@ -28,12 +28,16 @@ class Start(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read an answer. `signatures` None: no calls are looked for; `several` False: the first call ends the answer."""
+    """How to read an answer. `signatures` None: no calls are looked for; `several` False: the first call ends the answer.
+
+    end_of_thought  the token that ends a thought, where it is one token
+    """
 
     start: Start = Start.SPEAKING
     signatures: Signatures | None = None
     several: bool = True
     new_id: Callable[[], str] = field(default=lambda: f"call_{secrets.token_hex(12)}")
+    end_of_thought: int | None = None
 
     @property
     def plain(self) -> bool:
@@ -44,7 +48,7 @@ class Reading:
 class ReplyReader:
     """Reads one answer. `calls` counts those that the caller has heard of; `over` once nothing after it is wanted."""
 
-    __slots__ = ("_buffer", "_call", "_reading", "_step", "_trim", "calls", "over")
+    __slots__ = ("_buffer", "_call", "_reading", "_step", "_trim", "calls", "over", "thinking")
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -55,6 +59,7 @@ class ReplyReader:
         self._step: Callable[[bool], list[Delta] | None] = steps[reading.start]
         self.calls = 0
         self.over = False
+        self.thinking = reading.start is Start.THINKING
 
     def push(self, text: str) -> list[Delta]:
         """What more text adds."""
@@ -75,7 +80,7 @@ class ReplyReader:
         start = self._buffer.lstrip()
         if start.startswith(THINK):
             self._buffer = start.removeprefix(THINK)
-            self._step = self._think
+            self._step, self.thinking = self._think, True
         elif not ended and THINK.startswith(start):
             return None
         else:
@@ -86,7 +91,7 @@ class ReplyReader:
         text = self._trimmed()
         before, mark, after = text.partition(THOUGHT)
         if mark:
-            self._buffer, self._trim, self._step = after, True, self._say
+            self._buffer, self._trim, self._step, self.thinking = after, True, self._say, False
             thought = before.rstrip()
             return [Thought(thought)] if thought else []
         safe = text.rstrip() if ended else _before_mark(text, THOUGHT)

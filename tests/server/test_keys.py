@@ -11,24 +11,33 @@ FIRST, SECOND = "key-number-1", "key-number-2"
 
 
 def test_without_keys_everyone_may_call() -> None:
-    assert not Keys().required and Keys().salt(None) == Keys().salt("Bearer anything") == ""
+    assert not Keys().required and Keys().owner(None) == Keys().owner("Bearer anything") == ""
 
 
 @pytest.mark.parametrize("header", [None, "", FIRST, f"Basic {FIRST}", "Bearer", "Bearer key-number-3", "Bearer é"])
 def test_only_a_key_as_bearer_is_let_in(header: str | None) -> None:
-    assert Keys([FIRST, SECOND]).salt(header) is None
+    assert Keys([FIRST, SECOND]).owner(header) is None
 
 
 def test_any_of_several_keys_is_let_in() -> None:
     keys = Keys([FIRST, SECOND])
-    assert keys.salt(f"Bearer {FIRST}") == keys.salt(f"bearer  {SECOND}") == ""
+    owners = [keys.owner(f"Bearer {FIRST}"), keys.owner(f"bearer  {SECOND}")]
+    assert len(set(owners)) == 2 and {keys.salt_of(owner or "") for owner in owners} == {""}
+
+
+def test_a_key_may_come_in_a_header_of_its_own() -> None:
+    keys = Keys([FIRST, SECOND])
+    mine = keys.owner(f"Bearer {FIRST}")
+    assert keys.owner(None, FIRST) == keys.owner("Bearer none-of-them", FIRST) == mine
+    assert keys.owner(f"Bearer {FIRST}", "none-of-them") == mine
+    assert keys.owner(None, "none-of-them") is None and keys.owner(FIRST, "") is None
 
 
 def test_each_key_has_a_salt_of_its_own_which_does_not_tell_the_key() -> None:
     keys = Keys([FIRST, SECOND], salt_per_key=True)
-    one, two = keys.salt(f"Bearer {FIRST}"), keys.salt(f"Bearer {SECOND}")
+    one, two = (keys.salt_of(keys.owner(f"Bearer {key}") or "") for key in (FIRST, SECOND))
     assert one and two and one != two and FIRST not in one
-    assert Keys([SECOND, FIRST], salt_per_key=True).salt(f"Bearer {FIRST}") == one, "it outlives a restart"
+    assert Keys([SECOND, FIRST], salt_per_key=True).owner(f"Bearer {FIRST}") == one, "it outlives a restart"
 
 
 def test_a_caller_cannot_name_another_ones_salt() -> None:
