@@ -25,6 +25,7 @@ def check(directory: Directory, private: Iterable[Ints] = (), promised: int | No
     _check_totals(directory, nodes)
     _check_locks(directory, nodes)
     _check_candidates(directory, nodes)
+    _check_keeps(directory, nodes)
     if promised is not None:
         assert directory.reserved == promised, f"{directory.reserved} pages reserved, tables hold {promised}"
 
@@ -130,6 +131,31 @@ def _check_candidates(directory: Directory, nodes: list[Node]) -> None:
     for item in _items(nodes):
         for ranking, ids in offered:
             assert not ranking.live(item) or id(item) in ids, f"{item!r} is a candidate that nobody offers"
+
+
+def _check_keeps(directory: Directory, nodes: list[Node]) -> None:
+    """What is kept is what the open keeps say; what goes last for that is counted, and within bounds."""
+    keeps = directory.keeps
+    times: dict[int, int] = {}
+    kept: dict[int, Item] = {}
+    for keep in keeps.known.values():
+        assert keep.open and keep.tip.rung is not None, f"nothing is kept at {keep.tip!r}"
+        assert keep.tip.rung.image is keep.images[0] and keep in keeps.at[keep.tip]
+        for item in keep.items():
+            times[id(item)] = times.get(id(item), 0) + 1
+            kept[id(item)] = item
+    assert sum(map(len, keeps.at.values())) == len(keeps.known), "a keep is filed twice, or has ended and is filed"
+    for item in _items(nodes):
+        assert item.kept == times.get(id(item), 0), (
+            f"{item!r} is kept {item.kept} times, {times.get(id(item), 0)} say so"
+        )
+        assert item.kept or not item.guarded, f"{item!r} goes last, and nobody keeps it"
+    pages = sum(map(keeps.size, kept.values()))
+    assert keeps.pages == pages <= keeps.most, f"{keeps.pages} pages kept of {keeps.most}, counted {pages}"
+    for tier in directory.pools:
+        guarded = sum(item.size(tier) for item in _items(nodes) if item.guarded >> tier & 1)
+        told = f"{tier.name}: {keeps.guarded[tier]} slots go last, counted {guarded} of {keeps.caps[tier]}"
+        assert keeps.guarded[tier] == guarded <= keeps.caps[tier], told
 
 
 def _items(nodes: Iterable[Node]) -> Iterable[Item]:

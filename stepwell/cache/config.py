@@ -21,6 +21,7 @@ class CacheConfig:
     write_idle                 write to disk while nothing else is to be done, so that little is lost with the process
     ghost_blocks               evicted blocks that are remembered by their tokens alone, to say what was lost
     policy                     what goes first, by name (`stepwell.cache.policy`)
+    keep_share                 share of each tier that may be kept before all else (`stepwell.cache.kept`)
     """
 
     geometry: Geometry
@@ -35,6 +36,7 @@ class CacheConfig:
     ghost_blocks: int = 1 << 20
     write_idle: bool = True
     policy: str = "ladder"
+    keep_share: float = 0.5
 
     def __post_init__(self) -> None:
         block, grid = self.geometry.block, self.geometry.rung_grid
@@ -48,6 +50,8 @@ class CacheConfig:
             raise ConfigError(f"chunk {self.chunk} must be a multiple of --block-size {block}")
         if not 0 <= self.clean_share <= 1:
             raise ConfigError(f"clean share {self.clean_share} must be between 0 and 1")
+        if not 0 <= self.keep_share <= 1:
+            raise ConfigError(f"--keep-share {self.keep_share} must be between 0 and 1, such as 0.5")
 
 
 @dataclass(frozen=True, slots=True)

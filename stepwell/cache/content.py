@@ -107,7 +107,7 @@ def retract(directory: Directory, rung: Rung) -> None:
     """Drop a rolling rung that a later one of the same request replaces, unless someone holds it or it is a fork by now."""
     node = rung.image.node
     stays = node.rung is not rung or rung.kind != RungKind.ROLLING or len(node.children) > 1
-    if not stays and not any(rung.image.locks) and rung.image.pending is None:
+    if not stays and not rung.image.kept and not any(rung.image.locks) and rung.image.pending is None:
         directory.remove_rung(rung)
 
 

@@ -13,6 +13,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.answers import Answers
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.kept import Keeps
 from stepwell.cache.leases import Flight, Lease, TierUse
 from stepwell.cache.moves import Tier
 from stepwell.cache.offers import Offers
@@ -44,6 +45,7 @@ class Directory:
         self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
         self.in_flight: dict[int, Flight] = {}
         self.answers = Answers()
+        self.keeps = Keeps(config.geometry, {t: pool.total for t, pool in self.pools.items()}, config.keep_share)
 
     # ---- reading ------------------------------------------------------------------------------------------
 
@@ -60,7 +62,8 @@ class Directory:
         dormant = self.archive.catalogue.pages if tier == Tier.DISK else 0
         below = cached - self.leased[tier] if self.offers.lower[tier] is None else self.backed
         clean = self.clean if tier == Tier.DEVICE else below
-        return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean)
+        kept = self.keeps.guarded[tier]
+        return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean, kept)
 
     def survey(self, salt: str, prompt: Ints) -> Survey:
         return survey(self.tree, salt, prompt)
@@ -179,6 +182,8 @@ class Directory:
             self.ghosts.pop(item.node, None)
         if item.what == "kv" and item.node.parent is not None and (item.at[tier] is None) != (slots is None):
             item.node.parent.kv.below[tier] += 1 if slots is not None else -1
+        if item.kept:
+            self.keeps.placed(item, tier, item.at[tier], slots)
         item.at[tier] = slots
         item.bad[tier] = False
         if item.what == "kv" and all(a is None for a in item.at):
@@ -189,7 +194,7 @@ class Directory:
         self.offer(item)
         if tier == Tier.DEVICE and slots is not None:
             for gained in item.node.items() if item.what == "kv" else (item,):
-                self._reconsider(gained)
+                self.reconsider(gained)
 
     def drop(self, item: Item, tier: Tier) -> None:
         """Forget the unlocked copy of `item` in `tier`."""
@@ -229,7 +234,7 @@ class Directory:
         if item.node.parent is not None:
             self.offer(item.node.parent.kv)
 
-    def _reconsider(self, item: Item) -> None:
+    def reconsider(self, item: Item) -> None:
         """`item` is worth more than when its copy was refused, if it was: try again."""
         if any(item.refused):
             self._count(item, -1)
@@ -240,7 +245,7 @@ class Directory:
 
     def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
         """A new child of `parent`, with no copy of its KV yet."""
-        self._reconsider(parent.kv)
+        self.reconsider(parent.kv)
         self.items += 1
         self.ghost_blocks += len(tokens) // self.tree.block
         return self.tree.attach(parent, tokens, now)
@@ -248,7 +253,7 @@ class Directory:
     def add_rung(self, node: Node, kind: RungKind, now: float) -> Rung:
         """A rung at the end of `node`, with no image yet."""
         assert node.rung is None
-        self._reconsider(node.kv)
+        self.reconsider(node.kv)
         self.items += 1
         node.lost = tuple(p for p in node.lost if p != node.end)
         node.rung = Rung(node, kind, now)
@@ -264,7 +269,14 @@ class Directory:
                 self.give(tier, slots)
         node.rung = None
         self.items -= 1
+        self._unkeep(node)
         self.tidy(node)
+
+    def _unkeep(self, node: Node) -> None:
+        """The rung at `node` has gone: so have the keeps that ended there."""
+        for keep in list(self.keeps.at.get(node, ())):
+            for item in self.keeps.end(keep):
+                self.offer(item)
 
     # ---- shape --------------------------------------------------------------------------------------------
 
@@ -318,6 +330,7 @@ class Directory:
         if node.rung is not None and node.rung.image.idle:
             node.rung = None
             self.items -= 1
+            self._unkeep(node)
             node.lost = (*node.lost, node.end)
         if isinstance(node, Root):
             if not node.children and not any(node.kv.locks):

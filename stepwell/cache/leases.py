@@ -27,13 +27,14 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class TierUse:
-    """Slots of one tier by state."""
+    """Slots of one tier by state; `kept` ones are cached ones that go last for some keep."""
 
     total: int
     free: int
     cached: int
     leased: int
     clean: int
+    kept: int = 0
 
     @property
     def private(self) -> int:

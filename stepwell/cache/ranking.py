@@ -13,6 +13,9 @@ from stepwell.cache.tree import Item
 
 Value = tuple[int, float]
 
+KEPT = 100
+"""Added to the class of what is to go last in its tier (`stepwell.cache.kept`), under any policy."""
+
 
 def worthless(item: Item) -> bool:
     """Whether nothing could resume from the bytes of `item` in any tier: not worth a copy. Class 0 alone does not say so, an
@@ -47,6 +50,8 @@ class Ranking:
         if not self.live(item):
             return False
         cls, used = self._value(item, self._tier)
+        if item.guarded:
+            cls += self._last(item)
         self._count += 1
         heapq.heappush(self._heap, (cls, used, self._count, item))
         return True
@@ -58,12 +63,17 @@ class Ranking:
             if not self.live(item):
                 continue
             now = self._value(item, self._tier)
+            if item.guarded:
+                now = (now[0] + self._last(item), now[1])
             if now > (cls, used):
                 self._count += 1
                 heapq.heappush(self._heap, (*now, self._count, item))
                 continue
             return item
         return None
+
+    def _last(self, item: Item) -> int:
+        return KEPT if item.guarded >> self._tier & 1 else 0
 
     def trim(self, live_items: int) -> None:
         """Rebuild when stale entries dominate, so that memory follows what is cached."""

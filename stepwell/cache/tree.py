@@ -54,6 +54,7 @@ class Item:
     stuck     KV on the device that is not ready; `held_up` counts the children that are: none above them can go either
     dirty     KV whose device copy is the only one that is meant to be kept; `soiled` counts the children that are
     below     per tier: children with KV there, so that a node of many children need not ask them all
+    kept      keeps that it is part of (see `stepwell.cache.kept`); guarded: the tiers, as bits, in which it goes last for that
     """
 
     __slots__ = (
@@ -61,7 +62,9 @@ class Item:
         "bad",
         "below",
         "dirty",
+        "guarded",
         "held_up",
+        "kept",
         "locks",
         "node",
         "pending",
@@ -86,6 +89,7 @@ class Item:
         self.dirty = False
         self.soiled = 0
         self.below = [0] * len(TIERS)
+        self.kept = self.guarded = 0
 
     def has(self, tier: Tier) -> bool:
         """Whether a copy in `tier` may be read."""
@@ -248,13 +252,14 @@ class Tree:
             a.pending is None
             and b.pending is None
             and a.locks == b.locks
+            and (a.kept, a.guarded) == (b.kept, b.guarded)
             and a.bad == b.bad
             and a.refused == b.refused
             and all((x is None) == (y is None) for x, y in zip(a.at, b.at, strict=True))
         )
 
     def join(self, node: Node) -> None:
-        """Fold the parent into `node`. No lease ends at the parent: its locks equal its only child's."""
+        """Fold the parent into `node`. No lease and no keep ends at the parent: it has as many as its only child."""
         parent = node.parent
         assert parent is not None and parent.parent is not None
         for tier in TIERS:
@@ -291,6 +296,7 @@ def _divide(lower: Item, upper: Item, blocks: int) -> None:
     upper.locks = list(lower.locks)
     upper.bad = list(lower.bad)
     upper.refused = list(lower.refused)
+    upper.kept, upper.guarded = lower.kept, lower.guarded
     upper.stuck = lower.stuck
     upper.held_up = int(lower.stuck)
     upper.dirty = lower.dirty
