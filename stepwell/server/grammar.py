@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from llguidance import LLMatcher, LLTokenizer
 
 from stepwell.base.errors import RequestError
 
-MAX_GRAMMAR = 100_000  # characters: reading more would keep the engine from its other requests for seconds
+MAX_GRAMMAR = 100_000
+"""Characters. What is larger takes longer to read than anybody would wait for, and is refused before it is read."""
 MAX_CHOICES = 1024
 _JSON: Any = {"whitespace_pattern": r"[ ]?|\n {0,32}"}  # bounded, so that no answer is spent on blanks
 _TEXT = "(?s:.*)"
@@ -77,8 +79,9 @@ def of_calls(
     ]
     for i, function in enumerate(functions):
         lines += _tagged(i, function) if form.tagged else _object(i, function)
+        _bounded(sum(map(len, lines)), "tools")
     if answer is not None:
-        lines.append(f"answer: %json {json.dumps({**answer, 'x-guidance': _JSON})}")
+        lines.append(f"answer: %json {_written({**answer, 'x-guidance': _JSON}, 'response_format')}")
     return _checked(LLMatcher.grammar_from_lark("\n".join(lines) + "\n"), "tools")
 
 
@@ -86,7 +89,7 @@ def _object(i: int, function: Mapping[str, Any]) -> list[str]:
     head = _quoted(f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": ')
     tail = _quoted("}\n</tool_call>")
     schema = {"type": "object", **(function.get("parameters") or {}), "x-guidance": _JSON}
-    return [f"call_{i}: {head} arguments_{i} {tail}", f"arguments_{i}: %json {json.dumps(schema)}"]
+    return [f"call_{i}: {head} arguments_{i} {tail}", f"arguments_{i}: %json {_written(schema, 'tools')}"]
 
 
 def _tagged(i: int, function: Mapping[str, Any]) -> list[str]:
@@ -95,8 +98,10 @@ def _tagged(i: int, function: Mapping[str, Any]) -> list[str]:
     properties: Mapping[str, Any] = schema.get("properties") or {}
     required = schema.get("required") or []
     head, tail = _quoted(f"<tool_call>\n<function={function['name']}>\n"), _quoted("</function>\n</tool_call>")
-    parts, rules = [], []
+    parts: list[str] = []
+    rules: list[str] = []
     for j, (name, of) in enumerate(properties.items()):
+        _bounded(sum(map(len, rules)), "tools")  # definitions are said again with each parameter
         rule = f"value_{i}_{j}"
         parts.append(f"parameter_{i}_{j}" + ("" if name in required else "?"))
         opening = _quoted(f"<parameter={name}>\n")
@@ -118,17 +123,19 @@ def _value(of: object, schema: Mapping[str, Any]) -> str:
     if isinstance(values, list) and values and all(isinstance(v, str) for v in values):
         return " | ".join(_quoted(v) for v in values)
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    return f"%json {json.dumps({**shared, **own, 'x-guidance': _JSON})}"
+    return f"%json {_written({**shared, **own, 'x-guidance': _JSON}, 'tools')}"
 
 
 def _json(value: object, field: str) -> str:
     if isinstance(value, str):
+        _bounded(len(value), field)
         try:
-            value = json.loads(value)
+            value = orjson.loads(value)
         except ValueError as error:
             raise RequestError(f"{field} is not valid JSON: {error}", field) from error
     if not isinstance(value, dict):
         raise RequestError(f"{field} must be a JSON schema", field)
+    _bounded(len(_written(value, field)), field)
     return _checked(LLMatcher.grammar_from_json_schema(value, _JSON), field)
 
 
@@ -156,12 +163,27 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def _written(value: Mapping[str, Any], field: str) -> str:
+    """A schema as JSON."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError as error:  # callers' own JSON: only its depth can be wrong
+        raise RequestError(f"{field} holds a schema that is nested too deeply: at most 254 levels", field) from error
+
+
+def _bounded(characters: int, field: str) -> None:
+    if characters > MAX_GRAMMAR:
+        raise RequestError(
+            f"{field} makes a grammar of {characters:,} characters: at most {MAX_GRAMMAR:,} are read", field
+        )
+
+
 def _checked(grammar: str, field: str) -> str:
-    if len(grammar) > MAX_GRAMMAR:
-        raise RequestError(f"{field} makes a grammar of {len(grammar):,} characters: at most {MAX_GRAMMAR:,}", field)
-    fault = LLMatcher.validate_grammar(grammar)
+    """`grammar`, once it has been read with a vocabulary of bytes. That is bounded work: llguidance gives up on what takes longer."""
+    _bounded(len(grammar), field)
+    trial = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    fault = trial.get_error() if trial.is_error() else ""
     if not fault:
-        trial = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
         trial.compute_bitmask()
         fault = "no text follows it" if trial.is_error() else ""
     if fault:

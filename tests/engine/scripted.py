@@ -31,7 +31,7 @@ SLOW = 305
 
 
 class ScriptedLoop:
-    """Admits everything at once unless `gate` is closed; one token a sequence and step."""
+    """Admits everything at once unless `gate` is closed; one token a sequence and step. Grammars wait for `ready`."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -42,7 +42,8 @@ class ScriptedLoop:
         self.ended: list[float] = []
         self.waits: list[float] = []
         self.seen: list[Request] = []
-        self.unready: set[str] = set()
+        self.ready = threading.Event()
+        self.ready.set()
         self._prompts: list[np.ndarray] = []
         self._events: list[Event] = []
         self._steps = 0
@@ -60,7 +61,7 @@ class ScriptedLoop:
         return not self.busy
 
     def prepare(self, request: Request) -> bool:
-        return request.id not in self.unready
+        return not request.params.grammar or self.ready.is_set()
 
     def submit(self, request: Request) -> None:
         if REFUSED in request.prompt:

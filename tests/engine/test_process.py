@@ -21,7 +21,7 @@ from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, Report
 from stepwell.engine.process import serve
 from stepwell.engine.spawn import EngineLink, EngineProcess
-from stepwell.sched.request import Event, Request, SamplingParams
+from stepwell.sched.request import Event, Finished, Request, SamplingParams
 from tests.engine.scripted import RAISES, REFUSED, ScriptedLoop, facts
 
 CONFIG = EngineConfig("tiny")
@@ -254,3 +254,46 @@ def test_commands_are_not_held_up_by_copies_and_the_end_has_its_time() -> None:
             socket.close(0)
     assert loop.waits == [0.0, 0.0, 0.0]
     assert loop.ended == [7.0]
+
+
+class Reading(ScriptedLoop):
+    """Reads grammars until the request "plain" has been answered; stops after three answers."""
+
+    def __init__(self, commands: zmq.Socket[bytes]) -> None:
+        super().__init__()
+        self.ready.clear()
+        self._commands = commands
+        self.order: list[str] = []
+
+    def step(self, wait: float = 0.05) -> list[Event]:
+        events = super().step(wait)
+        self.order += [event.request_id for event in events if isinstance(event, Finished)]
+        if "plain" in self.order:
+            self.ready.set()
+        if len(self.order) == 3:
+            self._commands.send(messages.encode(messages.Stop()))
+        return events
+
+
+def test_a_grammar_that_is_being_read_holds_up_its_own_request_alone() -> None:
+    with zmq.Context() as context:
+        ours, theirs, told, tell = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PULL, zmq.PUSH))
+        ours.bind("inproc://commands")
+        theirs.connect("inproc://commands")
+        told.bind("inproc://answers")
+        tell.connect("inproc://answers")
+        loop = Reading(theirs)
+        for name, grammar in (("held", "g"), ("gone", "g"), ("also", "g"), ("plain", "")):
+            params = SamplingParams(max_tokens=1, grammar=grammar)
+            theirs.send(messages.encode(messages.submit_of(Request(name, np.array([5], np.int32), params))))
+        theirs.send(messages.encode(messages.Abort(["gone"])))
+
+        def factory(config: EngineConfig, report: Report) -> Reading:
+            report(facts(config))
+            return loop
+
+        serve(factory, CONFIG, ours, tell, WallClock())
+        for socket in (ours, theirs, told, tell):
+            socket.close(0)
+    assert loop.order == ["plain", "held", "also"]
+    assert [request.id for request in loop.seen] == ["plain", "held", "also"]

@@ -15,6 +15,15 @@ from tests.server.harness import Running, running
 
 USER = {"role": "user", "content": "hello"}
 
+
+def deep(levels: int) -> dict[str, Any]:
+    """A schema of objects within objects."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"properties": {"a": schema}}
+    return schema
+
+
 FIELDS: list[tuple[str, list[Any]]] = [
     ("max_tokens", [-1, 0, "256", 1.5, 2**31, 2**63, 10**30, True, [], {}]),
     ("min_tokens", [-1, "1", 1.5, 2**63, 100]),
@@ -64,6 +73,7 @@ FIELDS: list[tuple[str, list[Any]]] = [
             {"type": "json_schema", "json_schema": {"schema": {"type": "integer", "minimum": 2, "maximum": 1}}},
             {"type": "json_schema", "json_schema": {"schema": {"$ref": "file:///etc/hostname"}}},
             {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 200_000]}}},
+            {"type": "json_schema", "json_schema": {"schema": deep(300)}},
             "json_object",
         ],
     ),
@@ -79,6 +89,8 @@ FIELDS: list[tuple[str, list[Any]]] = [
             {"choice": ["x"] * 1025},
             {"grammar": "start: start"},
             {"json": "{"},
+            {"json": '{"a":' * 2000},
+            {"json": '{"type": "integer", "maximum": 1e999}'},
             {"json": 5},
             "x",
         ],
