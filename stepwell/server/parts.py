@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from stepwell.base.clock import Clock, WallClock
@@ -29,6 +30,7 @@ class Parts:
     door         closed once the server is told to stop
     origins      web pages that may call, as CORS names them
     allow_reset  whether callers may empty the cache
+    readers      threads that read grammars
     """
 
     client: EngineClient
@@ -41,3 +43,4 @@ class Parts:
     door: Door = field(default_factory=Door)
     origins: tuple[str, ...] = ()
     allow_reset: bool = False
+    readers: Executor = field(default_factory=lambda: ThreadPoolExecutor(2, "grammar"))

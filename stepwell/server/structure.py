@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import replace
 
 from stepwell.base.errors import RequestError
@@ -14,8 +15,13 @@ from stepwell.server.schema import ChatCall, CompletionCall
 from stepwell.server.tools import ToolUse
 
 
-async def structure(call: CompletionCall | ChatCall, use: ToolUse | None = None, dialect: Dialect | None = None) -> str:
-    """The grammar of the answer; "" where it is free. Raises RequestError where it is wrong or is asked for twice."""
+async def structure(
+    call: CompletionCall | ChatCall, readers: Executor, use: ToolUse | None = None, dialect: Dialect | None = None
+) -> str:
+    """The grammar of the answer, read by one of `readers`; "" where it is free.
+
+    Raises RequestError where it is wrong or is asked for twice.
+    """
     wanted: list[tuple[str, Callable[[], str]]] = []
     if use is not None and dialect is not None and use.forced:
         wanted.append(("tool_choice", lambda: of_calls(use.forced, dialect.form, use.several)))
@@ -34,7 +40,8 @@ async def structure(call: CompletionCall | ChatCall, use: ToolUse | None = None,
     if len(wanted) > 1:
         names = " and ".join(name for name, _ in wanted)
         raise RequestError(f"{names} both say what the answer must be: give one", wanted[-1][0])
-    return await asyncio.to_thread(wanted[0][1])  # a large grammar takes long to check: never between streams
+    # A large grammar takes long to read: never between streams, and never in the threads that read prompts.
+    return await asyncio.get_running_loop().run_in_executor(readers, wanted[0][1])
 
 
 def with_grammar(params: SamplingParams, grammar: str, after: int | None) -> SamplingParams:
