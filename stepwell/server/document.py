@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
+
+from stepwell.server.schema import ChatCall, Named, Translated
 
 _PLACE = "#/components/schemas/{model}"
 _ERROR = {
@@ -42,9 +43,12 @@ class Api(FastAPI):
         self._name = model
         self._schemas: dict[str, Any] = {"Error": _ERROR}
 
-    def body(self, call: type[BaseModel]) -> dict[str, Any]:
+    def body(self, call: type[Named]) -> dict[str, Any]:
         """What a route says of the body that it reads."""
         described = call.model_json_schema(ref_template=_PLACE)
+        if issubclass(call, Translated):
+            chat = ChatCall.model_json_schema(ref_template=_PLACE)["properties"]
+            described["properties"] |= {name: chat[name] for name in sorted(call.passed_on())}
         self._schemas |= described.pop("$defs", {})
         if "model" in described["properties"]:
             described["properties"]["model"] = {"enum": [self._name, None]}

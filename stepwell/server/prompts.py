@@ -13,6 +13,7 @@ from stepwell.base.errors import RequestError
 from stepwell.base.geometry import Ints
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.contents import text_of
 from stepwell.server.dialect import Dialect
 from stepwell.server.reply import Start
 from stepwell.server.schema import ChatCall, TokenizeCall
@@ -143,7 +144,11 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if content is None and role != "assistant":
         raise RequestError(f"{field}.content is missing", f"{field}.content")
-    read = {**message, "role": _ROLES.get(role, role), "content": _text(content, f"{field}.content")}
+    read = {
+        **message,
+        "role": _ROLES.get(role, role),
+        "content": "" if content is None else text_of(content, f"{field}.content"),
+    }
     if message.get("tool_calls"):
         read["tool_calls"] = read_earlier_calls(message["tool_calls"], f"{field}.tool_calls")
     else:
@@ -152,28 +157,6 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(thought, str):
         read["reasoning_content"] = thought
     return read
-
-
-def _text(content: object, field: str) -> str:
-    """Text of a content: a string, or parts, which are joined as they stand."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestError(f"{field} must be a string or a list of text parts", field)
-    return "".join(_part(part, f"{field}.{i}") for i, part in enumerate(content))
-
-
-def _part(part: object, field: str) -> str:
-    if not isinstance(part, dict):
-        raise RequestError(f"{field} must be an object such as {{'type': 'text', 'text': '…'}}", field)
-    if part.get("type") != "text":
-        raise RequestError(f"{field} is of type {str(part.get('type'))[:40]!r}: only text is supported", field)
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise RequestError(f"{field}.text must be a string", f"{field}.text")
-    return text
 
 
 async def beside(size: int, work: Callable[[], _Result]) -> _Result:

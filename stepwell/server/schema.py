@@ -35,10 +35,15 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), allow_inf_nan=False)
 
 
-class _Named(_Strict):
+class Named(_Strict):
     """A call that may name the model it means."""
 
     model: str | None = None
+
+    @classmethod
+    def passed_on(cls) -> frozenset[str]:
+        """Fields that are not this call's own and still have a meaning."""
+        return frozenset()
 
 
 class StreamOptions(_Strict):
@@ -102,7 +107,7 @@ ToolChoice = Annotated[
 ]
 
 
-class _Generate(_Named):
+class _Generate(Named):
     """What both generation routes share. Defaults are OpenAI's, but for `max_tokens`: all the room there is."""
 
     stream: bool = False
@@ -161,7 +166,26 @@ class ChatCall(_Generate):
     parallel_tool_calls: bool | None = None
 
 
-class TokenizeCall(_Named):
+# What says how the answer to a chat is written, which another API says otherwise.
+_OF_CHATS_ALONE = {"messages", "n", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "response_format"}
+_OF_CHATS_ALONE |= {"max_completion_tokens", "add_generation_prompt", "continue_final_message"}
+
+
+class Translated(Named):
+    """A call of another API, answered as the chat that it amounts to; fields of chats that it has no name for are passed on."""
+
+    @classmethod
+    def passed_on(cls) -> frozenset[str]:
+        return frozenset(ChatCall.model_fields) - frozenset(cls.model_fields) - _OF_CHATS_ALONE
+
+    def chat(self, fields: Mapping[str, Any]) -> ChatCall:
+        """The chat with these fields and those that are passed on. Raises RequestError."""
+        extra = {name: value for name, value in (self.model_extra or {}).items() if name in self.passed_on()}
+        call, _ = parse(ChatCall, {**extra, **fields})
+        return call
+
+
+class TokenizeCall(Named):
     """POST /tokenize: a prompt, or messages in the chat template."""
 
     prompt: str | None = None
@@ -173,13 +197,13 @@ class TokenizeCall(_Named):
     tools: Tools | None = None
 
 
-class DetokenizeCall(_Named):
+class DetokenizeCall(Named):
     """POST /detokenize."""
 
     tokens: list[int]
 
 
-Call = TypeVar("Call", bound=_Named)
+Call = TypeVar("Call", bound=Named)
 
 
 def parse(kind: type[Call], body: Mapping[str, Any]) -> tuple[Call, list[str]]:
@@ -189,7 +213,7 @@ def parse(kind: type[Call], body: Mapping[str, Any]) -> tuple[Call, list[str]]:
         call = kind.model_validate(dict(body))
     except ValidationError as error:
         raise _request_error(error) from error
-    unknown = set(call.model_extra or {}) - _WITHOUT_EFFECT - set(_NOT_SUPPORTED)
+    unknown = set(call.model_extra or {}) - _WITHOUT_EFFECT - set(_NOT_SUPPORTED) - kind.passed_on()
     return call, sorted(unknown)
 
 

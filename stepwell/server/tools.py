@@ -65,22 +65,23 @@ def read_tools(value: list[dict[str, Any]] | None) -> tuple[Tool, ...]:
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict):
             raise RequestError(f"tools.{i} must be {{'type': 'function', 'function': …}}", f"tools.{i}")
-        _check_function(function, f"tools.{i}.function")
+        check_function(function, f"tools.{i}.function")
     return tuple(tools)
 
 
-def _check_function(function: Mapping[str, Any], field: str) -> None:
+def check_function(function: Mapping[str, Any], field: str, schema: str = "parameters") -> None:
+    """`schema` is what the caller's API calls the parameters. Raises RequestError naming the first fault."""
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(f"{field}.name must be 1 to 128 letters, digits or any of _ . / : -", f"{field}.name")
-    parameters = function.get("parameters")
+    parameters = function.get(schema)
     if parameters is None:
         return
     if not isinstance(parameters, dict) or not isinstance(parameters.get("properties") or {}, dict):
-        raise RequestError(f"{field}.parameters must be a JSON schema", f"{field}.parameters")
+        raise RequestError(f"{field}.{schema} must be a JSON schema", f"{field}.{schema}")
     for parameter in parameters.get("properties") or {}:
         if not parameter or set(parameter) & set(">\n"):
-            raise RequestError(f"{field}.parameters names a property {parameter[:40]!r}", f"{field}.parameters")
+            raise RequestError(f"{field}.{schema} names a property {parameter[:40]!r}", f"{field}.{schema}")
 
 
 def read_earlier_calls(value: object, field: str) -> list[dict[str, Any]]:
