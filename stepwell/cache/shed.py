@@ -58,8 +58,8 @@ def demote_ahead(directory: Directory) -> list[Move]:
 def in_flight(directory: Directory, source: Tier) -> int:
     """Pages of `source` that a copy downwards is reading; clean once it is done."""
     flights = (flight for flight in directory.in_flight.values() if flight.lease.tier == source)
-    items = (item for flight in flights for item in flight.items)
-    return sum(len(item.pending.slots) for item in items if item.pending is not None)
+    pending = (item.pending for flight in flights for item in flight.items)
+    return sum(len(copy.slots) for copy in pending if copy is not None and copy.tier > source)
 
 
 def demote(directory: Directory, pages: int) -> list[Move]:
@@ -103,7 +103,7 @@ def _room_in_host(directory: Directory, item: Item) -> bool:
 
 
 def begin(directory: Directory, item: Item, source: Tier, target: Tier, trail: Trail | None = None) -> Move:
-    """Begin a copy downwards: lock the source, take the target, name the copy by `trail`. The target has room."""
+    """Begin a copy between tiers: lock the source, take the target, name the copy by `trail`. The target has room."""
     slots = item.at[source]
     assert slots is not None and item.pending is None and item.at[target] is None
     taken = directory.pools[target].take(len(slots))
@@ -115,18 +115,34 @@ def begin(directory: Directory, item: Item, source: Tier, target: Tier, trail: T
 
 
 def landed(directory: Directory, report: Report) -> bool:
-    """End a copy downwards: its bytes become findable, or their slots free. False for a ticket that is not one of ours."""
+    """End a copy between tiers: its bytes become findable, or their slots free. False for a ticket that is not one of ours."""
     flight = directory.in_flight.pop(report.ticket, None)
     if flight is None:
         return False
-    for item in flight.items:
+    for item in sorted(
+        flight.items, key=lambda part: part.node.start
+    ):  # what comes to the device stands on what is above
         pending = item.pending
         assert pending is not None and pending.ticket == report.ticket
         item.pending = None
-        if report.ok and not item.bad[flight.lease.tier]:  # condemned meanwhile: so is the copy
+        if pending.tier == Tier.DEVICE:
+            _risen(directory, item, pending, flight.lease.tier, report.ok)
+        elif report.ok and not item.bad[flight.lease.tier]:  # condemned meanwhile: so is the copy
             directory.place(item, pending.tier, pending.slots)
         else:
             directory.give(pending.tier, pending.slots)
             directory.refuse(item, pending.tier)
     directory.release(flight.lease)
     return True
+
+
+def _risen(directory: Directory, item: Item, pending: Pending, source: Tier, ok: bool) -> None:
+    """End a copy to the device; what it read is condemned if it failed. KV has to stand on KV, and whoever came first stays."""
+    above = item.node.parent
+    gap = item.what == "kv" and above is not None and above.parent is not None and above.kv.at[Tier.DEVICE] is None
+    if ok and not gap and not item.bad[source] and item.at[Tier.DEVICE] is None:
+        directory.place(item, Tier.DEVICE, pending.slots)
+        return
+    directory.give(Tier.DEVICE, pending.slots)
+    if not ok:
+        directory.condemn(item, source)

@@ -63,6 +63,7 @@ class Request:
     read_cache    False: start cold, in every tier
     write_cache   False: leave nothing behind, in any tier
     session       a hint for retention; never for correctness
+    keep_s        seconds for which what it leaves is kept before all else once it has ended; None: as anything
     """
 
     id: str
@@ -72,6 +73,7 @@ class Request:
     read_cache: bool = True
     write_cache: bool = True
     session: str | None = None
+    keep_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

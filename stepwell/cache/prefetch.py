@@ -1,0 +1,151 @@
+"""Bringing back to the device what is only below it, before anyone asks: no request, no live slot, no fallback.
+
+    0 ══ resident: leased until all has landed ══ K ── copies, node by node ── rung ⟂ image
+                                                  every copy is a ticket; what comes is published as it lands
+
+It takes pages that are free or clean, never one that is promised or the only copy of anything. A copy whose place has been taken or
+has lost its footing when it lands (KV below a gap) comes to nothing, and costs nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepwell.cache.directory import Directory
+from stepwell.cache.leases import Lease
+from stepwell.cache.moves import Move, Tier
+from stepwell.cache.shed import begin, secure
+from stepwell.cache.tree import Item, Node
+
+
+class Status(StrEnum):
+    """How far a prefetch got. PARTIAL: a rung further down was known, but had no room or did not come."""
+
+    LOADED = "loaded"
+    RESIDENT = "resident"
+    PARTIAL = "partial"
+    NO_ROOM = "no_room"
+    UNKNOWN = "unknown"
+    BUSY = "busy"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What was begun: `moves` are to be carried out, `hold` is to be released once none of their tickets is in flight.
+
+    tokens   where a prompt could be resumed from the device alone, once all has come; `tip` is the node that ends there
+    loads    tokens of KV on their way, by tier
+    """
+
+    status: Status
+    tokens: int = 0
+    tip: Node | None = None
+    loads: tuple[tuple[Tier, int], ...] = ()
+    moves: tuple[Move, ...] = ()
+    hold: Lease | None = None
+
+
+def fetch(directory: Directory, path: list[Node], now: float) -> Fetch:
+    """Begin to load what the deepest rung of `path` that fits needs; `path` goes from the top of its tree down.
+
+    What is on the way counts as used now, so that it is not the next to go.
+    """
+    targets = _targets(directory, path)
+    if not targets:
+        return Fetch(Status.UNKNOWN)
+    for number, count in enumerate(reversed(targets)):
+        part = path[:count]
+        missing = _missing(part)
+        deepest = number == 0
+        if not missing:
+            _touch(part, now)
+            return Fetch(Status.RESIDENT if deepest else Status.PARTIAL, part[-1].end, part[-1])
+        if any(item.pending is not None for item in missing):
+            return Fetch(Status.BUSY)
+        if _fits(directory, part, missing):
+            return _begin(directory, part, missing, Status.LOADED if deepest else Status.PARTIAL, now)
+    return Fetch(Status.NO_ROOM)
+
+
+def resident(tip: Node) -> int:
+    """Tokens up to the deepest rung on the way to `tip` that the device alone can resume."""
+    whole = 0
+    for node in reversed(list(tip.up())):
+        if node.parent is None:
+            continue
+        if not node.kv.has(Tier.DEVICE):
+            break
+        if node.rung is not None and node.rung.image.has(Tier.DEVICE):
+            whole = node.end
+    return whole
+
+
+def _targets(directory: Directory, path: list[Node]) -> list[int]:
+    """How many nodes of `path` there are to each rung that could be had; a store of whole chunks gives no KV block by block."""
+    found: list[int] = []
+    for count, node in enumerate(path, 1):
+        best = node.kv.best()
+        if best is None or (directory.config.whole_chunks and best != Tier.DEVICE):
+            break
+        if node.rung is not None and node.rung.image.best() is not None:
+            found.append(count)
+    return found
+
+
+def _missing(part: list[Node]) -> list[Item]:
+    """What is not on the device, KV from the top down, then the image."""
+    rung = part[-1].rung
+    items = [node.kv for node in part] + ([rung.image] if rung is not None else [])
+    return [item for item in items if item.at[Tier.DEVICE] is None]
+
+
+def _need(missing: list[Item]) -> int:
+    return sum(max(map(item.size, Tier)) for item in missing)
+
+
+def _footing(part: list[Node]) -> list[Node]:
+    """The resident nodes at the top of `part`."""
+    gap = next((i for i, node in enumerate(part) if node.kv.at[Tier.DEVICE] is None), len(part))
+    return part[:gap]
+
+
+def _fits(directory: Directory, part: list[Node], missing: list[Item]) -> bool:
+    """Whether free and clean pages pay for it, with those on which it is to stand held, and no promise broken."""
+    room, need = directory.room(), _need(missing)
+    idle = [node.kv for node in _footing(part) if not node.kv.locks[Tier.DEVICE]]
+    held = sum(kv.size(Tier.DEVICE) for kv in idle)
+    clean = sum(kv.ready for kv in idle)
+    return need <= min(room.free + room.idle - held, room.instant - clean) - room.reserved
+
+
+def _begin(directory: Directory, part: list[Node], missing: list[Item], status: Status, now: float) -> Fetch:
+    footing = _footing(part)
+    _touch(part, now)
+    root = next(node for node in part[0].up() if node.parent is None)
+    hold = directory.lease(footing[-1].kv if footing else root.kv, Tier.DEVICE)
+    tip = part[-1]
+    if not secure(directory, _need(missing)):  # what is clean hangs on what is held
+        directory.release(hold)
+        return Fetch(Status.NO_ROOM)
+    if tip.parent is None or any(item.node.parent is None for item in missing):  # joined, as others were dropped
+        directory.release(hold)
+        return Fetch(Status.BUSY)
+    loads: dict[Tier, int] = {}
+    moves: list[Move] = []
+    for item in missing:
+        source = item.best()
+        assert source is not None, f"{item!r} was found to be there"
+        if item.what == "kv":
+            loads[source] = loads.get(source, 0) + len(item.node.tokens)
+        moves.append(begin(directory, item, source, Tier.DEVICE))
+    return Fetch(status, tip.end, tip, tuple(sorted(loads.items())), tuple(moves), hold)
+
+
+def _touch(part: list[Node], now: float) -> None:
+    for node in part:
+        node.used = now
+    rung = part[-1].rung
+    if rung is not None:
+        rung.used = now
