@@ -20,6 +20,7 @@ class SchedConfig:
     vocab                    token ids are below this; 0: not checked
     cache                    whether prompts are read from the cache and left in it
     load_timeout             seconds without a report after which a request gives its load up; 0: never
+    think_prefetch           bring back what a session is about to ask for (`stepwell.sched.retention`)
     """
 
     max_num_seqs: int = 32
@@ -30,6 +31,7 @@ class SchedConfig:
     vocab: int = 0
     cache: bool = True
     load_timeout: float = 0.0
+    think_prefetch: bool = False
 
     def validate(self, geometry: Geometry) -> None:
         """Raise ConfigError where a step could not make progress."""

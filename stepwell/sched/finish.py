@@ -59,6 +59,8 @@ def _apply(
     if said.tokens or said.prompt_scores:
         queues.events.append(said)
     if reason is not None:
+        if (job.request.session is not None or job.request.keep_s is not None) and job.request.write_cache:
+            queues.ended.append((job.request, running.path.item.node))
         release(queues, directory, running)
         queues.events.append(Finished(job.request.id, reason))
 

@@ -32,6 +32,7 @@ from stepwell.sched.job import Draining, Job, Tokens
 from stepwell.sched.overdue import expire, refuse_stranded
 from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.request import Event, Finished, Request
+from stepwell.sched.retention import Prefetched, Retention, Subject
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Mover, Runner
 from stepwell.sched.suspend import let_go
@@ -59,6 +60,7 @@ class EngineLoop:
         self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)))
         self.costs = costs or Costs()
         self.auditor = auditor or Auditor()
+        self.retention = Retention(self.directory, config.think_prefetch, config.load_timeout)
         self._runner = runner
         self._mover = mover
         self._clock = clock
@@ -87,7 +89,8 @@ class EngineLoop:
     def serving(self) -> bool:
         """Whether there is anything that a request waits for."""
         q = self.queues
-        return bool(q.waiting or q.parked or q.draining or q.running or q.events or self.auditor.busy)
+        waited_for = q.waiting or q.parked or q.draining or q.running or q.events
+        return bool(waited_for or self.auditor.busy or self.retention.busy)
 
     def submit(self, request: Request) -> None:
         """Take `request`. Raises RequestError or CapacityError, and keeps nothing, if it can never be served."""
@@ -110,6 +113,7 @@ class EngineLoop:
             raise RequestError(f"a request with id {request.id!r} is being served already", "request_id")
         limit = self.longest if wanted is None else min(self.longest, count + wanted)
         self._orders += 1
+        self.retention.began(request, self._clock.now())
         if self.config.cache and request.read_cache:
             recall(self.directory, request.salt, request.prompt, self._clock.now())
         enqueue(self.queues, Job(request, self._orders, Tokens(request.prompt), limit, root_number(request.salt)))
@@ -142,6 +146,7 @@ class EngineLoop:
             self._copying.discard(report.ticket)
             land(self.queues, self.directory, self.config, report, self._clock)
         expire(self.queues, self.directory, self.config, self._clock)
+        self.queues.moves.extend(self.retention.turn(began))
         self.auditor.begin(self.queues, self.directory)
         admit(self.queues, self.directory, self.config, self.costs, self._clock)
         refuse_stranded(self.queues, self.directory, self.config, self._clock)
@@ -155,6 +160,7 @@ class EngineLoop:
             began = self._clock.now()
             finish(self.queues, self.directory, self.config, built, result, began)
             self.auditor.collect(self.directory, built, result)
+            self.retention.learn(self.queues, began)
             self._steps += built.step.repeat
             self._computed += built.step.tokens * built.step.repeat
             self._sampled += sum(map(len, result.sampled))
@@ -201,6 +207,27 @@ class EngineLoop:
     def reset(self, salt: str | None = None) -> dict[Tier, int]:
         """Drop what nobody holds, under one salt or under all; slots freed by tier."""
         return reset(self.directory, salt)
+
+    def pin(self, subject: Subject, seconds: float) -> int | None:
+        """Keep it before all else for so long; tokens kept, None where there is no such session."""
+        now = self._clock.now()
+        return self.retention.pin(subject, now + seconds, now)
+
+    def unpin(self, subject: Subject) -> int:
+        """End such a keep; tokens that were kept."""
+        return self.retention.unpin(subject)
+
+    def end_session(self, salt: str, session: str) -> int | None:
+        """Let go first what only this session has led to; pages of that, None where there is no such session."""
+        return self.retention.end_session(salt, session)
+
+    def prefetch(self, number: int, subject: Subject) -> None:
+        """Bring it to the device beside whatever runs; `prefetched` tells of the end."""
+        self.queues.moves.extend(self.retention.prefetch(number, subject, self._clock.now()))
+
+    def prefetched(self) -> list[Prefetched]:
+        """Prefetches that have ended since the last call."""
+        return self.retention.finished()
 
     def _copy_down(self, idle: bool) -> None:
         """Copies ahead of need; with nothing else to do, to disk whatever is worth it."""

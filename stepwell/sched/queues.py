@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from stepwell.cache.moves import Move
 from stepwell.cache.tally import Tally
+from stepwell.cache.tree import Node
 from stepwell.sched.job import Draining, Job, Kept, Parked, Running, Waiting
-from stepwell.sched.request import Event
+from stepwell.sched.request import Event, Request
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +22,7 @@ class Queues:
     running: list[Running] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
+    ended: list[tuple[Request, Node]] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     rungs_left: int = 0
     rungs_skipped: int = 0

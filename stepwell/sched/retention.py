@@ -1,0 +1,252 @@
+"""What callers say about the future: this will be asked for again, until then, by this conversation, or soon.
+
+Hints move values and bytes, never an answer. Keeps and sessions are the cache's (`stepwell.cache.keeps`, `.sessions`); this is their
+life beside requests: what a turn's end means for its session, and orders to prefetch, which hold no live slot and end as soon as
+nothing of theirs is in flight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.directory import Directory
+from stepwell.cache.keeps import expire, follow_up, keep, keep_path, unkeep
+from stepwell.cache.kept import Label
+from stepwell.cache.moves import Move, Tier
+from stepwell.cache.prefetch import Fetch, Status, fetch, resident
+from stepwell.cache.recall import recall
+from stepwell.cache.sessions import BRANCHES, Key, Sessions, devalue
+from stepwell.cache.tree import Node
+from stepwell.sched.queues import Queues
+from stepwell.sched.request import Request
+
+MOST_ORDERS = 64
+"""Orders to prefetch that may be open at once; more are answered `busy`."""
+_EARLY = 0.5
+"""Share of the expected think time after which a session's tip is brought back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a pin or a prefetch is about: a prompt, or (None) the session of that id: all its branches, or the latest for a prefetch."""
+
+    salt: str
+    prompt: Ints | None = None
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """The end of one order.
+
+    tokens              where the device alone can resume now        known   whether there is such a session, or anything of the prompt
+    device, host, disk  of these, tokens of KV that were there, or came from below
+    """
+
+    number: int
+    known: bool
+    status: Status
+    tokens: int = 0
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Orders that ended, by what became of them; tokens that they brought."""
+
+    prefetches: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
+    prefetched_tokens: int = 0
+    early_prefetches: int = 0
+
+
+@dataclass(slots=True)
+class _Order:
+    """`number` 0: the engine's own, of which nobody hears."""
+
+    number: int
+    fetch: Fetch
+    since: float
+
+    def open(self, directory: Directory) -> bool:
+        return any(move.ticket in directory.in_flight for move in self.fetch.moves)
+
+
+class Retention:
+    """Owned by the loop. `early`: bring back what a session is likely to ask for while its caller thinks; `patience`: s until an
+    order is answered though its copies have not been reported, 0 for ever."""
+
+    def __init__(self, directory: Directory, early: bool = False, patience: float = 0.0) -> None:
+        self._directory = directory
+        self._early = early
+        self._patience = patience
+        self.sessions = Sessions()
+        self.counts = Counts()
+        self._orders: list[_Order] = []
+        self._done: list[Prefetched] = []
+        self._due: list[tuple[float, Key]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether an order is open, or its end has not been told."""
+        return bool(self._orders)
+
+    # ---- requests ---------------------------------------------------------------------------------------------
+
+    def began(self, request: Request, now: float) -> None:
+        """A request has come."""
+        if request.session is not None:
+            self.sessions.began((request.salt, request.session), now)
+
+    def learn(self, queues: Queues, now: float) -> None:
+        """Take in the turns that a step has ended."""
+        ended, queues.ended = queues.ended, []
+        for request, node in ended:
+            if node.parent is not None:
+                self.ended(request, node, now)
+
+    def ended(self, request: Request, node: Node, now: float) -> None:
+        """A request has been answered; `node` is where its published KV ended."""
+        directory = self._directory
+        key = (request.salt, request.session or "")
+        if request.session is not None:
+            session = self.sessions.ended(directory, key, node, now)
+            if self._early and session is not None and session.think is not None:
+                heapq.heappush(self._due, (now + _EARLY * session.think, key))
+        if request.keep_s is not None:
+            until = now + request.keep_s
+            path = _path(node)
+            keep_path(directory, ("turn", request.salt, request.id), path, until, rungs=2)
+            tip = directory.keeps.known.get(("turn", request.salt, request.id))
+            if tip is not None:
+                follow_up(directory, tip.tip, "turn", until)
+
+    def turn(self, now: float) -> list[Move]:
+        """Once a turn of the loop: end what is over, begin what is due. O(1) where there is nothing."""
+        expire(self._directory, now)
+        if self._orders:
+            self._settle(now)
+        moves: list[Move] = []
+        while self._due and self._due[0][0] <= now:
+            moves += self._bring_back(heapq.heappop(self._due)[1], now)
+        return moves
+
+    # ---- callers ----------------------------------------------------------------------------------------------
+
+    def pin(self, subject: Subject, until: float, now: float) -> int | None:
+        """Keep what there is of it; tokens kept, of all branches of a session together. None: no such session."""
+        directory, kept = self._directory, 0
+        if subject.prompt is not None:
+            recall(directory, subject.salt, subject.prompt, now)
+            return keep(directory, _of_prompt(subject), subject.salt, subject.prompt, until)
+        tips = self._tips(subject)
+        if tips is None:
+            return None
+        for label, tip in zip(_of_session(subject), tips, strict=False):
+            kept += keep_path(directory, label, _path(tip), until, rungs=2)
+        return kept
+
+    def unpin(self, subject: Subject) -> int:
+        """End what `pin` began; tokens that were kept."""
+        if subject.prompt is not None:
+            return unkeep(self._directory, _of_prompt(subject))
+        return sum(unkeep(self._directory, label) for label in _of_session(subject))
+
+    def end_session(self, salt: str, session: str) -> int | None:
+        """Nobody will go on from it: what it alone has led to goes first. Pages of that; None: no such session."""
+        known = self.sessions.forget((salt, session))
+        if known is None:
+            return None
+        self.unpin(Subject(salt, None, session))
+        return sum(devalue(self._directory, tip) for tip in known.tips())
+
+    def prefetch(self, number: int, subject: Subject, now: float) -> list[Move]:
+        """Begin to bring it to the device; `finished` tells of the end."""
+        path = self._path(subject, now)
+        if len(self._orders) >= MOST_ORDERS:
+            self._tell(Prefetched(number, path is not None, Status.BUSY))
+            return []
+        if path is None:
+            self._tell(Prefetched(number, False, Status.UNKNOWN))
+            return []
+        return self._begin(number, path, now)
+
+    def finished(self) -> list[Prefetched]:
+        """Orders that have ended since the last call."""
+        done, self._done = self._done, []
+        return done
+
+    # ---- inside -----------------------------------------------------------------------------------------------
+
+    def _settle(self, now: float) -> None:
+        for order in list(self._orders):
+            late = 0 < self._patience <= now - order.since
+            if late or not order.open(self._directory):
+                self._orders.remove(order)
+                if order.fetch.hold is not None:
+                    self._directory.release(order.fetch.hold)
+                self._tell(_outcome(order))
+
+    def _tell(self, done: Prefetched) -> None:
+        self.counts.prefetches[done.status] += 1
+        self.counts.prefetched_tokens += done.host + done.disk
+        if done.number:
+            self._done.append(done)
+
+    def _bring_back(self, key: Key, now: float) -> list[Move]:
+        """Load the tip of a session that is still thinking, if it is not on the device."""
+        session = self.sessions.find(key)
+        if session is None or session.ended is None or len(self._orders) >= MOST_ORDERS:
+            return []
+        tips = session.tips()[:1]
+        if not tips or resident(tips[0]) == tips[0].end:
+            return []
+        self.counts.early_prefetches += 1
+        return self._begin(0, _path(tips[0]), now)
+
+    def _begin(self, number: int, path: list[Node], now: float) -> list[Move]:
+        order = _Order(number, fetch(self._directory, path, now), now)
+        self._orders.append(order)
+        return list(order.fetch.moves)
+
+    def _tips(self, subject: Subject) -> list[Node] | None:
+        session = self.sessions.find((subject.salt, subject.session))
+        return None if session is None else session.tips()
+
+    def _path(self, subject: Subject, now: float) -> list[Node] | None:
+        """The nodes that are known of it; None where there is no such session."""
+        if subject.prompt is None:
+            tips = self._tips(subject)
+            return None if tips is None else _path(tips[0]) if tips else []
+        recall(self._directory, subject.salt, subject.prompt, now)
+        found = self._directory.survey(subject.salt, subject.prompt)
+        return [node for node in found.path if node.end <= found.matched]
+
+
+def _path(tip: Node) -> list[Node]:
+    """The nodes to `tip` from the top of its tree down."""
+    return [node for node in tip.up() if node.parent is not None][::-1]
+
+
+def _of_prompt(subject: Subject) -> Label:
+    assert subject.prompt is not None
+    return "prompt", subject.salt, hashlib.blake2b(subject.prompt.tobytes(), digest_size=16).hexdigest()
+
+
+def _of_session(subject: Subject) -> Iterator[Label]:
+    """One label for each branch there can be."""
+    return (("session", subject.salt, f"{branch}:{subject.session}") for branch in range(BRANCHES))
+
+
+def _outcome(order: _Order) -> Prefetched:
+    begun = order.fetch
+    tokens = resident(begun.tip) if begun.tip is not None else 0
+    status = begun.status if tokens >= begun.tokens else Status.PARTIAL if tokens else Status.FAILED
+    came = dict(begun.loads) if tokens >= begun.tokens else {}
+    host, disk = came.get(Tier.HOST, 0), came.get(Tier.DISK, 0)
+    return Prefetched(order.number, True, status, tokens, max(0, tokens - host - disk), host, disk)
