@@ -27,6 +27,7 @@ from stepwell.server.reply import Reading
 from stepwell.server.streams import EventStream, while_connected
 from stepwell.server.structure import structure, with_grammar
 from stepwell.server.tools import read_use
+from stepwell.server.trace import trace_of
 
 _SESSION_HEADERS = ("x-session-id", "x-session-affinity")
 _MAX_STOP_IDS = 256
@@ -112,7 +113,8 @@ class GenerationRoutes:
         """Generate, and answer in `form`; `name` is the answer's id. Raises StepwellError where no stream has begun."""
         job = self._job(request, wish, name)
         self._check_room(job)
-        generation = Generation(job, self._parts.client, self._parts.tokenizer, self._parts.metrics, self._parts.clock)
+        parts, trace = self._parts, trace_of(request)
+        generation = Generation(job, parts.client, parts.tokenizer, parts.metrics, parts.clock, trace)
         try:
             await while_connected(request.receive, generation.accepted())
             if not wish.call.stream:

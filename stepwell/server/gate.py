@@ -16,6 +16,7 @@ from stepwell.server.errors import Problem
 from stepwell.server.keys import Caller, Keys
 from stepwell.server.metrics import Metrics
 from stepwell.server.streams import note_direct_send
+from stepwell.server.trace import trace_in
 
 log = logging.getLogger("stepwell.access")
 
@@ -87,6 +88,8 @@ class Gate:
             extra = {"request_id": answer.request_id, "status": answer.status, "seconds": round(seconds, 6)}
             if answer.completion is not None:
                 extra["completion"] = answer.completion
+            if (trace := trace_in(scope)) is not None:
+                extra["trace_id"] = trace.id
             log.info("%s %s", scope["method"], scope["path"], extra=extra)
 
 

@@ -21,6 +21,7 @@ from stepwell.server.metrics import Metrics
 from stepwell.server.prompts import Prompt
 from stepwell.server.reply import Reading, ReplyReader
 from stepwell.server.scores import Entry
+from stepwell.server.trace import CallTrace
 
 _SEEDS = 2**63
 
@@ -224,8 +225,17 @@ class Piece:
 class Generation:
     """A job at work. Leaving the `with` block aborts whatever has not ended."""
 
-    def __init__(self, job: Job, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics, clock: Clock) -> None:
+    def __init__(
+        self,
+        job: Job,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        clock: Clock,
+        trace: CallTrace | None = None,
+    ) -> None:
         self._metrics = metrics
+        self._trace = trace
         self._clock = clock
         self._arrived = job.arrived
         self._n = job.n
@@ -233,6 +243,8 @@ class Generation:
         self.choices = [job.choice(i, request, tokenizer) for i, request in enumerate(requests)]
         self._by_id = {choice.request_id: choice for choice in self.choices}
         self._answers: Answers = client.submit(requests)
+        if trace is not None:
+            trace.began(job, self)
 
     def __enter__(self) -> Self:
         return self
@@ -246,8 +258,10 @@ class Generation:
         """Abort what has not ended, counted under `reason`. May be called twice."""
         self._answers.close()
         while self._by_id:
-            self._by_id.popitem()
+            name, _ = self._by_id.popitem()
             self._metrics.finished(reason, empty=False)
+            if self._trace is not None:
+                self._trace.ended(name, reason)
 
     async def accepted(self) -> None:
         """Wait until the engine has taken every sequence. Raises RequestError, CapacityError or EngineDead."""
@@ -285,6 +299,8 @@ class Generation:
         }
 
     def _piece(self, choice: Choice, delivery: Delivery) -> Piece:
+        if self._trace is not None and delivery.outcome is not None:
+            self._trace.admitted(choice.request_id, delivery.outcome)
         deltas, scores = choice.take(delivery)
         first = self._time(choice, len(delivery.tokens))
         if choice.reason is not None:
@@ -292,6 +308,8 @@ class Generation:
                 self._answers.abort(choice.request_id)
             self._metrics.finished(choice.reason, empty=choice.spoken == 0)
             del self._by_id[choice.request_id]
+            if self._trace is not None:
+                self._trace.ended(choice.request_id, choice.reason)
         return Piece(choice, deltas, scores, first, choice.finish)
 
     def _time(self, choice: Choice, tokens: int) -> bool:
@@ -302,6 +320,8 @@ class Generation:
         first = choice.started is None
         if choice.started is None:
             self._metrics.first_token(now - self._arrived)
+            if self._trace is not None:
+                self._trace.started(choice.request_id)
         else:
             self._metrics.next_token((now - choice.started) / tokens)
         choice.started = now

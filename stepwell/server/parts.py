@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from stepwell.base.clock import Clock, WallClock
 from stepwell.engine.config import EngineFacts
@@ -12,6 +13,9 @@ from stepwell.server.client import EngineClient
 from stepwell.server.gate import Door
 from stepwell.server.keys import Keys
 from stepwell.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from stepwell.server.otlp import Otlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Parts:
     door         closed once the server is told to stop
     origins      web pages that may call, as CORS names them
     allow_reset  whether callers may empty the cache
+    otlp         where calls are traced to
     readers      threads that read grammars
     """
 
@@ -43,4 +48,5 @@ class Parts:
     door: Door = field(default_factory=Door)
     origins: tuple[str, ...] = ()
     allow_reset: bool = False
+    otlp: Otlp | None = None
     readers: Executor = field(default_factory=lambda: ThreadPoolExecutor(2, "grammar"))
