@@ -25,10 +25,11 @@ Key: TypeAlias = tuple[str, str]
 
 @dataclass(slots=True)
 class Branch:
-    """One line of a session: the node where its last turn ended, and rungs that its turns before left on the way there, with how
-    often each had been used by then."""
+    """One line of a session: the node where its last turn ended, and rungs that its turns before left on the way there, each with how
+    often it had been used when its turn ended."""
 
     tip: Node
+    uses: int
     passed: list[tuple[Node, int]] = field(default_factory=list)
 
 
@@ -87,10 +88,10 @@ class Sessions:
             branch for branch in session.branches if id(branch.tip) not in above and branch.tip.parent is not None
         ]
         passed = [rung for branch in mine for rung in branch.passed]
-        passed += [(branch.tip, branch.tip.rung.uses) for branch in mine if branch.tip.rung and branch.tip is not tip]
+        passed += [(branch.tip, branch.uses) for branch in mine if branch.tip is not tip]
         for node, uses in passed[:-1]:
             _supersede(directory, node, uses)
-        session.branches = [Branch(tip, passed[-1:]), *others][:BRANCHES]
+        session.branches = [Branch(tip, 0 if tip.rung is None else tip.rung.uses, passed[-1:]), *others][:BRANCHES]
         return session
 
     def forget(self, key: Key) -> Session | None:

@@ -122,8 +122,8 @@ def check_copy(loop: EngineLoop, move: Move) -> None:
     if isinstance(move.target, LiveState):
         require(1, load is not None and load.slot == move.target.slot, f"{where} writes a live state not its own")
         return
-    if move.target.tier == Tier.DEVICE:
-        own = set(load.loading.held.table.private.tolist()) if load else set()
+    if load is not None:
+        own = set(load.loading.held.table.private.tolist())
     else:
         pending = (i.pending for i in cached_items(loop) if i.pending is not None and i.pending.ticket == move.ticket)
         own = {int(p) for one in pending for p in one.slots}

@@ -14,9 +14,11 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.policy import POLICIES
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
+from stepwell.sched.retention import Prefetched, Subject
 from stepwell.testing import telltale
 from stepwell.testing.faults import LIVE, Copied, FaultPlan, Where
 from stepwell.testing.harness import Harness
+from stepwell.testing.laws import require
 
 VOCAB = 40
 SALTS = ("", "", "a", "b")
@@ -59,6 +61,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
         disk_slots=number(rng, 0, rng.randint(1, 20), *(rng.randint(20, 300) for _ in range(3))),
         write_idle=chance(rng, 60),
         policy=_POLICIES[seed % len(_POLICIES)],
+        keep_share=(0.5, 1.0, 0.2, 0.0)[seed // 4 % 4],
     )
     seqs = rng.randint(1, 4)
     sched = SchedConfig(
@@ -70,6 +73,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
         vocab=VOCAB,
         cache=not chance(rng, 4),
         load_timeout=0.003 if seed % 4 == 2 else 0.0,  # three steps
+        think_prefetch=seed % 3 == 0,
     )
     disk = number(rng, 10**9, 10**9, 10**5)  # bytes a second; the least is hardly worth a write
     costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, disk), latency_s=1e-6)
@@ -115,14 +119,17 @@ class Driver:
         self.harness = engine(rng, seed, ranks)
         self.rng = rng
         self._count = 0
+        self._orders: dict[int, Prefetched | None] = {}
 
     def act(self) -> None:
         """One random action."""
         roll = self.rng.randint(1, 100)
         if roll <= 22:
             self.submit()
-        elif roll <= 79:
+        elif roll <= 75:
             self.step()
+        elif roll <= 79:
+            self.hint()
         elif roll <= 83:
             self.abort()
         elif roll <= 87:
@@ -148,10 +155,50 @@ class Driver:
         )
         if len(prompt):
             read, write = not chance(rng, 8), not chance(rng, 8)
-            harness.submit(Request(f"r{self._count}", prompt, params, salt, read, write))
+            session = f"s{self._count % 3}" if self._count % 2 else None
+            keep_s = 0.01 if self._count % 3 == 0 else None  # ten steps
+            request = Request(f"r{self._count}", prompt, params, salt, read, write, session, keep_s)
+            harness.submit(request)
 
     def step(self) -> None:
         self.harness.step(number(self.rng, 1, 1, 1, 2, 5))
+        self.collect()
+
+    def hint(self) -> None:
+        """Pin, unpin, prefetch, or end a session."""
+        loop, rng = self.harness.loop, self.rng
+        salt, prompt = self._prompt()
+        session = f"s{rng.randint(0, 3)}"
+        subject = Subject(salt, None, session) if chance(rng, 40) or not len(prompt) else Subject(salt, prompt)
+        roll = rng.randint(1, 100)
+        if roll <= 35:
+            loop.pin(subject, rng.randint(0, 40) / 1000)
+        elif roll <= 45:
+            loop.unpin(subject)
+        elif roll <= 55:
+            loop.end_session(salt, session)
+        else:
+            order = len(self._orders) + 1
+            self._orders[order] = None
+            loop.prefetch(order, subject)
+        self.harness.check_all()
+
+    def collect(self) -> None:
+        """Hear of the prefetches that have ended: each once, and none claims more than was ever there."""
+        for done in self.harness.loop.prefetched():
+            require(
+                8, self._orders.get(done.number, done) is None, f"prefetch {done.number} ends twice, or never began"
+            )
+            require(8, min(done.device, done.host, done.disk) >= 0, f"{done} is less than nothing")
+            require(8, done.device + done.host + done.disk == done.tokens, f"{done} does not sum up")
+            self._orders[done.number] = done
+
+    def end(self) -> None:
+        """Step until nothing is left to do."""
+        self.harness.drain()
+        self.collect()
+        left = [order for order, done in self._orders.items() if done is None]
+        require(8, not left, f"prefetches {left} never ended")
 
     def abort(self) -> None:
         if name := self._open():
@@ -167,6 +214,8 @@ class Driver:
 
     def restart(self) -> None:
         if Tier.DISK in self.harness.loop.directory.pools:
+            self.collect()
+            self._orders = {order: done for order, done in self._orders.items() if done is not None}
             self.harness.restart()
 
     def flush(self) -> None:
@@ -211,5 +260,5 @@ def fuzz(seed: int, actions: int = 80, ranks: int = 1) -> Driver:
     driver = Driver(random.Random(seed), seed, ranks)
     for _ in range(actions):
         driver.act()
-    driver.harness.drain()
+    driver.end()
     return driver

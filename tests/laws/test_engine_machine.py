@@ -53,6 +53,10 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(turns):
             self._drawing(data).step()
 
+    @rule(data=st.data())
+    def hint(self, data: st.DataObject) -> None:
+        self._drawing(data).hint()
+
     @precondition(lambda self: self.driver.open)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -78,7 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.driver.harness.deliver()
 
     def teardown(self) -> None:
-        self.driver.harness.drain()
+        self.driver.end()
 
 
 def test_no_order_of_events_breaks_a_law(pytestconfig: pytest.Config) -> None:
