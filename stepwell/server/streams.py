@@ -12,6 +12,18 @@ from starlette.types import Receive, Scope, Send
 from stepwell.server.errors import ApiError, Problem
 
 _Result = TypeVar("_Result")
+_DIRECT_SEND = "stepwell.send"
+
+
+def note_direct_send(scope: Scope, send: Send) -> None:
+    """Remember the `send` that what is inside wraps once more, for `direct_send`."""
+    scope[_DIRECT_SEND] = send
+
+
+def direct_send(scope: Scope, wrapped: Send) -> Send:
+    """How to send the parts of a body without passing, for each, through wrappers that are only there for its headers."""
+    send: Send = scope.get(_DIRECT_SEND, wrapped)
+    return send
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -39,7 +51,7 @@ class EventStream(Response):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump = asyncio.create_task(self._pump(send))
+        pump = asyncio.create_task(self._pump(scope, send))
         gone = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -49,8 +61,9 @@ class EventStream(Response):
             await _cancel(pump, gone)
             self._close()
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        send = direct_send(scope, send)
         async for chunk in self._chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
