@@ -20,6 +20,8 @@ from stepwell.server.dialect import Dialect
 from stepwell.server.document import ERRORS, Api
 from stepwell.server.errors import Problem, any_problem
 from stepwell.server.gate import Gate
+from stepwell.server.messages.routes import MessagesRoutes
+from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.parts import Parts
 from stepwell.server.prompts import PromptReader
 from stepwell.server.reading import CallReader
@@ -29,13 +31,17 @@ def create_app(parts: Parts) -> FastAPI:
     """An ASGI application. Every answer that is an error has the shape of its route's API."""
     app = Api(parts.facts.model)
     calls = CallReader(parts.facts, parts.limits.body_bytes, parts.limits.body_seconds)
-    routes = Routes(parts, calls)
+    prompts = PromptReader(parts.tokenizer, parts.facts, Dialect.of(parts.tokenizer))
+    routes = Routes(parts, calls, prompts)
     generation = GenerationRoutes(parts, calls)
+    messages = MessagesRoutes(parts, calls, generation, prompts)
     cache = CacheRoutes(parts, calls)
     dashboard = DashboardRoutes(parts)
     for path, call, handler in (
         ("/v1/completions", schema.CompletionCall, generation.completions),
         ("/v1/chat/completions", schema.ChatCall, generation.chat_completions),
+        ("/v1/messages", MessagesCall, messages.create),
+        ("/v1/messages/count_tokens", CountCall, messages.count_tokens),
         ("/tokenize", schema.TokenizeCall, routes.tokenize),
         ("/detokenize", schema.DetokenizeCall, routes.detokenize),
         ("/cache/explain", schema.ChatCall, cache.explain),
@@ -58,6 +64,10 @@ def create_app(parts: Parts) -> FastAPI:
     for kind in (StepwellError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)
     app.add_middleware(Gate, parts.keys, parts.door, parts.metrics, parts.clock)
+    if parts.otlp is not None:
+        from stepwell.server.otlp import Tracing
+
+        app.add_middleware(Tracing, parts.otlp, parts.facts.model)
     if parts.origins:  # outside the gate: a refusal, too, must be readable to the page that called
         app.add_middleware(
             CORSMiddleware,
@@ -72,9 +82,9 @@ def create_app(parts: Parts) -> FastAPI:
 class Routes:
     """One method a route."""
 
-    def __init__(self, parts: Parts, calls: CallReader) -> None:
+    def __init__(self, parts: Parts, calls: CallReader, prompts: PromptReader) -> None:
         self._parts = parts
-        self._prompts = PromptReader(parts.tokenizer, parts.facts, Dialect.of(parts.tokenizer))
+        self._prompts = prompts
         self._calls = calls
         self._created = int(time.time())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stepwell.base.errors import RequestError
@@ -27,14 +28,14 @@ def parts_of(content: object, field: str) -> list[tuple[dict[str, Any], str]]:
     return [(part, f"{field}.{i}") for i, part in enumerate(content)]
 
 
-def text_in(part: dict[str, Any], field: str, kinds: frozenset[str] = TEXT) -> str:
+def text_in(part: Mapping[str, Any], field: str, kinds: frozenset[str] = TEXT) -> str:
     """The text of a part, which must be of one of `kinds`. Raises RequestError."""
     if part.get("type") not in kinds:
         raise RequestError(f"{field} is of type {str(part.get('type'))[:40]!r}: only text is supported", field)
     return string(part, "text", field)
 
 
-def string(value: dict[str, Any], name: str, field: str) -> str:
+def string(value: Mapping[str, Any], name: str, field: str) -> str:
     """`value[name]`, which must be a string. Raises RequestError."""
     found = value.get(name)
     if not isinstance(found, str):

@@ -3,6 +3,7 @@ of Anthropic's API, `{"type": "error", "error": {"type", "message"}}`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,14 @@ def queued_too_long(seconds: float, retry_after: int) -> ApiError:
     """A sequence was not admitted in time."""
     message = f"the call waited longer than {seconds:g} s (--queue-timeout): try again later"
     return ApiError(Problem(429, message, None, "queue_timeout", {"retry-after": str(retry_after)}))
+
+
+def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The same fault in the words of an API that has other `names` for some fields."""
+    field, dot, rest = (error.param or "").partition(".")
+    if field not in names:
+        return error
+    return RequestError(str(error).replace(field, names[field]), names[field] + dot + rest)
 
 
 class GenerationFailed(StepwellError):

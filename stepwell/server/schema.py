@@ -31,11 +31,11 @@ _NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
 _WITHOUT_EFFECT = frozenset({"metadata", "safety_identifier", "service_tier", "store", "user"})
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), allow_inf_nan=False)
 
 
-class Named(_Strict):
+class Named(Strict):
     """A call that may name the model it means."""
 
     model: str | None = None
@@ -46,7 +46,7 @@ class Named(_Strict):
         return frozenset()
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool = False
 
 
@@ -167,12 +167,16 @@ class ChatCall(_Generate):
 
 
 # What says how the answer to a chat is written, which another API says otherwise.
-_OF_CHATS_ALONE = {"messages", "n", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "response_format"}
-_OF_CHATS_ALONE |= {"max_completion_tokens", "add_generation_prompt", "continue_final_message"}
+_OF_CHATS_ALONE = frozenset(
+    {"messages", "n", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "response_format"}
+    | {"max_completion_tokens", "add_generation_prompt", "continue_final_message"}
+)
 
 
 class Translated(Named):
     """A call of another API, answered as the chat that it amounts to; fields of chats that it has no name for are passed on."""
+
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
 
     @classmethod
     def passed_on(cls) -> frozenset[str]:

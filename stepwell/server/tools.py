@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from stepwell.base.errors import RequestError
+from stepwell.server.contents import string
 from stepwell.server.schema import ChatCall
 
 Tool: TypeAlias = dict[str, Any]
@@ -82,6 +83,17 @@ def check_function(function: Mapping[str, Any], field: str, schema: str = "param
     for parameter in parameters.get("properties") or {}:
         if not parameter or set(parameter) & set(">\n"):
             raise RequestError(f"{field}.{schema} names a property {parameter[:40]!r}", f"{field}.{schema}")
+
+
+def as_function(tool: Mapping[str, Any], field: str, schema: str = "parameters") -> Tool:
+    """A tool of an API that knows functions alone, in the form that chats have for it. Raises RequestError."""
+    check_function(tool, field, schema)
+    function = {"name": tool["name"]}
+    if tool.get("description") is not None:
+        function["description"] = string(tool, "description", field)
+    if tool.get(schema) is not None:
+        function["parameters"] = tool[schema]
+    return {"type": "function", "function": function}
 
 
 def read_earlier_calls(value: object, field: str) -> list[dict[str, Any]]:

@@ -1,0 +1,63 @@
+"""The routes of the Messages API."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+
+from stepwell.base.errors import RequestError
+from stepwell.server.calls import GenerationRoutes, Wish
+from stepwell.server.errors import renamed
+from stepwell.server.hosted import LeftOut
+from stepwell.server.messages.chat import chat_fields
+from stepwell.server.messages.events import MessagesForm
+from stepwell.server.messages.schema import CountCall, MessagesCall
+from stepwell.server.parts import Parts
+from stepwell.server.prompts import PromptReader
+from stepwell.server.reading import CallReader
+from stepwell.server.schema import MAX_NAME, TokenizeCall, parse
+
+_NAMES = {"response_format": "output_config.format"}
+_COUNTED = ("messages", "tools", "chat_template_kwargs", "continue_final_message")
+
+
+class MessagesRoutes:
+    """One method a route."""
+
+    def __init__(self, parts: Parts, calls: CallReader, generation: GenerationRoutes, prompts: PromptReader) -> None:
+        self._parts = parts
+        self._calls = calls
+        self._generation = generation
+        self._prompts = prompts
+        self._left_out = LeftOut()
+
+    async def create(self, request: Request) -> Response:
+        arrived = self._parts.clock.now()
+        call = await self._calls.read(MessagesCall, request)
+        try:
+            wish = await self._generation.chat(call.chat(chat_fields(call, self._left_out)), arrived)
+        except RequestError as error:
+            raise renamed(error, _NAMES) from error
+        name = f"msg_{secrets.token_hex(12)}"
+        form = MessagesForm(name, self._parts.facts.model)
+        return await self._generation.answer(request, _as_messages(wish, call), name, form)
+
+    async def count_tokens(self, request: Request) -> Response:
+        call = await self._calls.read(CountCall, request)
+        fields = chat_fields(call, self._left_out)
+        counted: dict[str, Any] = {name: fields[name] for name in _COUNTED}
+        chat, _ = parse(TokenizeCall, counted)
+        ids = await self._prompts.tokenize(chat)
+        return Response(orjson.dumps({"input_tokens": len(ids)}), media_type="application/json")
+
+
+def _as_messages(wish: Wish, call: MessagesCall) -> Wish:
+    """What this API adds to a chat: names of calls in its own style, an answer of no tokens, a hint about who asks."""
+    user = None if call.metadata is None else call.metadata.user_id
+    reading = replace(wish.reading, new_id=lambda: f"toolu_{secrets.token_hex(12)}")
+    params = replace(wish.params, max_tokens=0, min_tokens=0) if call.max_tokens == 0 else wish.params
+    return replace(wish, reading=reading, params=params, session=user[:MAX_NAME] if user else None)
