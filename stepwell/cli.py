@@ -72,6 +72,7 @@ def serve(
     shutdown_timeout: flags.ShutdownTimeout = 30,
     log_level: flags.LogLevel = "warning",
     log_format: flags.LogFormat = "text",
+    otlp_endpoint: flags.OtlpEndpoint = None,
 ) -> None:
     """Serve MODEL over the OpenAI API.
 
@@ -86,7 +87,7 @@ def serve(
     with _errors_told():
         set_up(log_level, log_format)
         _allow_faults(faults)
-        status = serve(options_from(ctx.params, given), Console())
+        status = serve(options_from(ctx.params, given, os.environ), Console())
     raise typer.Exit(status)
 
 
@@ -99,7 +100,7 @@ def doctor(**values: Any) -> None:
 
     with _errors_told():
         _allow_faults(values["faults"])
-        status = show(examine(options_from(values, frozenset())), Console())
+        status = show(examine(options_from(values, frozenset(), os.environ)), Console())
     raise typer.Exit(status)
 
 

@@ -141,6 +141,10 @@ DrainTimeout = Annotated[float, _option("Seconds that open calls may go on after
 ShutdownTimeout = Annotated[float, _option("Seconds that the engine then has to end before it is killed.", _LIMITS)]
 LogLevel = Annotated[str, _option("debug, info, warning or error.", _LOGS)]
 LogFormat = Annotated[str, _option("text, or json: one object a line.", _LOGS)]
+OtlpEndpoint = Annotated[
+    str | None,
+    _option("Collector of OpenTelemetry to send traces to, such as http://127.0.0.1:4318 (OTLP over HTTP).", _LOGS),
+]
 
 Target = Annotated[str, typer.Argument(help="URL of a server, or directory of a checkpoint.")]
 ChatKey = Annotated[str, typer.Option(help="Key of the server. Better from STEPWELL_API_KEY.", show_envvar=False)]

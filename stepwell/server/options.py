@@ -14,6 +14,7 @@ from stepwell.engine.spawn import DEFAULT_FACTORY
 from stepwell.server.answers import Patience
 from stepwell.server.keys import Keys
 from stepwell.server.parts import Limits
+from stepwell.server.settings import TraceTarget, trace_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,13 @@ class ServeOptions:
     log_format: LogFormat = "text"
     given: frozenset[str] = frozenset()
     factory: str = DEFAULT_FACTORY
+    traces: TraceTarget | None = None
 
 
-def options_from(values: Mapping[str, Any], given: frozenset[str]) -> ServeOptions:
-    """Options from the flags of `stepwell serve` by name. Raises ConfigError, naming the flag."""
+def options_from(
+    values: Mapping[str, Any], given: frozenset[str], environment: Mapping[str, str] | None = None
+) -> ServeOptions:
+    """Options from the flags of `stepwell serve` by name; `environment` may say where traces go. Raises ConfigError, naming the flag."""
     names = {f.name for f in fields(EngineConfig)}
     config = engine_config({name: value for name, value in values.items() if name in names})
     for name in ("body_timeout", "queue_timeout", "request_timeout"):
@@ -74,6 +78,7 @@ def options_from(values: Mapping[str, Any], given: frozenset[str]) -> ServeOptio
         values["allow_cache_reset"],
         values["log_format"],
         given,
+        traces=trace_target(values["otlp_endpoint"], environment or {}),
     )
 
 

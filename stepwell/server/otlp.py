@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _TRACED = "/v1/"
 _COMPLETIONS = "/v1/completions"
-_LAST_WORDS = 3.0  # seconds that the last spans get to leave, once the server has ended
+_LAST_WORDS = 2.0  # seconds that the last spans get to leave, once the server has ended
 _MOST_SEQUENCES = 32  # of one call that have spans of their own; the others count in its sums alone
 _SERVER_FAULT = 500
 

@@ -1,9 +1,10 @@
-"""Flags from a TOML file."""
+"""Flags from a TOML file, and what the standard variables say of where traces go."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,38 @@ from typing import Any
 from stepwell.base.errors import ConfigError
 
 _LARGEST = 1 << 20
+_SPANS = "/v1/traces"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTarget:
+    """Where spans are sent, whole URL. `asked`: by the flag, so that it is an error where they cannot be."""
+
+    url: str
+    asked: bool
+
+
+def trace_target(base: str | None, environment: Mapping[str, str]) -> TraceTarget | None:
+    """From --otlp-endpoint, else from the variables that OpenTelemetry names for it. Raises ConfigError."""
+    if base:
+        return TraceTarget(_spans_below(base, "--otlp-endpoint"), True)
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    whole, base = (environment.get(f"OTEL_EXPORTER_OTLP_{name}") for name in ("TRACES_ENDPOINT", "ENDPOINT"))
+    if whole:
+        return TraceTarget(_checked(whole, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), False)
+    return TraceTarget(_spans_below(base, "OTEL_EXPORTER_OTLP_ENDPOINT"), False) if base else None
+
+
+def _spans_below(base: str, name: str) -> str:
+    base = _checked(base, name).rstrip("/")
+    return base if base.endswith(_SPANS) else base + _SPANS
+
+
+def _checked(url: str, name: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{name} {url!r} is no URL of a collector: give one such as http://127.0.0.1:4318")
+    return url
 
 
 def read_settings(path: str, known: Mapping[str, bool]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import typer
@@ -12,24 +14,26 @@ from typer.testing import CliRunner
 from stepwell.base.errors import ConfigError
 from stepwell.cli import serve
 from stepwell.server import flags
-from stepwell.server.settings import read_settings
+from stepwell.server.settings import TraceTarget, read_settings, trace_target
 
 KNOWN = {"max_queue": False, "api_key": True, "device_memory": False}
 
 
-def chosen(tmp_path: Path, text: str, arguments: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    """What `stepwell serve` would be called with."""
+def chosen(
+    tmp_path: Path, text: str, arguments: list[str], environment: dict[str, str], by_flag: bool = True
+) -> dict[str, Any]:
+    """What `stepwell serve` would be called with; the file is named by a flag, or else by the environment."""
     seen: dict[str, Any] = {}
     app = typer.Typer()
 
     @app.command(context_settings={"auto_envvar_prefix": flags.ENVIRONMENT})
     @flags.like(serve)
     def take(**values: Any) -> None:
-        seen.update(values)
+        seen.update({name: value for name, value in values.items() if name != "ctx"})
 
     file = tmp_path / "stepwell.toml"
     file.write_text(text)
-    done = CliRunner().invoke(app, [*arguments, "--config", str(file)], env=environment)
+    done = CliRunner().invoke(app, [*arguments, *(("--config", str(file)) if by_flag else ())], env=environment)
     assert done.exit_code == 0, done.output
     return seen
 
@@ -48,14 +52,42 @@ def test_environment_alone_can_say_everything(tmp_path: Path) -> None:
     assert values["api_key"] == ["key-number-1", "key-number-2"]
 
 
+def every_flag() -> dict[str, Any]:
+    """All parameters of `stepwell serve` but the file itself, each with a value other than its default."""
+    values: dict[str, Any] = {}
+    kinds = get_type_hints(serve)
+    for name, parameter in signature(serve).parameters.items():
+        kind, default = kinds[name], parameter.default
+        if name in ("ctx", "config"):
+            continue
+        if kind == list[str] | None:
+            values[name] = ["text-1", "text-2"]
+        elif kind is bool:
+            values[name] = not default
+        else:
+            values[name] = {int: 3, int | None: 3, float: 1.5, float | None: 1.5}.get(kind, "words")
+        assert values[name] != default, name
+    assert len(values) > 40
+    return values
+
+
 def test_every_flag_can_stand_in_a_file(tmp_path: Path) -> None:
-    command = typer.main.get_command(_alone())
-    names = [p.name for p in command.params if p.name not in ("config", "help")]
-    assert len(names) > 30
-    for name in names:
-        file = tmp_path / "one.toml"
-        file.write_text(f"{str(name).replace('_', '-')} = '1'")
-        assert read_settings(str(file), {str(name): False}) == {name: "1"}
+    lines = [f"{name.replace('_', '-')} = {json.dumps(value)}" for name, value in every_flag().items()]
+    values = chosen(tmp_path, "\n".join(lines), [], {})
+    assert values == {**every_flag(), "config": str(tmp_path / "stepwell.toml")}
+
+
+def test_every_flag_can_stand_in_the_environment(tmp_path: Path) -> None:
+    environment = {"STEPWELL_CONFIG": str(tmp_path / "stepwell.toml")}
+    for name, value in every_flag().items():
+        environment[f"STEPWELL_{name.upper()}"] = " ".join(value) if isinstance(value, list) else str(value)
+    values = chosen(tmp_path, 'model = "file"\nmax-queue = 77', [], environment, by_flag=False)
+    assert values == {**every_flag(), "config": environment["STEPWELL_CONFIG"]}
+
+
+def test_every_flag_has_a_help_text_of_its_own() -> None:
+    texts = [str(param.help) for param in typer.main.get_command(_alone()).params]  # type: ignore[attr-defined]
+    assert all(text not in ("", "None") for text in texts) and len(set(texts)) == len(texts)
 
 
 def _alone() -> typer.Typer:
@@ -93,3 +125,33 @@ def test_a_missing_file_and_a_wrong_value_are_told_without_a_traceback(tmp_path:
     file.write_text('max-queue = "many"')
     done = CliRunner().invoke(app, ["serve", "m", "--config", str(file)])
     assert done.exit_code == 2 and "max-queue" in done.output
+
+
+FLAG = "http://flag:4318"
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://base:4318/"}
+WHOLE = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://whole/spans"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "environment", "target"),
+    [
+        (None, {}, None),
+        (FLAG, ENDPOINT | WHOLE | {"OTEL_SDK_DISABLED": "true"}, TraceTarget("http://flag:4318/v1/traces", True)),
+        ("http://flag:4318/v1/traces", {}, TraceTarget("http://flag:4318/v1/traces", True)),
+        (None, ENDPOINT, TraceTarget("http://base:4318/v1/traces", False)),
+        (None, ENDPOINT | WHOLE, TraceTarget("https://whole/spans", False)),
+        (None, ENDPOINT | {"OTEL_SDK_DISABLED": "True"}, None),
+        (None, ENDPOINT | {"OTEL_TRACES_EXPORTER": "none"}, None),
+    ],
+)
+def test_traces_go_where_the_flag_says_or_else_the_standard_variables(
+    flag: str | None, environment: dict[str, str], target: TraceTarget | None
+) -> None:
+    assert trace_target(flag, environment) == target
+
+
+def test_what_is_no_url_of_a_collector_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"--otlp-endpoint 'flag:4318' .* http://"):
+        trace_target("flag:4318", {})
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_ENDPOINT"):
+        trace_target(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "base"})
