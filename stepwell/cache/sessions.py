@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Tier
 from stepwell.cache.tree import Node, RungKind
 
 MOST_SESSIONS = 4096
@@ -114,17 +115,23 @@ def devalue(directory: Directory, tip: Node) -> int:
 
     Exclusive are the nodes up to the first that others have to do with: that branches, is kept, is held, or whose rung is a branch's.
     """
-    pages = 0
+    pages, below = 0, tip
     for node in tip.up():
-        rung = node.rung
-        if node.parent is None or (node is not tip and len(node.children) > 1) or (node is tip and node.children):
-            break
-        if node.kv.kept or any(node.kv.locks) or node.awaited or (rung is not None and rung.kind == RungKind.BRANCH):
+        if node.parent is None or _shared(node, below):
             break
         node.used = 0.0
-        if rung is not None:
-            rung.used, rung.superseded = 0.0, True
+        if node.rung is not None:
+            node.rung.used, node.rung.superseded = 0.0, True
         for item in node.items():
-            pages += max(item.size(tier) for tier in directory.pools)
+            pages += max(map(item.size, Tier))
             directory.refuse(item, directory.offers.next_tier)
+        below = node
     return pages
+
+
+def _shared(node: Node, below: Node) -> bool:
+    """Whether others than who went from `node` to `below` have to do with it; KV that nothing resumes from is nobody's."""
+    others = [child for child in node.children.values() if child is not below]
+    forks = any(child.children or child.rung is not None for child in others)
+    branch = node.rung is not None and node.rung.kind == RungKind.BRANCH
+    return forks or branch or node.kv.kept > 0 or any(node.kv.locks) or node.awaited > 0

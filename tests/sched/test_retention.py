@@ -1,0 +1,211 @@
+"""Hints beside requests: pins, ends of sessions, prefetches, and what a turn's end means for its session."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.moves import LiveState, Tier
+from stepwell.cache.prefetch import Status
+from stepwell.cache.shed import demote
+from stepwell.sched.request import Request, SamplingParams
+from stepwell.sched.retention import MOST_ORDERS, Prefetched, Retention, Subject
+from tests.cache.builders import join, numbers
+from tests.sched.rig import Rig
+
+PROMPT = numbers(42)
+
+
+def ask(rig: Rig, name: str, prompt: Ints = PROMPT, session: str | None = "s", keep_s: float | None = None) -> None:
+    """Serve a turn of a session, and check its answer."""
+    request = Request(name, prompt, SamplingParams(8), session=session, keep_s=keep_s)
+    rig.loop.submit(request)
+    rig.requests[name] = request
+    rig.run()
+    rig.cold(name)
+
+
+def sink(rig: Rig) -> None:
+    """All that is cached is in host alone."""
+    rig.loop.queues.moves.extend(demote(rig.directory, rig.directory.config.device_pages))
+    rig.run()
+    for node in reversed(list(rig.directory.tree.nodes())):
+        for item in node.items():
+            if item.at[Tier.DEVICE] is not None:
+                rig.directory.drop(item, Tier.DEVICE)
+    rig.check()
+
+
+def fetched(rig: Rig, subject: Subject) -> Prefetched:
+    rig.loop.prefetch(7, subject)
+    rig.run()
+    (done,) = rig.loop.prefetched()
+    assert done.number == 7
+    return done
+
+
+def test_a_prefetched_prompt_is_resumed_from_the_device() -> None:
+    rig = Rig()
+    ask(rig, "a")
+    sink(rig)
+    done = fetched(rig, Subject("", PROMPT))
+    assert (done.status, done.tokens, done.device, done.host, done.disk) == (Status.LOADED, 40, 0, 40, 0)
+    again = rig.ask("b", PROMPT)
+    assert (again.device, again.loaded) == (40, False)
+    assert not any(isinstance(move.target, LiveState) for move in rig.mover.pending.values())
+
+
+def test_a_session_is_prefetched_up_to_its_last_answer() -> None:
+    rig = Rig()
+    ask(rig, "a")
+    sink(rig)
+    assert fetched(rig, Subject("", None, "s")).tokens == 48
+    assert rig.ask("b", join(PROMPT, rig.answer("a"), numbers(9, 1))).device == 48
+
+
+def test_a_prefetch_needs_no_live_slot_and_takes_none() -> None:
+    rig = Rig(seqs=1)
+    ask(rig, "a")
+    sink(rig)
+    rig.submit("long", numbers(30, 3), 30)
+    rig.step()
+    assert not rig.loop.queues.slots
+    rig.loop.prefetch(1, Subject("", PROMPT))
+    for _ in range(6):
+        rig.land()
+        rig.step()
+    assert [done.status for done in rig.loop.prefetched()] == [Status.LOADED]
+    assert "long" in {running.job.request.id for running in rig.loop.queues.running}
+    rig.run()
+    rig.cold("long")
+
+
+def test_a_prefetch_that_fails_costs_nobody_anything() -> None:
+    rig = Rig()
+    ask(rig, "a")
+    sink(rig)
+    rig.loop.prefetch(1, Subject("", PROMPT))
+    rig.step()
+    assert rig.land(ok=False)
+    rig.run()
+    assert [done.status for done in rig.loop.prefetched()] == [Status.FAILED]
+    assert rig.ask("b", PROMPT).recomputed == len(PROMPT)
+
+
+def test_what_is_unknown_or_too_much_is_answered_at_once() -> None:
+    rig = Rig()
+    ask(rig, "a")
+    sink(rig)
+    assert fetched(rig, Subject("", None, "nobody")) == Prefetched(7, False, Status.UNKNOWN)
+    assert fetched(rig, Subject("other", PROMPT)).status == Status.UNKNOWN
+    for number in range(1, MOST_ORDERS + 2):
+        rig.loop.prefetch(number, Subject("", PROMPT))
+    (busy,) = rig.loop.prefetched()
+    assert (busy.number, busy.status) == (MOST_ORDERS + 1, Status.BUSY)
+    rig.run()
+    assert len(rig.loop.prefetched()) == MOST_ORDERS
+
+
+def test_a_prefetch_whose_copies_are_not_reported_is_answered_in_the_end() -> None:
+    rig = Rig()
+    ask(rig, "a")
+    sink(rig)
+    rig.loop.retention = Retention(rig.directory, patience=3.0)
+    rig.loop.prefetch(1, Subject("", PROMPT))
+    for _ in range(5):
+        rig.step()
+    assert [done.status for done in rig.loop.prefetched()] == [Status.FAILED]
+    rig.run()
+    assert rig.ask("b", PROMPT).device == 40, "the copies came after all"
+
+
+def test_a_pin_outlives_what_came_later() -> None:
+    rig = Rig(pages=30, host=0)
+    ask(rig, "a")
+    assert rig.loop.pin(Subject("", PROMPT), 1000.0) == 40
+    for number in range(5):
+        rig.ask(f"x{number}", numbers(42, 10 + number))
+    assert rig.ask("b", PROMPT).device == 40
+    assert rig.loop.unpin(Subject("", PROMPT)) == 40
+    for number in range(5):
+        rig.ask(f"y{number}", numbers(42, 20 + number))
+    assert rig.ask("c", PROMPT).device == 0
+
+
+def test_a_pin_ends_with_its_time() -> None:
+    rig = Rig(pages=30, host=0)
+    ask(rig, "a")
+    rig.loop.pin(Subject("", PROMPT), 5.0)
+    assert rig.loop.stats().tiers[0].kept
+    rig.clock.advance(5.0)
+    rig.ask("x", numbers(8, 3))
+    assert not rig.loop.stats().tiers[0].kept
+
+
+def test_a_session_is_pinned_with_all_its_branches() -> None:
+    rig = Rig()
+    ask(rig, "a")
+    ask(rig, "sub", numbers(22, 5))
+    assert rig.loop.pin(Subject("", None, "s"), 100.0) == 48 + 24
+    assert rig.loop.unpin(Subject("", None, "s")) == 48 + 24
+    assert rig.loop.pin(Subject("", None, "nobody"), 100.0) is None
+
+
+def test_a_request_may_have_what_it_leaves_kept() -> None:
+    rig = Rig(pages=30, host=0)
+    ask(rig, "a", session=None, keep_s=1000.0)
+    for number in range(5):
+        rig.ask(f"x{number}", numbers(42, 10 + number))
+    assert rig.ask("b", join(PROMPT, rig.answer("a"), [1])).device == 48
+
+
+def test_of_a_conversation_only_the_last_turn_is_kept() -> None:
+    rig = Rig()
+    prompt = PROMPT
+    for turn in range(4):
+        ask(rig, f"t{turn}", prompt, keep_s=1000.0)
+        prompt = join(prompt, rig.answer(f"t{turn}"), numbers(8, turn))
+    assert [keep.label[2] for keep in rig.directory.keeps.known.values()] == ["t3"]
+
+
+def test_what_an_ended_session_led_to_goes_first() -> None:
+    rig = Rig(pages=40, host=0)
+    ask(rig, "old", numbers(42, 8), session="other")
+    ask(rig, "a")
+    assert rig.loop.end_session("", "s") == 14
+    assert rig.loop.end_session("", "s") is None
+    rig.ask("x", numbers(42, 9))
+    assert rig.ask("again", numbers(42, 8)).device == 40, "though it was used longer ago"
+
+
+def test_nothing_is_learnt_of_who_leaves_nothing() -> None:
+    rig = Rig()
+    request = Request("a", PROMPT, SamplingParams(4), write_cache=False, session="s", keep_s=10.0)
+    rig.loop.submit(request)
+    rig.run()
+    assert not rig.directory.keeps.known
+    assert rig.loop.pin(Subject("", None, "s"), 9.0) == 0
+
+
+def test_what_a_session_will_ask_for_comes_back_while_it_thinks() -> None:
+    rig = Rig()
+    rig.loop.retention = Retention(rig.directory, early=True)
+    ask(rig, "a")
+    rig.clock.advance(20.0)
+    ask(rig, "b", join(PROMPT, rig.answer("a"), numbers(8, 1)))
+    sink(rig)
+    rig.ask("x", numbers(8, 2))
+    assert rig.loop.retention.counts.early_prefetches == 0
+    rig.clock.advance(10.0)
+    rig.ask("y", numbers(8, 3))
+    assert rig.loop.retention.counts.early_prefetches == 1 and not rig.loop.prefetched()
+    turn = rig.ask("c", join(PROMPT, rig.answer("a"), numbers(8, 1), rig.answer("b"), numbers(8, 4)))
+    assert turn.device == 64 and not turn.loaded
+
+
+def test_hints_leave_no_trace_in_other_salts() -> None:
+    rig = Rig()
+    ask(rig, "a")
+    assert rig.loop.pin(Subject("other", None, "s"), 9.0) is None
+    assert rig.loop.end_session("other", "s") is None
+    assert rig.loop.pin(replace(Subject("", PROMPT), salt="other"), 9.0) == 0
