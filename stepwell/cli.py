@@ -53,6 +53,8 @@ def serve(
     decode_rung_tokens: flags.DecodeRungTokens = 16,
     cache_policy: flags.CachePolicy = "ladder",
     min_load_tokens: flags.MinLoadTokens = None,
+    keep_share: flags.KeepShare = 0.5,
+    think_prefetch: flags.ThinkPrefetch = False,
     verify_resume: flags.VerifyResume = 0.0,
     load_timeout: flags.LoadTimeout = 30.0,
     faults: flags.Fault = None,

@@ -92,6 +92,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
         min_load_tokens=config.min_load_tokens,
         write_idle=config.disk_write_when == "idle",
         policy=config.cache_policy,
+        keep_share=config.keep_share,
     )
     rules = SchedConfig(
         config.max_num_seqs,
@@ -102,6 +103,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
         model.shape.vocab,
         config.enable_prefix_caching,
         config.load_timeout,
+        think_prefetch=config.think_prefetch,
     )
     host = _host(config, sizes, device)
     mover = _with_faults(_mover(arena, host, live, tier, owned), config, arena, host)

@@ -59,6 +59,8 @@ class EngineConfig:
     disk_write_budget       bytes a second that may be written to it, averaged over seconds; None: as many as it takes
     disk_write_when         "idle": also whenever nothing else is to be done; "pressure": only as the tier above fills up
     cache_policy            what goes first where memory is short, by name (`stepwell.cache.policy`)
+    keep_share              share of each tier that may be kept before all else for pins and hints; 0: nothing is
+    think_prefetch          bring back what a session is about to ask for, while its caller thinks
     min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
     verify_resume           share of resumed prompts that are recomputed cold while nothing else is to be done, and compared
     load_timeout            seconds without a report after which a request gives up its load; 0: never
@@ -86,6 +88,8 @@ class EngineConfig:
     decode_rung_tokens: int = 16
     min_load_tokens: int | None = None
     cache_policy: str = DEFAULT
+    keep_share: float = 0.5
+    think_prefetch: bool = False
     verify_resume: float = 0.0
     load_timeout: float = 30.0
     faults: tuple[str, ...] = ()
@@ -136,6 +140,8 @@ class EngineConfig:
             _at_least("min_load_tokens", self.min_load_tokens, 0)
         _at_least("host_memory", self.host_memory, 0)
         _at_least("seed", self.seed, 0)
+        if not 0 <= self.keep_share <= 1:
+            raise ConfigError(f"--keep-share {self.keep_share} must be between 0 and 1, such as 0.5")
         if not 0 <= self.verify_resume <= 1:
             raise ConfigError(f"--verify-resume {self.verify_resume} must be between 0 and 1, such as 0.01")
         if not 0 <= self.load_timeout < float("inf"):

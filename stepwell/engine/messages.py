@@ -1,7 +1,7 @@
 """What a front end and its engine process say to each other: msgpack, typed, bounded by what the receiver declares.
 
-front end ──Submit · Abort · Explain · Reset · Stop──▶ engine
-front end ◀──Ready · Batch · Explained · WasReset · Dead─── engine
+front end ──Submit · Abort · Explain · Reset · Keep · EndSession · Prefetch · Stop──▶ engine
+front end ◀──Ready · Batch · Explained · WasReset · Kept · Fetched · Dead─── engine
 
 Batch = [Accepted | Rejected | Admitted | Tokens | Finished …] + Stats
 """
@@ -18,6 +18,7 @@ from stepwell.cache.explain import Explanation
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.sched import request as sched
+from stepwell.sched.retention import Prefetched
 
 
 class Start(msgspec.Struct):
@@ -40,6 +41,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     read_cache: bool
     write_cache: bool
     session: str | None
+    keep_s: float | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -64,13 +66,44 @@ class Reset(msgspec.Struct, tag="reset", array_like=True):
     salt: str | None
 
 
+class About(msgspec.Struct, array_like=True):
+    """A prompt, int32 in native order, or (None) the session of that id."""
+
+    salt: str
+    prompt: bytes | None
+    session: str = ""
+
+
+class Keep(msgspec.Struct, tag="keep", array_like=True):
+    """Keep this for so many seconds before all else; None: no longer."""
+
+    number: int
+    about: About
+    seconds: float | None
+
+
+class EndSession(msgspec.Struct, tag="end_session", array_like=True):
+    """Nobody will go on from this session."""
+
+    number: int
+    salt: str
+    session: str
+
+
+class Prefetch(msgspec.Struct, tag="prefetch", array_like=True):
+    """Bring this to the device."""
+
+    number: int
+    about: About
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True):
     """End the process. What is worth it may be written to disk first, for so many seconds."""
 
     seconds: float = 0.0
 
 
-Command: TypeAlias = Submit | Abort | Explain | Reset | Stop
+Command: TypeAlias = Submit | Abort | Explain | Reset | Keep | EndSession | Prefetch | Stop
 
 
 class Accepted(msgspec.Struct, tag="accepted", array_like=True):
@@ -122,6 +155,7 @@ class Stats(msgspec.Struct, frozen=True):
     counters  numbers that only grow
     copied    bytes by source and target, in the order of `stepwell.engine.stats.COPIES`
     joint     how joint loads went, on one line
+    prefetches  that have ended, by what became of them
     disk      what the disk store counts, by name; empty without one
     problems  what has stopped it from writing, and how often
     """
@@ -132,6 +166,7 @@ class Stats(msgspec.Struct, frozen=True):
     counters: dict[str, float] = {}
     copied: list[int] = []
     joint: str = ""
+    prefetches: dict[str, int] = {}
     disk: dict[str, float] = {}
     problems: dict[str, int] = {}
 
@@ -161,13 +196,26 @@ class WasReset(msgspec.Struct, tag="was_reset", array_like=True):
     freed: dict[str, int]
 
 
+class Kept(msgspec.Struct, tag="kept", array_like=True):
+    """`amount` tokens are, or were, kept; or pages go first, where a session has ended. Not `known`: there is no such session."""
+
+    number: int
+    known: bool
+    amount: int
+
+
+class Fetched(msgspec.Struct, tag="fetched", array_like=True):
+    number: int
+    done: Prefetched
+
+
 class Dead(msgspec.Struct, tag="dead", array_like=True):
     """The loop has ended; nothing will follow."""
 
     reason: str
 
 
-Answer: TypeAlias = Ready | Batch | Explained | WasReset | Dead
+Answer: TypeAlias = Ready | Batch | Explained | WasReset | Kept | Fetched | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)
@@ -191,14 +239,28 @@ def decode_answer(data: bytes) -> Answer:
 def submit_of(request: sched.Request) -> Submit:
     prompt = np.ascontiguousarray(request.prompt, dtype=np.int32).tobytes()
     return Submit(
-        request.id, prompt, request.params, request.salt, request.read_cache, request.write_cache, request.session
+        request.id,
+        prompt,
+        request.params,
+        request.salt,
+        request.read_cache,
+        request.write_cache,
+        request.session,
+        request.keep_s,
     )
 
 
 def request_of(message: Submit) -> sched.Request:
     prompt = np.frombuffer(message.prompt, dtype=np.int32)
     return sched.Request(
-        message.id, prompt, message.params, message.salt, message.read_cache, message.write_cache, message.session
+        message.id,
+        prompt,
+        message.params,
+        message.salt,
+        message.read_cache,
+        message.write_cache,
+        message.session,
+        keep_s=message.keep_s,
     )
 
 

@@ -29,6 +29,7 @@ from stepwell.cache.explain import Explanation
 from stepwell.cache.moves import Tier
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
+from stepwell.engine.hints import Hint, HintedLoop, fetched, take_hint
 from stepwell.engine.logs import set_up
 from stepwell.engine.stats import stats_message
 from stepwell.sched.request import Event, Request
@@ -46,7 +47,7 @@ STATS_EVERY = 0.5
 """Seconds between two statistics of a busy engine; an engine that falls idle always sends its last ones."""
 
 
-class ServedLoop(Protocol):
+class ServedLoop(HintedLoop, Protocol):
     """What a process or `stepwell.LLM` needs of an engine loop."""
 
     @property
@@ -116,6 +117,8 @@ class EngineService:
             # While only copies are under way, it is in `_take_commands` that time passes: a request must not wait for them.
             events += map(messages.wire_event, self._loop.step(wait=COPY_WAIT if self._loop.serving else 0.0))
             self._open -= {event.id for event in events if isinstance(event, messages.Finished)}
+            for answer in fetched(self._loop):
+                self._send(answer)
         now = self._clock.now()
         stats = None
         if now >= self._stats_due or not (self._loop.busy or self._preparing):
@@ -142,7 +145,9 @@ class EngineService:
         self._take_prepared()
         return None
 
-    def _carry_out(self, command: messages.Submit | messages.Abort | messages.Explain | messages.Reset) -> None:
+    def _carry_out(
+        self, command: messages.Submit | messages.Abort | messages.Explain | messages.Reset | Hint
+    ) -> None:
         match command:
             case messages.Submit():
                 self._preparing[command.id] = messages.request_of(command)
@@ -156,6 +161,9 @@ class EngineService:
             case messages.Reset(number, salt):
                 freed = self._loop.reset(salt)
                 self._send(messages.WasReset(number, {tier.name.lower(): pages for tier, pages in freed.items()}))
+            case messages.Keep() | messages.EndSession() | messages.Prefetch():
+                for answer in take_hint(self._loop, command):
+                    self._send(answer)
 
     def _take_prepared(self) -> None:
         """Submit what is ready, in the order in which it came. The others wait here, where they hold up nobody."""

@@ -7,9 +7,9 @@ from stepwell.engine.messages import Stats
 from stepwell.sched.stats import EngineStats
 
 PHASES = ("waiting", "parked", "running", "draining")
-PAGE_STATES = ("free", "cached", "private", "leased", "clean")
-"""free + cached + private = all; leased and clean pages are cached ones."""
-GAUGES = ("leases", "nodes", "moves_in_flight", "page_bytes")
+PAGE_STATES = ("free", "cached", "private", "leased", "clean", "kept")
+"""free + cached + private = all; leased, clean and kept pages are cached ones."""
+GAUGES = ("leases", "nodes", "moves_in_flight", "page_bytes", "keeps", "sessions")
 COPIES = (
     ("device", "host"),
     ("host", "device"),
@@ -28,6 +28,8 @@ COUNTERS = (
     "rungs_left",
     "rungs_skipped",
     "sched_seconds",
+    "prefetched_tokens",
+    "early_prefetches",
     *AUDITS,
 )
 
@@ -43,6 +45,7 @@ def stats_message(stats: EngineStats) -> Stats:
         counters={name: getattr(stats, name) for name in COUNTERS},
         copied=[stats.pages_copied.get(pair, 0) * stats.page_bytes for pair in _COPIES],
         joint=stats.joint,
+        prefetches=dict(stats.prefetches),
         disk=dict(stats.disk),
         problems=dict(stats.disk_problems),
     )

@@ -196,6 +196,11 @@ class EngineLoop:
             audit_mismatches=self.auditor.counts.mismatches,
             audits_skipped=self.auditor.counts.skipped,
             quarantined=self.auditor.counts.quarantined,
+            keeps=len(directory.keeps.known),
+            sessions=len(self.retention.sessions.known),
+            prefetches={status.value: count for status, count in self.retention.counts.prefetches.items()},
+            prefetched_tokens=self.retention.counts.prefetched_tokens,
+            early_prefetches=self.retention.counts.early_prefetches,
             pages_copied=dict(self._copied),
             page_bytes=directory.config.geometry.page_bytes,
         )

@@ -39,6 +39,11 @@ class EngineStats:
     audit_mismatches: int = 0
     audits_skipped: int = 0
     quarantined: int = 0
+    keeps: int = 0
+    sessions: int = 0
+    prefetches: Mapping[str, int] = field(default_factory=dict)
+    prefetched_tokens: int = 0
+    early_prefetches: int = 0
     disk: Mapping[str, float] = field(default_factory=dict)
     disk_problems: Mapping[str, int] = field(default_factory=dict)
 

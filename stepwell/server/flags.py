@@ -103,6 +103,12 @@ MinLoadTokens = Annotated[
     int | None,
     _option("Load from a lower tier only what saves this many tokens. Default: by expected time.", _CACHE),
 ]
+KeepShare = Annotated[
+    float, _option("Share of each tier that pins and --cache-ttl hints of callers may hold on to; 0 for none.", _CACHE)
+]
+ThinkPrefetch = Annotated[
+    bool, _option("Bring back what a session is about to ask for, while its caller thinks.", _CACHE)
+]
 VerifyResume = Annotated[
     float, _option("Share of resumed prompts that an idle engine recomputes cold, to compare the answers.", _CACHE)
 ]

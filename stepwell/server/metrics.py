@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from stepwell.base.clock import Clock, WallClock
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.prefetch import Status
 from stepwell.cache.tally import Tally
 from stepwell.engine.messages import Stats
 from stepwell.engine.stats import COPIES, COUNTERS, GAUGES, PAGE_STATES, PHASES
@@ -35,6 +36,10 @@ _TEXTS = {
     "nodes": "Nodes of the prefix tree",
     "moves_in_flight": "Copies that have not been reported",
     "page_bytes": "Bytes of one page, in every tier",
+    "keeps": "Paths that are kept before all else",
+    "sessions": "Sessions of which something is remembered",
+    "prefetched_tokens": "Tokens that prefetches have brought to the device",
+    "early_prefetches": "Prefetches that a session's think time has caused",
     "steps": "Forward passes",
     "computed_tokens": "Tokens that went through the model",
     "sampled_tokens": "Tokens chosen by the engine, whoever reads them",
@@ -179,6 +184,10 @@ class _EngineGauges(Collector):
         for (source, target), count in zip(COPIES, stats.copied or [0] * len(COPIES), strict=True):
             copied.add_metric([source, target], count)
         yield copied
+        prefetches = CounterMetricFamily("stepwell_prefetches", "Prefetches by what became of them", labels=["status"])
+        for status in Status:
+            prefetches.add_metric([status], stats.prefetches.get(status, 0))
+        yield prefetches
         for name in GAUGES:
             yield GaugeMetricFamily(f"stepwell_{name}", _TEXTS[name], value=stats.gauges.get(name, 0))
         for name in COUNTERS:

@@ -15,9 +15,11 @@ from stepwell.cache.explain import Explanation
 from stepwell.cache.leases import TierUse
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.prefetch import Status
 from stepwell.cache.tally import Tally
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
+from stepwell.sched.retention import Prefetched, Subject
 from stepwell.sched.stats import EngineStats
 
 EOS = 2
@@ -47,6 +49,7 @@ class ScriptedLoop:
         self._prompts: list[np.ndarray] = []
         self._events: list[Event] = []
         self._steps = 0
+        self.prefetches: list[Prefetched] = []
 
     @property
     def busy(self) -> bool:
@@ -93,6 +96,22 @@ class ScriptedLoop:
         for request_id in list(self.running):
             events += self._decode(request_id)
         return events
+
+    def pin(self, subject: Subject, seconds: float) -> int | None:
+        return None if subject.prompt is None else len(subject.prompt)
+
+    def unpin(self, subject: Subject) -> int:
+        return 0 if subject.prompt is None else len(subject.prompt)
+
+    def end_session(self, salt: str, session: str) -> int | None:
+        return None
+
+    def prefetch(self, number: int, subject: Subject) -> None:
+        self.prefetches.append(Prefetched(number, True, Status.RESIDENT))
+
+    def prefetched(self) -> list[Prefetched]:
+        done, self.prefetches = self.prefetches, []
+        return done
 
     def stats(self) -> EngineStats:
         none = TierUse(total=0, free=0, cached=0, leased=0, clean=0)
