@@ -18,7 +18,7 @@ from stepwell.cache.explain import Explanation
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.sched import request as sched
-from stepwell.sched.retention import Prefetched
+from stepwell.sched.retention import Prefetched, Subject
 
 
 class Start(msgspec.Struct):
@@ -262,6 +262,12 @@ def request_of(message: Submit) -> sched.Request:
         message.session,
         keep_s=message.keep_s,
     )
+
+
+def about(subject: Subject) -> About:
+    prompt = subject.prompt
+    ids = None if prompt is None else np.ascontiguousarray(prompt, dtype=np.int32).tobytes()
+    return About(subject.salt, ids, subject.session)
 
 
 def wire_event(event: sched.Event) -> WireEvent:

@@ -145,9 +145,7 @@ class EngineService:
         self._take_prepared()
         return None
 
-    def _carry_out(
-        self, command: messages.Submit | messages.Abort | messages.Explain | messages.Reset | Hint
-    ) -> None:
+    def _carry_out(self, command: messages.Submit | messages.Abort | messages.Explain | messages.Reset | Hint) -> None:
         match command:
             case messages.Submit():
                 self._preparing[command.id] = messages.request_of(command)

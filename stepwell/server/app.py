@@ -20,6 +20,8 @@ from stepwell.server.dialect import Dialect
 from stepwell.server.document import ERRORS, Api
 from stepwell.server.errors import Problem, any_problem
 from stepwell.server.gate import Gate
+from stepwell.server.hint_routes import HintRoutes
+from stepwell.server.hint_schema import AboutCall, EndCall, PinCall
 from stepwell.server.messages.routes import MessagesRoutes
 from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.parts import Parts
@@ -36,6 +38,7 @@ def create_app(parts: Parts) -> FastAPI:
     generation = GenerationRoutes(parts, calls)
     messages = MessagesRoutes(parts, calls, generation, prompts)
     cache = CacheRoutes(parts, calls)
+    hints = HintRoutes(parts, calls)
     dashboard = DashboardRoutes(parts)
     for path, call, handler in (
         ("/v1/completions", schema.CompletionCall, generation.completions),
@@ -45,6 +48,10 @@ def create_app(parts: Parts) -> FastAPI:
         ("/tokenize", schema.TokenizeCall, routes.tokenize),
         ("/detokenize", schema.DetokenizeCall, routes.detokenize),
         ("/cache/explain", schema.ChatCall, cache.explain),
+        ("/cache/pin", PinCall, hints.pin),
+        ("/cache/unpin", AboutCall, hints.unpin),
+        ("/cache/prefetch", AboutCall, hints.prefetch),
+        ("/cache/end", EndCall, hints.end),
     ):
         app.add_api_route(path, handler, methods=["POST"], openapi_extra=app.body(call), responses=ERRORS)
     app.add_api_route("/v1/models", routes.models, methods=["GET"])

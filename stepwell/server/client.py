@@ -20,6 +20,7 @@ from stepwell.engine import messages
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.spawn import EngineLink
 from stepwell.sched.request import Request
+from stepwell.sched.retention import Prefetched, Subject
 from stepwell.server.answers import Answers, Patience
 from stepwell.server.inflight import InFlight
 
@@ -38,6 +39,11 @@ class Observer(Protocol):
     def measured(self, stats: messages.Stats) -> None: ...
 
     def retry_after(self, waiting: int) -> int: ...
+
+
+def _amount(answer: messages.Answer) -> int | None:
+    assert isinstance(answer, messages.Kept)
+    return answer.amount if answer.known else None
 
 
 class EngineClient:
@@ -117,6 +123,28 @@ class EngineClient:
         assert isinstance(answer, messages.WasReset)
         return answer.freed
 
+    async def pin(self, subject: Subject, seconds: float) -> int | None:
+        """Keep it before all else; tokens kept, None where there is no such session. Raises EngineDead."""
+        number = next(self._numbers)
+        return _amount(await self._ask(number, messages.Keep(number, messages.about(subject), seconds)))
+
+    async def unpin(self, subject: Subject) -> int:
+        """End such a keep; tokens that were kept. Raises EngineDead."""
+        number = next(self._numbers)
+        return _amount(await self._ask(number, messages.Keep(number, messages.about(subject), None))) or 0
+
+    async def end_session(self, salt: str, session: str) -> int | None:
+        """Nobody will go on from it; pages that go first, None where there is no such session. Raises EngineDead."""
+        number = next(self._numbers)
+        return _amount(await self._ask(number, messages.EndSession(number, salt, session)))
+
+    async def prefetch(self, subject: Subject) -> Prefetched:
+        """Bring it to the device; comes back once it is there, or will not be. Raises EngineDead."""
+        number = next(self._numbers)
+        answer = await self._ask(number, messages.Prefetch(number, messages.about(subject)))
+        assert isinstance(answer, messages.Fetched)
+        return answer.done
+
     async def _ask(self, number: int, question: messages.Command) -> messages.Answer:
         if self.dead is not None:
             raise EngineDead(self.dead)
@@ -191,7 +219,9 @@ class EngineClient:
                 if stats is not None:
                     self.stats = stats
                     self._observer.measured(stats)
-            case messages.Explained(number) | messages.WasReset(number):
+            case (
+                messages.Explained(number) | messages.WasReset(number) | messages.Kept(number) | messages.Fetched(number)
+            ):
                 future = self._questions.get(number)
                 if future is not None and not future.done():
                     future.set_result(answer)

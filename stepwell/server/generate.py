@@ -45,6 +45,7 @@ class Job:
     stops: tuple[str, ...]
     salt: str
     session: str | None
+    keep_s: float | None
     read_cache: bool
     write_cache: bool
     arrived: float
@@ -84,7 +85,8 @@ class Job:
             seed=(self.params.seed + choice) % _SEEDS,
         )
         read = self.read_cache and params.prompt_logprobs is None  # what is not computed has no log-probability
-        return Request(f"{self.id}-{index}", prompt, params, self.salt, read, self.write_cache, self.session)
+        request = Request(f"{self.id}-{index}", prompt, params, self.salt, read, self.write_cache, self.session)
+        return request if self.keep_s is None else replace(request, keep_s=self.keep_s)
 
 
 class Choice:

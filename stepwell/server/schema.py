@@ -13,6 +13,8 @@ MAX_CHOICES = 64
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
 MAX_NAME = 256
+MAX_TTL = 7 * 86400
+"""s for which anything may be kept."""
 MAX_TOP = 20
 MAX_BIASES = 1024
 
@@ -51,6 +53,7 @@ class StreamOptions(Strict):
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+Ttl = Annotated[float, Field(gt=0, le=MAX_TTL)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
 
 # Read by hand, because a wrong one among thousands must be told without repeating them; described here.
@@ -137,6 +140,7 @@ class _Generate(Named):
     ignore_eos: bool = False
     cache_salt: Name | None = None
     session_id: Name | None = None
+    cache_ttl: Ttl | None = None
     read_cache: bool = True
     write_cache: bool = True
 
