@@ -220,7 +220,10 @@ class EngineClient:
                     self.stats = stats
                     self._observer.measured(stats)
             case (
-                messages.Explained(number) | messages.WasReset(number) | messages.Kept(number) | messages.Fetched(number)
+                messages.Explained(number)
+                | messages.WasReset(number)
+                | messages.Kept(number)
+                | messages.Fetched(number)
             ):
                 future = self._questions.get(number)
                 if future is not None and not future.done():
