@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 from stepwell.base.errors import StepwellError
 from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.engine import messages
 from stepwell.sched.request import FinishReason, Scored
 from stepwell.server.errors import queued_too_long, timed_out
 
@@ -50,6 +51,13 @@ class Delivery:
     scores: list[Scored] = field(default_factory=list)
     prompt_scores: list[tuple[int, list[Scored]]] = field(default_factory=list)
 
+    def add(self, news: messages.Tokens) -> None:
+        self.tokens += news.tokens
+        if news.scores:
+            self.scores += news.scores
+        if news.prompt_scores:
+            self.prompt_scores.append((news.prompt_from, news.prompt_scores))
+
 
 class Answers:
     """Everything that comes back for one call. Leaving the `with` block aborts what has not ended."""
@@ -60,7 +68,7 @@ class Answers:
         self._open = set(ids)
         self._ready: dict[str, Delivery] = {}
         self._error: StepwellError | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # who waits: for every token, so a bare future
         self._timers: list[asyncio.TimerHandle] = []
 
     def __enter__(self) -> Self:
@@ -125,19 +133,26 @@ class Answers:
     async def _wait(self) -> None:
         if self._error is not None:
             raise self._error
-        self._news.clear()
-        await self._news.wait()
+        assert self._reader is None, "one reader at a time"
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
         if self._error is not None:
             raise self._error
 
     def delivery(self, request_id: str) -> Delivery:
         """Where to put what has arrived for a sequence."""
-        self._news.set()
-        return self._ready.setdefault(request_id, Delivery())
+        self._wake()
+        delivery = self._ready.get(request_id)
+        if delivery is None:
+            delivery = self._ready[request_id] = Delivery()
+        return delivery
 
     def accept(self, request_id: str) -> None:
         self._waiting_for_acceptance.discard(request_id)
-        self._news.set()
+        self._wake()
 
     def end(self, request_id: str) -> None:
         self._open.discard(request_id)
@@ -145,4 +160,8 @@ class Answers:
     def fail(self, error: StepwellError) -> None:
         """The call as a whole has failed: whoever waits hears it next."""
         self._error = error
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

@@ -15,6 +15,7 @@ from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import EngineDead
 from stepwell.base.geometry import Ints
 from stepwell.cache.explain import Explanation
+from stepwell.cache.ladder import Ladder
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine import messages
 from stepwell.engine.config import EngineFacts
@@ -145,6 +146,13 @@ class EngineClient:
         assert isinstance(answer, messages.Fetched)
         return answer.done
 
+    async def ladders(self, count: int, owner: str) -> Sequence[Ladder]:
+        """The paths that were used last, of one owner's salts or of all. Raises EngineDead."""
+        number = next(self._numbers)
+        answer = await self._ask(number, messages.Watch(number, count, owner))
+        assert isinstance(answer, messages.Watched)
+        return answer.ladders
+
     async def _ask(self, number: int, question: messages.Command) -> messages.Answer:
         if self.dead is not None:
             raise EngineDead(self.dead)
@@ -212,8 +220,11 @@ class EngineClient:
             case messages.Batch(events, stats):
                 tokens = 0
                 for event in events:
-                    tokens += len(event.tokens) if isinstance(event, messages.Tokens) else 0
-                    self._dispatch(event)
+                    if isinstance(event, messages.Tokens):
+                        tokens += len(event.tokens)
+                        self._deliver(event)
+                    else:
+                        self._dispatch(event)
                 if tokens:
                     self._observer.generated(tokens)
                 if stats is not None:
@@ -224,6 +235,7 @@ class EngineClient:
                 | messages.WasReset(number)
                 | messages.Kept(number)
                 | messages.Fetched(number)
+                | messages.Watched(number)
             ):
                 future = self._questions.get(number)
                 if future is not None and not future.done():
@@ -236,17 +248,15 @@ class EngineClient:
                     self._lament(reason)
                     self._mark_dead(reason)
 
+    def _deliver(self, event: messages.Tokens) -> None:
+        answers = self._answers.get(event.id)
+        if answers is not None:  # it was not aborted meanwhile
+            self.in_flight.generated(event.id, len(event.tokens))
+            answers.delivery(event.id).add(event)
+
     def _dispatch(self, event: messages.WireEvent) -> None:
         answers = self._answers.get(event.id)  # None: aborted meanwhile
         match event:
-            case messages.Tokens(request_id, tokens, scores, prompt_scores, prompt_from):
-                self.in_flight.generated(request_id, len(tokens))
-                if answers is not None:
-                    delivery = answers.delivery(request_id)
-                    delivery.tokens += tokens
-                    delivery.scores += scores
-                    if prompt_scores:
-                        delivery.prompt_scores.append((prompt_from, prompt_scores))
             case messages.Admitted(request_id, outcome):
                 self._observer.admitted(outcome)
                 if log.isEnabledFor(logging.INFO):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -23,6 +23,7 @@ from stepwell.engine.stats import COPIES, COUNTERS, GAUGES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason
 from stepwell.server.disk_metrics import disk_metrics
 from stepwell.server.recent import Recent
+from stepwell.server.times import Times
 
 SOURCES = ("device", "host", "disk", "recomputed")
 STATUSES = ("400", "401", "403", "404", "405", "408", "413", "429", "499", "500", "503")
@@ -152,8 +153,10 @@ class Metrics:
             counter.labels(value)
         return counter
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"stepwell_{name}", text, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Times:
+        times = Times(f"stepwell_{name}", text, buckets)
+        self.registry.register(times)
+        return times
 
 
 class _EngineGauges(Collector):

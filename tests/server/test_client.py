@@ -13,8 +13,8 @@ from tests.engine.scripted import RAISES, SLOW
 from tests.server.harness import Running, eventually, running
 
 
-def leave_after(server: Running, body: bytes, read: int) -> None:
-    """Send a call, read at least `read` bytes of its answer, and hang up."""
+def leave_after(server: Running, body: bytes, read: int, queued: int = 0) -> None:
+    """Send a call, read at least `read` bytes of its answer, and hang up; not before the engine has `queued` sequences."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as caller:
         caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -22,7 +22,7 @@ def leave_after(server: Running, body: bytes, read: int) -> None:
         while received < read:
             received += len(caller.recv(4096))
         if not read:
-            assert eventually(lambda: server.client.open > 0)
+            assert eventually(lambda: server.client.open > 0 and len(server.loop.waiting) >= queued)
 
 
 @pytest.mark.parametrize("stream", [b"false", b"true"])
@@ -30,7 +30,7 @@ def leave_after(server: Running, body: bytes, read: int) -> None:
 def test_caller_who_leaves_while_queued_aborts_all_sequences(server: Running, stream: bytes, n: int) -> None:
     server.loop.aborted.clear()
     server.loop.gate.clear()
-    leave_after(server, b'{"prompt": "x", "n": %d, "stream": %b}' % (n, stream), 0)
+    leave_after(server, b'{"prompt": "x", "n": %d, "stream": %b}' % (n, stream), 0, queued=n)
     assert eventually(lambda: len(server.loop.aborted) == n)
     server.loop.gate.set()
     assert eventually(lambda: not server.loop.busy)
