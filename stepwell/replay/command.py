@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+
 import typer
 from rich.console import Console
 
-from stepwell.base.errors import StepwellError
+from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.cache.policy import DEFAULT as DEFAULT_POLICY
 from stepwell.replay import flags
+from stepwell.replay.compare import compared, document, json_line, show_compared
+from stepwell.replay.compare_page import compare_page
 from stepwell.replay.convert import convert as convert_trace
 from stepwell.replay.live import LiveReplay, play_live
 from stepwell.replay.output import expect_folders, write_text
 from stepwell.replay.page import page
+from stepwell.replay.policies import expect_policies
 from stepwell.replay.profile import DEFAULT, load_profile
 from stepwell.replay.report import Summary
 from stepwell.replay.setup import Params, phases_from, rules_from, settings_of, sizes_from, source_from, trace_from
 from stepwell.replay.simulated import Setting, simulated
-from stepwell.replay.terminal import show
+from stepwell.replay.terminal import show, told
 from stepwell.replay.text import Text
-from stepwell.replay.trace import Trace
 from stepwell.replay.wire import Server
 
 
@@ -46,6 +52,9 @@ def replay_command(
     decode_rung_tokens: flags.DecodeRungTokens = None,
     max_num_seqs: flags.MaxNumSeqs = 64,
     max_num_batched_tokens: flags.MaxNumBatchedTokens = 16_384,
+    policy: flags.Policies = [DEFAULT_POLICY],  # noqa: B006 (typer copies it)
+    peer_failure_rate: flags.PeerFailureRate = 0.0,
+    jobs: flags.Jobs = None,
     live: flags.Live = None,
     model: flags.Model = None,
     api_key: flags.ApiKey = "none",
@@ -61,6 +70,8 @@ def replay_command(
 ) -> None:
     """Play a trace of conversations through the real scheduler and cache on a virtual clock, or against a live server.
 
+    With several --policy the same trace is played under each, other engines' caches among them, and their figures stand side by side.
+
     Prints where prompt tokens came from beside the bound, what an infinite cache would have reused, and the excess prefill:
     how much more was computed than the bound needs. Simulating needs no GPU and no model.
 
@@ -70,6 +81,8 @@ def replay_command(
 
         stepwell replay traces.jsonl.gz --device-tokens 8e6 --host-tokens 33e6 --seed 1 --json
 
+        stepwell replay traces.jsonl.gz --policy ladder --policy lru --policy vllm --policy sglang --html compared.html
+
         stepwell replay traces.jsonl.gz --live http://localhost:8000 --lanes 4 --time-scale 0.2
     """
     _run(ctx.params, Console(), Console(stderr=True))
@@ -77,31 +90,58 @@ def replay_command(
 
 def _run(params: Params, console: Console, errors: Console) -> None:
     try:
+        names = _policies(params)
         expect_folders(params["json_file"], params["html"])
-        trace = trace_from(params)
         if params["convert"] is not None:
-            console.print(convert_trace(trace, params["convert"], params["convert_to"]), highlight=False)
+            console.print(convert_trace(trace_from(params), params["convert"], params["convert_to"]), highlight=False)
             return
-        summary = _replay(trace, params, errors)
-        if params["json_file"] is not None:
-            write_text(params["json_file"], summary.document())
-        if params["html"] is not None:
-            write_text(params["html"], page(summary))
+        if len(names) > 1:
+            found = _compare(names, params, errors)
+            _write(params, lambda: document(found), lambda: compare_page(found))
+            show_compared(found, console)
+            line = json_line(found)
+        else:
+            summary = _replay(params, names[0], errors)
+            _write(params, summary.document, lambda: page(summary))
+            show(summary, console)
+            line = summary.json_line()
     except StepwellError as error:
         errors.print(f"stepwell replay: {error}", style="red", highlight=False, markup=False)
         raise typer.Exit(2) from error
-    show(summary, console)
     if params["json_line"]:
-        print(summary.json_line())
+        print(line)
 
 
-def _replay(trace: Trace, params: Params, console: Console) -> Summary:
-    rules, phases, told = rules_from(params), phases_from(params), settings_of(params)
+def _policies(params: Params) -> list[str]:
+    names = expect_policies(params["policy"])
+    if params["live"] is not None and names != [DEFAULT_POLICY]:
+        raise ConfigError("--policy is for what is simulated: leave it out with --live, the server has its own")
+    return names
+
+
+def _write(params: Params, document: Callable[[], str], page: Callable[[], str]) -> None:
+    """The files that were asked for."""
+    if params["json_file"] is not None:
+        write_text(params["json_file"], document())
+    if params["html"] is not None:
+        write_text(params["html"], page())
+
+
+def _compare(names: Sequence[str], params: Params, console: Console) -> dict[str, Summary]:
+    """What came of each policy, in the order in which they were named."""
+    jobs = min(params["jobs"] or os.cpu_count() or 1, len(names))
+    done = told(compared(dict(params), names, jobs), len(names), console)
+    return dict(sorted(done, key=lambda pair: names.index(pair[0])))
+
+
+def _replay(params: Params, policy: str, console: Console) -> Summary:
+    trace, rules, phases = trace_from(params), rules_from(params), phases_from(params)
+    settings = settings_of(params)
     if params["live"] is not None:
         server = Server(params["live"], params["model"], params["api_key"], params["ignore_eos"], params["timeout"])
         source = source_from(trace, rules, params["idle_gap_cap"])
         text = Text(rules.seed, params["vocab"])
-        return play_live(LiveReplay(source, server, text, phases, params["time_scale"]), told, console)
+        return play_live(LiveReplay(source, server, text, phases, params["time_scale"]), settings, console)
     profile = load_profile(params["profile"])
-    setting = Setting(trace, rules, phases, profile.costs, params["idle_gap_cap"], told)
-    return simulated(setting, sizes_from(params, profile), console)
+    setting = Setting(trace, rules, phases, profile.costs, params["idle_gap_cap"], settings)
+    return simulated(setting, sizes_from(params, profile, policy), console)

@@ -1,4 +1,4 @@
-"""The flags of `stepwell replay` and `stepwell plan`. Imports nothing heavy."""
+"""The flags of `stepwell replay` and `stepwell plan`. Imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from stepwell.replay.policies import policies
 
 
 def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
@@ -63,6 +65,18 @@ Interval = Annotated[int, _option("Tokens between insurance rungs.", _MACHINE)]
 DecodeRungTokens = Annotated[
     int | None, _option("Refresh the rung of a running answer every so many tokens. Default: 16, or a block.", _MACHINE)
 ]
+Policies = Annotated[
+    list[str],
+    _option(
+        "What goes first where memory is short, or whose engine is modelled. Give it several times to compare. "
+        + "\n\n".join(f"{name}: {said}." for name, said in policies().items()),
+        _MACHINE,
+        "--policy",
+    ),
+]
+PeerFailureRate = Annotated[
+    float, _option("Share of the legs of atom's and vllm's loads that fail; drawn by --seed.", _MACHINE, min=0, max=1)
+]
 MaxNumSeqs = Annotated[int, _option("Requests that run at the same time.", _MACHINE, min=1)]
 MaxNumBatchedTokens = Annotated[int, _option("Tokens computed in one step, at most.", _MACHINE, min=1)]
 
@@ -91,4 +105,4 @@ DiskSizes = Annotated[list[str], _option("Disk sizes to try.", _SWEEP, "--disk")
 HostPrice = Annotated[
     float, _option("Price of a byte of host memory, in bytes of device memory; for the knee.", _SWEEP, min=0)
 ]
-Jobs = Annotated[int | None, _option("Processes. Default: one a core, at most one a size.", _SWEEP, min=1)]
+Jobs = Annotated[int | None, _option("Processes. Default: one a core, at most one a simulation.", _SWEEP, min=1)]

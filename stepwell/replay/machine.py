@@ -21,7 +21,8 @@ class MachineSizes:
     """Memory in tokens of KV: what a tier would hold if it held nothing else, and what one rung takes. Lengths in tokens.
 
     decode_rung_tokens  None: the fewest that the block allows, 16 or more
-    policy              what goes first, by name (`stepwell.cache.policy`)
+    policy              what goes first, by name (`stepwell.cache.policy`), or the peer whose engine runs instead of ours
+    peer_failure_rate   of each leg of a peer's load
     """
 
     device_tokens: int = 8_000_000
@@ -35,6 +36,7 @@ class MachineSizes:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 16_384
     policy: str = DEFAULT
+    peer_failure_rate: float = 0.0
 
     def geometry(self, kv_bytes_per_token: int) -> Geometry:
         """Pages of one block; an image takes as many as its tokens would."""

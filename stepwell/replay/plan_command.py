@@ -7,18 +7,20 @@ from collections.abc import Sequence
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from stepwell.base.errors import StepwellError
+from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.base.units import format_size
+from stepwell.cache.policy import DEFAULT as DEFAULT_POLICY
+from stepwell.cache.policy import SAID
 from stepwell.replay import flags
 from stepwell.replay.output import expect_folders, write_text
 from stepwell.replay.plan_page import plan_page
+from stepwell.replay.policies import expect_policies, is_own
 from stepwell.replay.profile import DEFAULT, Profile, load_profile
 from stepwell.replay.setup import Params, settings_of
 from stepwell.replay.sweep import Point, knee, machines, sweep
-from stepwell.replay.terminal import format_seconds
+from stepwell.replay.terminal import format_seconds, told
 
 
 def plan_command(
@@ -48,9 +50,13 @@ def plan_command(
     decode_rung_tokens: flags.DecodeRungTokens = None,
     max_num_seqs: flags.MaxNumSeqs = 64,
     max_num_batched_tokens: flags.MaxNumBatchedTokens = 16_384,
+    policy: flags.Policies = [DEFAULT_POLICY],  # noqa: B006
+    peer_failure_rate: flags.PeerFailureRate = 0.0,
     html: flags.HtmlFile = None,
 ) -> None:
     """Simulate a trace at many sizes of memory, say where more stops paying, and print the flags for `stepwell serve`.
+
+    With several --policy every size is tried under each. The knee is told for each, and the flags are those of the best of our own.
 
     Example:
 
@@ -60,8 +66,11 @@ def plan_command(
     try:
         expect_folders(html)
         speeds = load_profile(profile)
+        own = [name for name in expect_policies(policy) if is_own(name)]
+        if not own:
+            raise ConfigError(f"--policy must name one to serve by as well: one of {', '.join(SAID)}")
         points = _points(ctx.params, speeds, errors)
-        chosen = knee(points, host_price)
+        chosen = knee([p for p in points if p.policy in own], host_price)
         if html is not None:
             write_text(html, plan_page(points, chosen, speeds, settings_of(ctx.params)))
     except StepwellError as error:
@@ -73,21 +82,23 @@ def plan_command(
 def _points(params: Params, profile: Profile, console: Console) -> list[Point]:
     wanted = machines(params, profile)
     jobs = params["jobs"] or min(len(wanted), os.cpu_count() or 1)
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    found = []
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(wanted))
-        for done in sweep(dict(params), min(jobs, len(wanted))):
-            found.append(done)
-            progress.advance(task)
-    return sorted(found, key=lambda p: (p.device_tokens, p.host_tokens, p.disk_tokens))
+    found = told(sweep(dict(params), min(jobs, len(wanted))), len(wanted), console)
+    names = params["policy"]
+    return sorted(found, key=lambda p: (names.index(p.policy), p.device_tokens, p.host_tokens, p.disk_tokens))
 
 
 def _show(points: Sequence[Point], chosen: Point, profile: Profile, params: Params, console: Console) -> None:
     console.print(_table(points, chosen, profile))
     _plot(points, console)
+    for name in dict.fromkeys(p.policy for p in points):
+        at = knee([p for p in points if p.policy == name], params["host_price"])
+        if at is not chosen:
+            memory = _memory(at, profile.costs.kv_bytes_per_token)
+            console.print(f"Knee of {name}: {memory}, {at.hit:.1%} reused, bound {at.bound:.1%}", highlight=False)
     console.print(
-        f"Knee: {chosen.hit:.1%} of prompt tokens reused, bound {chosen.bound:.1%}. To serve so:", highlight=False
+        f"Knee: {chosen.policy} with {_memory(chosen, profile.costs.kv_bytes_per_token)}, {chosen.hit:.1%} of prompt tokens reused,"
+        f" bound {chosen.bound:.1%}. To serve so:",
+        highlight=False,
     )
     print("stepwell serve MODEL " + " ".join(serve_flags(chosen, profile, params)))
 
@@ -98,6 +109,7 @@ def serve_flags(chosen: Point, profile: Profile, params: Params) -> list[str]:
     words = [f"--device-memory {_gib(chosen.device_tokens * kv)}", f"--host-memory {_gib(chosen.host_tokens * kv)}"]
     if chosen.disk_tokens:
         words.append(f"--disk-memory {_gib(chosen.disk_tokens * kv)}")
+    words.append(f"--cache-policy {chosen.policy}")
     words += [f"--block-size {params['block_size']}", f"--rung-grid {params['rung_grid']}"]
     words.append(f"--state-checkpoint-interval-tokens {params['state_checkpoint_interval_tokens']}")
     if params["decode_rung_tokens"] is not None:
@@ -117,22 +129,37 @@ def _table(points: Sequence[Point], chosen: Point, profile: Profile) -> Table:
     kv = profile.costs.kv_bytes_per_token
     title = f"{profile.name}, memory of one rank; bound {chosen.bound:.1%}"
     table = Table(
-        "device + host + disk", "hit", "of it device", "excess", "TTFT p50", "p99", title=title, title_justify="left"
+        "policy",
+        "device + host + disk",
+        "hit",
+        "of it device",
+        "excess",
+        "TTFT p50",
+        "p99",
+        title=title,
+        title_justify="left",
     )
-    for column in table.columns:
+    for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True
     for p in points:
-        memory = [format_size(tokens * kv) for tokens in (p.device_tokens, p.host_tokens, p.disk_tokens) if tokens]
         shares = (f"{share:.1%}" for share in (p.hit, p.device, p.excess))
         times = (format_seconds(p.ttft_p50), format_seconds(p.ttft_p99))
-        table.add_row(" + ".join(memory), *shares, *times, style="bold green" if p is chosen else None)
+        table.add_row(p.policy, _memory(p, kv), *shares, *times, style="bold green" if p is chosen else None)
     return table
+
+
+def _memory(p: Point, kv: int) -> str:
+    return " + ".join(format_size(tokens * kv) for tokens in (p.device_tokens, p.host_tokens, p.disk_tokens) if tokens)
 
 
 def _plot(points: Sequence[Point], console: Console) -> None:
     """The hit against device memory, a bar each, for those who have no browser at hand."""
-    width = max(20, min(60, console.width - 40))
+    widest = max(len(p.policy) for p in points)
+    width = max(20, min(60, console.width - 40 - widest))
     for p in points:
         full, bound = round(width * p.hit), round(width * p.bound)
         bar = "█" * full + "·" * max(0, bound - full)
-        console.print(f"{p.device_tokens / 1e6:8.2f}M +{p.host_tokens / 1e6:8.2f}M {bar} {p.hit:.1%}", highlight=False)
+        console.print(
+            f"{p.policy:{widest}}{p.device_tokens / 1e6:8.2f}M +{p.host_tokens / 1e6:8.2f}M {bar} {p.hit:.1%}",
+            highlight=False,
+        )

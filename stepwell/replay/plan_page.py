@@ -8,18 +8,19 @@ from html import escape
 
 from stepwell.base.units import format_size
 from stepwell.replay.plots import HEIGHT, WIDTH, figure, legend, path, table, tiles
+from stepwell.replay.plots import LINES as KINDS
 from stepwell.replay.profile import Profile
 from stepwell.replay.shell import shell
 from stepwell.replay.sweep import Point
 from stepwell.replay.terminal import format_seconds
 
-_KINDS = ("device", "host", "disk", "lost", "bound")
-
 
 def plan_page(points: Sequence[Point], chosen: Point, profile: Profile, settings: Sequence[tuple[str, str]]) -> str:
-    """The whole document: hit and time to first token against device memory, a line for each size of what lies below."""
+    """The whole document: hit and time to first token against device memory, a line for each policy and size of what lies below."""
     kv = profile.costs.kv_bytes_per_token
-    sizes = f"{format_size(chosen.device_tokens * kv)} device, {format_size(chosen.host_tokens * kv)} host"
+    sizes = (
+        f"{chosen.policy}, {format_size(chosen.device_tokens * kv)} device, {format_size(chosen.host_tokens * kv)} host"
+    )
     body = [
         f"<h1>Memory plan, {escape(profile.name)}</h1>",
         tiles(
@@ -50,21 +51,22 @@ def _curves(
     top: float,
     written: Callable[[float], str],
 ) -> str:
-    """One line for each size of host and disk; the knee is ringed."""
-    lines: dict[tuple[int, int], list[Point]] = defaultdict(list)
+    """One line for each policy and size of host and disk; the knee is ringed."""
+    lines: dict[tuple[str, int, int], list[Point]] = defaultdict(list)
     for p in points:
-        lines[p.host_tokens, p.disk_tokens].append(p)
+        lines[p.policy, p.host_tokens, p.disk_tokens].append(p)
+    several = len({p.policy for p in points}) > 1
     widest = max(p.device_tokens for p in points) or 1
     top = top or 1.0
     drawn, names = [], []
-    for kind, ((host, disk), found) in zip(
-        _KINDS * (1 + len(lines) // len(_KINDS)), sorted(lines.items()), strict=False
-    ):
+    for i, ((policy, host, disk), found) in enumerate(lines.items()):
+        kind = KINDS[i % len(KINDS)] + (" dashed" if i // len(KINDS) % 2 else "")
         places = [
             (p.device_tokens / widest, min(1.0, value(p) / top)) for p in sorted(found, key=lambda p: p.device_tokens)
         ]
         drawn.append(path(places, kind) + "".join(_dot(x, y, kind) for x, y in places))
-        names.append((kind, f"host {format_size(host * kv)}" + (f", disk {format_size(disk * kv)}" if disk else "")))
+        below = f"host {format_size(host * kv)}" + (f", disk {format_size(disk * kv)}" if disk else "")
+        names.append((kind, f"{policy}, {below}" if several else below))
     drawn.append(_dot(chosen.device_tokens / widest, min(1.0, value(chosen) / top), "knee"))
     labels = tuple(format_size(widest * kv * i / 4) for i in range(5))
     return figure("".join(drawn), (written(top), written(top / 2), written(0.0)), labels, "curves") + legend(names)
@@ -77,9 +79,22 @@ def _dot(x: float, y: float, kind: str) -> str:
 
 
 def _table(points: Sequence[Point], kv: int) -> str:
-    head = ("device", "host", "disk", "hit", "from device", "from host", "from disk", "excess", "TTFT p50", "p99")
+    head = (
+        "policy",
+        "device",
+        "host",
+        "disk",
+        "hit",
+        "from device",
+        "from host",
+        "from disk",
+        "excess",
+        "TTFT p50",
+        "p99",
+    )
     rows = [
         [
+            p.policy,
             *(format_size(tokens * kv) for tokens in (p.device_tokens, p.host_tokens, p.disk_tokens)),
             *(f"{share:.2%}" for share in (p.hit, p.device, p.host, p.disk, p.excess)),
             format_seconds(p.ttft_p50),

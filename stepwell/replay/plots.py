@@ -12,6 +12,8 @@ from html import escape
 
 WIDTH = 1000.0
 HEIGHT = 100.0
+LINES = ("device", "host", "disk", "lost", "bound", "sixth", "seventh", "eighth")
+"""Classes of lines that can be told apart by colour."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -44,13 +44,14 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How the replay itself went: played requests and seconds on its clock, warm-up included; real seconds; engine steps."""
+    """How the replay itself went: seconds on its clock, warm-up included; real seconds; engine steps; the policy that was simulated."""
 
     mode: Mode
     settings: tuple[tuple[str, str], ...]
     end_s: float
     wall_s: float
     steps: int = 0
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +119,10 @@ class Summary:
             "answer_tokens_per_s": self.answered / seconds,
         }
 
-    def figures(self) -> dict[str, float]:
-        """The figures for machines. `requests_per_s`: requests played a real second, warm-up included."""
+    def figures(self) -> dict[str, float | str]:
+        """The figures for machines. `requests_per_s`: requests played a real second, warm-up included. `policy`: if simulated."""
         wall = self.course.wall_s
-        return {
+        figures: dict[str, float | str] = {
             "requests": self.requests,
             "bound": round(self.share(self.bound), 5),
             "hit_device": round(self.share(self.admitted.device), 5),
@@ -130,6 +131,7 @@ class Summary:
             "excess_prefill": round(self.excess, 5),
             "requests_per_s": round(self.played / wall, 1) if wall > 0 else 0.0,
         }
+        return {**figures, "policy": self.course.policy} if self.course.policy else figures
 
     def json_line(self) -> str:
         """`figures` as one line."""
@@ -137,8 +139,12 @@ class Summary:
 
     def document(self) -> str:
         """Everything, as JSON: settings, figures, and a row for each request."""
+        return json.dumps(self.told(), indent=1)
+
+    def told(self) -> dict[str, Any]:
+        """The same as plain values."""
         a = self.admitted
-        told = {
+        return {
             "mode": self.course.mode,
             "settings": dict(self.course.settings),
             "figures": self.figures(),
@@ -157,7 +163,6 @@ class Summary:
             "joint": a.joint_line(),
             "requests": [asdict(row) for row in self.rows],
         }
-        return json.dumps(told, indent=1)
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:

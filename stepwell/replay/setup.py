@@ -48,7 +48,7 @@ def source_from(trace: Trace, rules: LaneRules, idle_gap_cap: float | None) -> S
     return source if idle_gap_cap is None else CappedIdle(source, idle_gap_cap)
 
 
-def sizes_from(params: Params, profile: Profile) -> MachineSizes:
+def sizes_from(params: Params, profile: Profile, policy: str) -> MachineSizes:
     """Memory and rules of the imagined machine. Raises ConfigError."""
     kv = profile.costs.kv_bytes_per_token
     return MachineSizes(
@@ -62,6 +62,8 @@ def sizes_from(params: Params, profile: Profile) -> MachineSizes:
         decode_rung_tokens=params["decode_rung_tokens"],
         max_num_seqs=params["max_num_seqs"],
         max_num_batched_tokens=params["max_num_batched_tokens"],
+        policy=policy,
+        peer_failure_rate=params["peer_failure_rate"],
     )
 
 

@@ -6,9 +6,11 @@ from html import escape
 
 _STYLE = """
 :root { color-scheme: light dark; --bg: #fbfbfa; --ink: #1d2227; --soft: #5b646d; --rule: #d9dcdf; --card: #ffffff;
-  --device: #2f6fd0; --host: #17937f; --disk: #c98a10; --lost: #c6466d; --bound: #1d2227; --shade: #8887; }
+  --device: #2f6fd0; --host: #17937f; --disk: #c98a10; --lost: #c6466d; --bound: #1d2227; --shade: #8887;
+  --sixth: #7a4fc0; --seventh: #7d8a1e; --eighth: #3aa0c4; }
 @media (prefers-color-scheme: dark) { :root { --bg: #14171a; --ink: #e4e7ea; --soft: #9aa4ad; --rule: #333a41; --card: #1b1f23;
-  --device: #6aa2f5; --host: #3fc0aa; --disk: #e6b24a; --lost: #ee7d9d; --bound: #e4e7ea; --shade: #0009; } }
+  --device: #6aa2f5; --host: #3fc0aa; --disk: #e6b24a; --lost: #ee7d9d; --bound: #e4e7ea; --shade: #0009;
+  --sixth: #b394f0; --seventh: #bccb55; --eighth: #7fd0ec; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.2rem clamp(.8rem, 3vw, 2rem) 3rem; max-width: 66rem; background: var(--bg); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
@@ -37,10 +39,13 @@ p { margin: .2rem 0 .6rem; color: var(--soft); max-width: 48rem; } code { overfl
 i.bound { background: var(--bound); } .shade { fill: var(--shade); }
 polyline.line { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; background: none; stroke: var(--bound); }
 polyline.device { stroke: var(--device); } polyline.host { stroke: var(--host); } polyline.disk { stroke: var(--disk); }
-polyline.lost { stroke: var(--lost); }
+polyline.lost { stroke: var(--lost); } polyline.sixth { stroke: var(--sixth); } polyline.seventh { stroke: var(--seventh); }
+polyline.eighth { stroke: var(--eighth); } polyline.dashed { stroke-dasharray: 6 4; }
+i.sixth { background: var(--sixth); } i.seventh { background: var(--seventh); } i.eighth { background: var(--eighth); }
 path.dot { fill: none; stroke-width: 7; stroke-linecap: round; vector-effect: non-scaling-stroke; stroke: var(--bound); }
 path.dot.device { stroke: var(--device); } path.dot.host { stroke: var(--host); } path.dot.disk { stroke: var(--disk); }
-path.dot.lost { stroke: var(--lost); } path.dot.knee { stroke-width: 16; opacity: .35; }
+path.dot.lost { stroke: var(--lost); } path.dot.sixth { stroke: var(--sixth); } path.dot.seventh { stroke: var(--seventh); }
+path.dot.eighth { stroke: var(--eighth); } path.dot.knee { stroke-width: 16; opacity: .35; }
 .fall { display: grid; grid-template-columns: minmax(6.5rem, max-content) 1fr minmax(5rem, max-content); gap: .25rem .6rem;
   align-items: center;
   font-size: .85rem; margin: .5rem 0; }

@@ -16,12 +16,22 @@ from stepwell.base.clock import VirtualClock
 from stepwell.base.errors import CapacityError, RequestError, StepwellError
 from stepwell.replay.lanes import Source, TraceRequest
 from stepwell.replay.ledger import Ledger
+from stepwell.replay.runner import Links
 from stepwell.replay.text import Text
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams, Tokens
-from stepwell.sched.stats import EngineStats
 
 MOST_TURNS_AT_ONCE = 10_000
 """Turns of the simulation in a row that may let no time pass; more means that something is stuck."""
+
+
+class RungStats(Protocol):
+    """What a simulation asks of an engine's counters: rungs left so far, and those for which there was no room."""
+
+    @property
+    def rungs_left(self) -> int: ...
+
+    @property
+    def rungs_skipped(self) -> int: ...
 
 
 class Loop(Protocol):
@@ -33,7 +43,7 @@ class Loop(Protocol):
 
     def submit(self, request: Request) -> None: ...
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> RungStats: ...
 
     def step(self, max_repeat: int) -> Sequence[Event]:
         """One turn; its runner and mover let the virtual time pass. Takes up to `max_repeat` decode passes at once."""
@@ -50,6 +60,17 @@ class Served(Protocol):
 
     def passes_until(self, when: float) -> int:
         """Decode passes that fit before `when` and before any copy ends; at least 1."""
+
+
+class Imagined(Served, Protocol):
+    """An engine of which nothing is real: what it copied and computed is told as well."""
+
+    @property
+    def links(self) -> Links: ...
+
+    @property
+    def steps(self) -> int:
+        """Passes computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +97,7 @@ class Simulation:
     text: Text
     phases: Phases
     ledger: Ledger = field(init=False)
-    at_start: EngineStats | None = field(init=False, default=None)
+    at_start: RungStats | None = field(init=False, default=None)
     _open: dict[str, TraceRequest] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

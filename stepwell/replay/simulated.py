@@ -10,11 +10,12 @@ from rich.console import Console
 from stepwell.cache.moves import Tier
 from stepwell.replay.cost import CostModel
 from stepwell.replay.lanes import LaneRules
-from stepwell.replay.machine import Machine, MachineSizes
+from stepwell.replay.machine import MachineSizes
+from stepwell.replay.policies import machine_for
 from stepwell.replay.report import Course, Rungs, Summary, Traffic, summarise, way_name
 from stepwell.replay.runner import TRAFFIC_S, Way
 from stepwell.replay.setup import source_from
-from stepwell.replay.simulate import Phases, Simulation, timed_run
+from stepwell.replay.simulate import Imagined, Phases, Simulation, timed_run
 from stepwell.replay.text import Text
 from stepwell.replay.trace import Trace
 
@@ -34,22 +35,23 @@ class Setting:
 def simulated(setting: Setting, sizes: MachineSizes, console: Console | None = None) -> Summary:
     """Play it on a machine of `sizes`, with a progress bar on `console`. Raises StepwellError."""
     source = source_from(setting.trace, setting.rules, setting.idle_gap_cap)
-    machine = Machine(sizes, setting.costs)
+    machine = machine_for(sizes, setting.costs, setting.rules.seed)
     simulation = Simulation(source, machine, Text(setting.rules.seed), setting.phases)
     wall = timed_run(simulation, console)
     end = machine.clock.now()
-    course = Course("simulated", setting.told, end, wall, machine.steps)
+    told = tuple((name, sizes.policy if name == "policy" else value) for name, value in setting.told)
+    course = Course("simulated", told, end, wall, machine.steps, sizes.policy)
     return summarise(simulation.ledger, course, traffic_of(machine, end), rungs_of(simulation, machine))
 
 
-def traffic_of(machine: Machine, end: float) -> Traffic:
+def traffic_of(machine: Imagined, end: float) -> Traffic:
     """What its links noted, up to `end`."""
     count = int(end / TRAFFIC_S) + 1
     ways = sorted(machine.links.bytes_moved.items())
     return Traffic(TRAFFIC_S, tuple((way_name(*way), tuple(at[i] for i in range(count))) for way, at in ways))
 
 
-def rungs_of(simulation: Simulation, machine: Machine) -> Rungs:
+def rungs_of(simulation: Simulation, machine: Imagined) -> Rungs:
     """Rungs of the measured phase."""
     now, before = machine.loop.stats(), simulation.at_start
     used = simulation.ledger.resumed

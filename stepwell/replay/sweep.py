@@ -1,22 +1,26 @@
-"""Many simulations of one trace, each on a machine of other sizes, side by side in processes."""
+"""Many simulations of one trace, each on a machine of its own, side by side in processes."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, TypeVar
 
 from stepwell.base.errors import StepwellError
+from stepwell.cache.policy import DEFAULT
 from stepwell.replay.machine import MachineSizes
+from stepwell.replay.policies import expect_policies
 from stepwell.replay.profile import Profile, load_profile
 from stepwell.replay.report import Summary, quantiles
-from stepwell.replay.setup import Params, phases_from, rules_from, sizes_from, tokens_in, trace_from
+from stepwell.replay.setup import Params, phases_from, rules_from, settings_of, sizes_from, tokens_in, trace_from
 from stepwell.replay.simulated import Setting, simulated
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Point:
     ttft_p50: float
     ttft_p99: float
     rungs_skipped: int
+    policy: str = DEFAULT
 
     @property
     def hit(self) -> float:
@@ -47,42 +52,49 @@ class Point:
 
 
 def machines(params: Params, profile: Profile) -> list[MachineSizes]:
-    """Every combination of the sizes that were given, in order. Raises ConfigError."""
+    """Every combination of the policies and sizes that were given, in order. Raises ConfigError."""
     kv = profile.costs.kv_bytes_per_token
     sizes = [
         sorted({tokens_in(text, flag, kv) for text in params[name]})
         for name, flag in (("device", "--device"), ("host", "--host"), ("disk", "--disk"))
     ]
     return [
-        sizes_from({**params, "device_tokens": str(a), "host_tokens": str(b), "disk_tokens": str(c)}, profile)
-        for a, b, c in product(*sizes)
+        sizes_from({**params, "device_tokens": str(a), "host_tokens": str(b), "disk_tokens": str(c)}, profile, policy)
+        for policy, (a, b, c) in product(expect_policies(params["policy"]), product(*sizes))
     ]
 
 
 def sweep(params: dict[str, Any], jobs: int) -> Iterator[Point]:
     """Points as they are done; `params` are those of `plan_command`. Raises StepwellError where one cannot be simulated."""
+    yield from simulations(params, machines(params, load_profile(params["profile"])), jobs, point)
+
+
+def simulations(
+    params: dict[str, Any], wanted: Sequence[MachineSizes], jobs: int, found: Callable[[Summary, MachineSizes], T]
+) -> Iterator[T]:
+    """What `found` makes of each simulation, as they are done. `params` say what is played. Raises StepwellError."""
     profile = load_profile(params["profile"])
-    wanted = machines(params, profile)
     setting = setting_from(params, profile)  # what cannot be read is told here, not by a process that ends of it
     if jobs == 1:
-        yield from (point(simulated(setting, sizes), sizes) for sizes in wanted)
+        yield from (found(simulated(setting, sizes), sizes) for sizes in wanted)
         return
     # Fresh processes: nothing of this one's threads goes with them. Each reads the trace once.
     with ProcessPoolExecutor(jobs, get_context("spawn"), _Worker.begin, (params,)) as pool:
-        tasks = [pool.submit(_Worker.run, sizes) for sizes in wanted]
+        tasks = [pool.submit(_Worker.run, sizes, found) for sizes in wanted]
         try:
             for task in as_completed(tasks):
                 yield task.result()
         except BrokenProcessPool as error:
-            raise StepwellError("a process of the sweep has ended: give fewer --jobs, if memory is short") from error
+            raise StepwellError("a process that simulates has ended: give fewer --jobs, if memory is short") from error
         finally:
             for task in tasks:
                 task.cancel()
 
 
 def setting_from(params: Params, profile: Profile) -> Setting:
-    """What every simulation of the sweep plays."""
-    return Setting(trace_from(params), rules_from(params), phases_from(params), profile.costs, params["idle_gap_cap"])
+    """What every simulation plays."""
+    rules, phases, told = rules_from(params), phases_from(params), settings_of(params)
+    return Setting(trace_from(params), rules, phases, profile.costs, params["idle_gap_cap"], told)
 
 
 def point(summary: Summary, sizes: MachineSizes) -> Point:
@@ -102,11 +114,12 @@ def point(summary: Summary, sizes: MachineSizes) -> Point:
         ttft_p50=ttft.get("p50", 0.0),
         ttft_p99=ttft.get("p99", 0.0),
         rungs_skipped=summary.rungs.skipped if summary.rungs else 0,
+        policy=sizes.policy,
     )
 
 
 class _Worker:
-    """A process of the sweep: the trace that it has read stays in it."""
+    """A process that simulates: the trace that it has read stays in it."""
 
     setting: Setting | None = None
 
@@ -116,9 +129,9 @@ class _Worker:
         cls.setting = setting_from(params, load_profile(params["profile"]))
 
     @classmethod
-    def run(cls, sizes: MachineSizes) -> Point:
+    def run(cls, sizes: MachineSizes, found: Callable[[Summary, MachineSizes], T]) -> T:
         assert cls.setting is not None, "begin has run in this process"
-        return point(simulated(cls.setting, sizes), sizes)
+        return found(simulated(cls.setting, sizes), sizes)
 
 
 def knee(points: Sequence[Point], host_price: float) -> Point:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from stepwell.base.units import format_size
 from stepwell.cache.moves import Tier
 from stepwell.replay.report import Rungs, Summary, quantiles
+
+T = TypeVar("T")
+
+
+def told(done: Iterable[T], total: int, console: Console) -> list[T]:
+    """What `done` yields, behind a bar of `total` simulations."""
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    found = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=total)
+        for one in done:
+            found.append(one)
+            progress.advance(task)
+    return found
 
 
 def show(summary: Summary, console: Console) -> None:
@@ -57,7 +75,7 @@ def _course(summary: Summary) -> str:
     if course.mode == "live":
         return f"{summary.played:,} requests sent over {course.wall_s:,.0f} s"
     return (
-        f"{summary.played:,} requests and {course.steps:,} steps over {course.end_s:,.0f} simulated seconds"
+        f"policy {course.policy}: {summary.played:,} requests and {course.steps:,} steps over {course.end_s:,.0f} simulated seconds"
         f" in {course.wall_s:.1f} s"
     )
 

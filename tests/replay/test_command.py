@@ -15,7 +15,7 @@ from stepwell.replay.formats import read_trace
 from stepwell.replay.synthetic import Shape, synthetic
 
 SMALL = ["--lanes", "3", "--warmup", "20", "--duration", "300", "--rung-tokens", "300", "--device-tokens", "2e5"]
-FIGURES = ["requests", "bound", "hit_device", "hit_host", "hit_disk", "excess_prefill", "requests_per_s"]
+FIGURES = ["requests", "bound", "hit_device", "hit_host", "hit_disk", "excess_prefill", "requests_per_s", "policy"]
 
 
 def run(*words: str) -> Result:

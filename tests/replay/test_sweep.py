@@ -34,6 +34,8 @@ PARAMS: dict[str, Any] = {
     "decode_rung_tokens": 128,
     "max_num_seqs": 64,
     "max_num_batched_tokens": 16_384,
+    "policy": ["ladder"],
+    "peer_failure_rate": 0.0,
     "device": ["2e5", "3e4"],
     "host": ["0", "1e5"],
     "disk": ["0"],

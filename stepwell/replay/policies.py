@@ -1,0 +1,40 @@
+"""Policies by name: our own, under the scheduler and cache that serve, and the models of peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepwell.base.errors import ConfigError
+from stepwell.cache.policy import SAID
+from stepwell.replay.cost import CostModel
+from stepwell.replay.machine import Machine, MachineSizes
+from stepwell.replay.peers.names import PEERS, peer_machine
+from stepwell.replay.simulate import Imagined
+
+
+def policies() -> dict[str, str]:
+    """One line on each that can be simulated, by name; our own first."""
+    return {**SAID, **{name: peer.said for name, peer in PEERS.items()}}
+
+
+def is_own(name: str) -> bool:
+    """Whether `stepwell serve` knows it too."""
+    return name in SAID
+
+
+def expect_policies(names: Sequence[str]) -> list[str]:
+    """The same without repetitions. Raises ConfigError where one is unknown, or none is given."""
+    known = policies()
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--policy {name!r} is unknown: use one of {', '.join(known)}")
+    if not names:
+        raise ConfigError(f"--policy must name at least one of {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def machine_for(sizes: MachineSizes, costs: CostModel, seed: int) -> Imagined:
+    """The machine of `sizes.policy`; `seed` draws a peer's failures. Raises ConfigError."""
+    if is_own(sizes.policy):
+        return Machine(sizes, costs)
+    return peer_machine(sizes.policy, sizes, costs, sizes.peer_failure_rate, seed)
