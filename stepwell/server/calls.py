@@ -131,9 +131,9 @@ class GenerationRoutes:
             for event in form.begin():
                 yield event
             async for pieces in generation.pieces():
-                for piece in pieces:
-                    for event in form.events(piece):
-                        yield event
+                events = [event for piece in pieces for event in form.events(piece)]
+                if events:
+                    yield b"".join(events)  # what came at once goes out at once
             for event in form.end(generation):
                 yield event
         except StepwellError as error:
