@@ -37,6 +37,7 @@ class Fetch:
 
     tokens   where a prompt could be resumed from the device alone, once all has come; `tip` is the node that ends there
     loads    tokens of KV on their way, by tier
+    lack     pages that have to become free or clean before the deepest rung has room; 0 where more would not help
     """
 
     status: Status
@@ -45,28 +46,34 @@ class Fetch:
     loads: tuple[tuple[Tier, int], ...] = ()
     moves: tuple[Move, ...] = ()
     hold: Lease | None = None
+    lack: int = 0
 
 
-def fetch(directory: Directory, path: list[Node], now: float) -> Fetch:
-    """Begin to load what the deepest rung of `path` that fits needs; `path` goes from the top of its tree down.
+def fetch(directory: Directory, path: list[Node], now: float, partly: bool = True) -> Fetch:
+    """Begin to load what the deepest rung of `path` needs, or (`partly`) the deepest that fits; `path` goes from the top of its tree
+    down.
 
     What is on the way counts as used now, so that it is not the next to go.
     """
     targets = _targets(directory, path)
     if not targets:
         return Fetch(Status.UNKNOWN)
-    for number, count in enumerate(reversed(targets)):
+    lack = 0
+    for count in reversed(targets if partly else targets[-1:]):
         part = path[:count]
         missing = _missing(part)
-        deepest = number == 0
+        deepest = count == targets[-1]
         if not missing:
             _touch(part, now)
             return Fetch(Status.RESIDENT if deepest else Status.PARTIAL, part[-1].end, part[-1])
         if any(item.pending is not None for item in missing):
             return Fetch(Status.BUSY)
-        if _fits(directory, part, missing):
+        room, instant = _room(directory, part)
+        need = _need(missing)
+        if need <= min(room, instant):
             return _begin(directory, part, missing, Status.LOADED if deepest else Status.PARTIAL, now)
-    return Fetch(Status.NO_ROOM)
+        lack = need - instant if deepest and need <= room else lack
+    return Fetch(Status.NO_ROOM, lack=lack)
 
 
 def resident(tip: Node) -> int:
@@ -111,13 +118,13 @@ def _footing(part: list[Node]) -> list[Node]:
     return part[:gap]
 
 
-def _fits(directory: Directory, part: list[Node], missing: list[Item]) -> bool:
-    """Whether free and clean pages pay for it, with those on which it is to stand held, and no promise broken."""
-    room, need = directory.room(), _need(missing)
+def _room(directory: Directory, part: list[Node]) -> tuple[int, int]:
+    """Pages to be had at all, and at once without a loss, with those on which it is to stand held and no promise broken."""
+    room = directory.room()
     idle = [node.kv for node in _footing(part) if not node.kv.locks[Tier.DEVICE]]
     held = sum(kv.size(Tier.DEVICE) for kv in idle)
     clean = sum(kv.ready for kv in idle)
-    return need <= min(room.free + room.idle - held, room.instant - clean) - room.reserved
+    return room.free + room.idle - held - room.reserved, room.instant - clean - room.reserved
 
 
 def _begin(directory: Directory, part: list[Node], missing: list[Item], status: Status, now: float) -> Fetch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
@@ -20,12 +20,14 @@ from stepwell.cache.moves import Move, Tier
 from stepwell.cache.prefetch import Fetch, Status, fetch, resident
 from stepwell.cache.recall import recall
 from stepwell.cache.sessions import BRANCHES, Key, Sessions, devalue
+from stepwell.cache.shed import demote, in_flight
 from stepwell.cache.tree import Node
 from stepwell.sched.queues import Queues
 from stepwell.sched.request import Request
 
 MOST_ORDERS = 64
 """Orders to prefetch that may be open at once; more are answered `busy`."""
+_TRIES = 4
 _EARLY = 0.5
 """Share of the expected think time after which a session's tip is brought back."""
 
@@ -67,11 +69,13 @@ class Counts:
 
 @dataclass(slots=True)
 class _Order:
-    """`number` 0: the engine's own, of which nobody hears."""
+    """`number` 0: the engine's own, of which nobody hears. `tries` are left to wait for room that copies downwards make."""
 
     number: int
+    subject: Subject
     fetch: Fetch
     since: float
+    tries: int
 
     def open(self, directory: Directory) -> bool:
         return any(move.ticket in directory.in_flight for move in self.fetch.moves)
@@ -129,9 +133,7 @@ class Retention:
     def turn(self, now: float) -> list[Move]:
         """Once a turn of the loop: end what is over, begin what is due. O(1) where there is nothing."""
         expire(self._directory, now)
-        if self._orders:
-            self._settle(now)
-        moves: list[Move] = []
+        moves = self._settle(now) if self._orders else []
         while self._due and self._due[0][0] <= now:
             moves += self._bring_back(heapq.heappop(self._due)[1], now)
         return moves
@@ -167,14 +169,10 @@ class Retention:
 
     def prefetch(self, number: int, subject: Subject, now: float) -> list[Move]:
         """Begin to bring it to the device; `finished` tells of the end."""
-        path = self._path(subject, now)
         if len(self._orders) >= MOST_ORDERS:
-            self._tell(Prefetched(number, path is not None, Status.BUSY))
+            self._tell(Prefetched(number, True, Status.BUSY))
             return []
-        if path is None:
-            self._tell(Prefetched(number, False, Status.UNKNOWN))
-            return []
-        return self._begin(number, path, now)
+        return self._begin(_Order(number, subject, Fetch(Status.UNKNOWN), now, _TRIES), now)
 
     def finished(self) -> list[Prefetched]:
         """Orders that have ended since the last call."""
@@ -183,14 +181,46 @@ class Retention:
 
     # ---- inside -----------------------------------------------------------------------------------------------
 
-    def _settle(self, now: float) -> None:
+    def _settle(self, now: float) -> list[Move]:
+        """End the orders that nothing moves for any more, or try again those that waited for room."""
+        moves: list[Move] = []
+        making_room = in_flight(self._directory, Tier.DEVICE) > 0
         for order in list(self._orders):
             late = 0 < self._patience <= now - order.since
-            if late or not order.open(self._directory):
-                self._orders.remove(order)
-                if order.fetch.hold is not None:
-                    self._directory.release(order.fetch.hold)
-                self._tell(_outcome(order))
+            waits = order.fetch.lack > 0 and order.tries > 0
+            if not late and (making_room if waits else order.open(self._directory)):
+                continue
+            self._orders.remove(order)
+            if waits and not late:
+                moves += self._begin(replace(order, tries=order.tries - 1), now)
+            else:
+                self._end(order)
+        return moves
+
+    def _end(self, order: _Order) -> None:
+        if order.fetch.hold is not None:
+            self._directory.release(order.fetch.hold)
+        self._tell(_outcome(order))
+
+    def _begin(self, order: _Order, now: float) -> list[Move]:
+        """Load what is there, or make room for it first; told at once where there is nothing to wait for."""
+        path = self._path(order.subject, now)
+        if path is None:
+            self._tell(Prefetched(order.number, False, Status.UNKNOWN))
+            return []
+        order.fetch = fetch(self._directory, path, now, partly=order.tries == 0)
+        moves = list(order.fetch.moves)
+        if order.tries and order.fetch.status == Status.NO_ROOM:
+            moves = demote(self._directory, order.fetch.lack)
+            if not in_flight(self._directory, Tier.DEVICE):
+                order.tries = 0
+                order.fetch = fetch(self._directory, path, now)
+                moves = list(order.fetch.moves)
+        if moves or (order.tries and order.fetch.lack):
+            self._orders.append(order)
+        else:
+            self._end(order)
+        return moves
 
     def _tell(self, done: Prefetched) -> None:
         self.counts.prefetches[done.status] += 1
@@ -207,12 +237,7 @@ class Retention:
         if not tips or resident(tips[0]) == tips[0].end:
             return []
         self.counts.early_prefetches += 1
-        return self._begin(0, _path(tips[0]), now)
-
-    def _begin(self, number: int, path: list[Node], now: float) -> list[Move]:
-        order = _Order(number, fetch(self._directory, path, now), now)
-        self._orders.append(order)
-        return list(order.fetch.moves)
+        return self._begin(_Order(0, Subject(key[0], None, key[1]), Fetch(Status.UNKNOWN), now, 0), now)
 
     def _tips(self, subject: Subject) -> list[Node] | None:
         session = self.sessions.find((subject.salt, subject.session))

@@ -352,7 +352,7 @@ class Harness:
             require(8, told.outcome is not None, f"{event.request_id} has tokens before it is admitted")
             told.tokens += event.tokens
             self._check_answer(told)
-        else:
+        elif isinstance(event, Finished):
             told.finished = event
             self._check_end(told, event)
 
@@ -393,7 +393,7 @@ class Harness:
         """Law 9: this step computed, told someone something, or a byte is moving; and bytes do not move for ever."""
         moving = bool(self._watch.outstanding)
         alive = self._ran or bool(events) or not waits or not self.loop.busy
-        require(9, alive or moving, f"stuck: {self.loop.stats()}")
+        require(9, alive or moving or bool(self._watch.reported), f"stuck: {self.loop.stats()}")
         alive = alive or bool(self._watch.reported or self.ranks.lost)
         self._idle_steps = 0 if alive else self._idle_steps + 1
         require(9, self._idle_steps <= _PATIENCE, f"{_PATIENCE} steps without a token: {self.loop.stats()}")

@@ -98,12 +98,37 @@ def test_what_is_unknown_or_too_much_is_answered_at_once() -> None:
     sink(rig)
     assert fetched(rig, Subject("", None, "nobody")) == Prefetched(7, False, Status.UNKNOWN)
     assert fetched(rig, Subject("other", PROMPT)).status == Status.UNKNOWN
-    for number in range(1, MOST_ORDERS + 2):
-        rig.loop.prefetch(number, Subject("", PROMPT))
+    rig.loop.prefetch(1, Subject("", PROMPT))
+    rig.loop.prefetch(2, Subject("", PROMPT))
+    (busy,) = rig.loop.prefetched()
+    assert (busy.number, busy.status) == (2, Status.BUSY), "it is on its way"
+    rig.run()
+    assert [done.number for done in rig.loop.prefetched()] == [1]
+
+
+def test_only_so_many_are_open_at_once() -> None:
+    rig = Rig(pages=512, host=512)
+    prompts = [numbers(10, seed) for seed in range(MOST_ORDERS + 1)]
+    for seed, prompt in enumerate(prompts):
+        rig.ask(f"r{seed}", prompt)
+    sink(rig)
+    for number, prompt in enumerate(prompts, 1):
+        rig.loop.prefetch(number, Subject("", prompt))
     (busy,) = rig.loop.prefetched()
     assert (busy.number, busy.status) == (MOST_ORDERS + 1, Status.BUSY)
     rig.run()
-    assert len(rig.loop.prefetched()) == MOST_ORDERS
+    assert {done.status for done in rig.loop.prefetched()} == {Status.LOADED}
+
+
+def test_room_is_made_for_it_by_copies_and_by_nothing_else() -> None:
+    rig = Rig(pages=26, host=100, clean=0.0)
+    ask(rig, "a")
+    sink(rig)
+    other = numbers(62, 4)
+    rig.ask("other", other)
+    assert rig.directory.room().instant < 11
+    assert fetched(rig, Subject("", PROMPT)).status == Status.LOADED
+    assert rig.ask("again", other).cached == 60, "nothing was lost"
 
 
 def test_a_prefetch_whose_copies_are_not_reported_is_answered_in_the_end() -> None:
