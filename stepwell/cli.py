@@ -66,6 +66,7 @@ def serve(
     allow_cache_reset: flags.AllowCacheReset = False,
     max_queue: flags.MaxQueue = 1024,
     max_body_size: flags.MaxBodySize = "8MB",
+    response_store: flags.ResponseStore = "64MiB",
     body_timeout: flags.BodyTimeout = 60,
     queue_timeout: flags.QueueTimeout = None,
     request_timeout: flags.RequestTimeout = None,

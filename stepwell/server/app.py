@@ -27,6 +27,8 @@ from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.parts import Parts
 from stepwell.server.prompts import PromptReader
 from stepwell.server.reading import CallReader
+from stepwell.server.responses.routes import ResponsesRoutes
+from stepwell.server.responses.schema import ResponsesCall
 
 
 def create_app(parts: Parts) -> FastAPI:
@@ -37,12 +39,14 @@ def create_app(parts: Parts) -> FastAPI:
     routes = Routes(parts, calls, prompts)
     generation = GenerationRoutes(parts, calls)
     messages = MessagesRoutes(parts, calls, generation, prompts)
+    responses = ResponsesRoutes(parts, calls, generation)
     cache = CacheRoutes(parts, calls)
     hints = HintRoutes(parts, calls)
     dashboard = DashboardRoutes(parts)
     for path, call, handler in (
         ("/v1/completions", schema.CompletionCall, generation.completions),
         ("/v1/chat/completions", schema.ChatCall, generation.chat_completions),
+        ("/v1/responses", ResponsesCall, responses.create),
         ("/v1/messages", MessagesCall, messages.create),
         ("/v1/messages/count_tokens", CountCall, messages.count_tokens),
         ("/tokenize", schema.TokenizeCall, routes.tokenize),
@@ -54,6 +58,8 @@ def create_app(parts: Parts) -> FastAPI:
         ("/cache/end", EndCall, hints.end),
     ):
         app.add_api_route(path, handler, methods=["POST"], openapi_extra=app.body(call), responses=ERRORS)
+    app.add_api_route("/v1/responses/{response_id}", responses.find, methods=["GET"], responses=ERRORS)
+    app.add_api_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"], responses=ERRORS)
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
     app.add_api_route("/health", routes.health, methods=["GET"])
@@ -79,7 +85,7 @@ def create_app(parts: Parts) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=parts.origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "x-stepwell-resume", "retry-after"),
         )

@@ -135,6 +135,9 @@ AllowCacheReset = Annotated[bool, _option("Let callers empty the cache: POST /ca
 
 MaxQueue = Annotated[int, _option("Sequences that may wait; more are answered with 429.", _LIMITS)]
 MaxBodySize = Annotated[str, _option("Largest request body, such as 8MB; larger ones are answered with 413.", _LIMITS)]
+ResponseStore = Annotated[
+    str, _option("Memory for responses that later calls may name, such as 64MiB; 0 keeps none.", _LIMITS)
+]
 BodyTimeout = Annotated[
     float, _option("Seconds in which a body must arrive; later ones are answered with 408.", _LIMITS)
 ]

@@ -83,7 +83,12 @@ def options_from(
 
 
 def _limits(values: Mapping[str, Any]) -> Limits:
-    limits = Limits(parse_size(values["max_body_size"]), values["body_timeout"], values["max_queue"])
+    limits = Limits(
+        parse_size(values["max_body_size"]),
+        values["body_timeout"],
+        values["max_queue"],
+        parse_size(values["response_store"]),
+    )
     if limits.queue < 1:
         raise ConfigError(f"--max-queue must be at least 1, not {limits.queue}")
     if limits.body_bytes < 1:

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one server takes on: bytes of a body, seconds until the whole of it is there, sequences that wait to be admitted."""
+    """What one server takes on: bytes of a body, seconds until the whole of it is there, sequences that wait to be admitted, bytes of
+    responses that later calls may refer to."""
 
     body_bytes: int = 8_000_000
     body_seconds: float = 60.0
     queue: int = 1024
+    response_bytes: int = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)

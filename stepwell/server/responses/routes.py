@@ -1,0 +1,102 @@
+"""The routes of the Responses API."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+
+from stepwell.base.errors import RequestError
+from stepwell.server.calls import GenerationRoutes
+from stepwell.server.errors import ApiError, Problem, renamed
+from stepwell.server.gate import caller_of
+from stepwell.server.hosted import LeftOut
+from stepwell.server.parts import Parts
+from stepwell.server.reading import CallReader
+from stepwell.server.responses.chat import NAMES, chat_fields, read_input
+from stepwell.server.responses.events import Place, ResponsesForm
+from stepwell.server.responses.kept import KeptResponses, Stored
+from stepwell.server.responses.schema import ResponsesCall
+from stepwell.server.schema import MAX_NAME
+
+_GONE = "it was not stored, was deleted, or has made room for others (--response-store)"
+
+
+class ResponsesRoutes:
+    """One method a route."""
+
+    def __init__(self, parts: Parts, calls: CallReader, generation: GenerationRoutes) -> None:
+        self._parts = parts
+        self._calls = calls
+        self._generation = generation
+        self._kept = KeptResponses(parts.limits.response_bytes)
+        self._left_out = LeftOut()
+
+    async def create(self, request: Request) -> Response:
+        arrived = self._parts.clock.now()
+        call = await self._calls.read(ResponsesCall, request)
+        owner = caller_of(request).owner
+        earlier = self._earlier(owner, call.previous_response_id)
+        added = read_input(call.input)
+        messages = [] if earlier is None else earlier.messages
+        try:
+            chat = call.chat(chat_fields(call, messages, added, self._left_out))
+            wish = await self._generation.chat(chat, arrived)
+        except RequestError as error:
+            raise renamed(error, NAMES) from error
+        name = f"resp_{secrets.token_hex(12)}"
+        turns = () if earlier is None else earlier.turns
+        place = None if call.store is False else Place(self._kept, owner, turns, tuple(added))
+        session = call.prompt_cache_key[:MAX_NAME] if call.prompt_cache_key else None
+        form = ResponsesForm(name, self._echo(call), place)
+        return await self._generation.answer(request, replace(wish, session=session), name, form)
+
+    async def find(self, request: Request, response_id: str) -> Response:
+        stored = self._kept.find(caller_of(request).owner, response_id)
+        if stored is None:
+            raise _missing(response_id, None, "response_not_found", "look at it while it is there")
+        return Response(stored.body, media_type="application/json")
+
+    async def delete(self, request: Request, response_id: str) -> Response:
+        if not self._kept.drop(caller_of(request).owner, response_id):
+            raise _missing(response_id, None, "response_not_found", "there is nothing to delete")
+        body = {"id": response_id, "object": "response", "deleted": True}
+        return Response(orjson.dumps(body), media_type="application/json")
+
+    def _earlier(self, owner: str, name: str | None) -> Stored | None:
+        found = None if name is None else self._kept.find(owner, name)
+        if name is not None and found is None:
+            field = "previous_response_id"
+            raise _missing(name, field, "previous_response_not_found", "send the whole conversation as input instead")
+        return found
+
+    def _echo(self, call: ResponsesCall) -> dict[str, Any]:
+        """What a response repeats of its call."""
+        given = call.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        text = given.get("text") or {}
+        return {
+            "created_at": int(time.time()),
+            "model": self._parts.facts.model,
+            "background": False,
+            "instructions": call.instructions,
+            "max_output_tokens": call.max_output_tokens,
+            "metadata": call.metadata or {},
+            "parallel_tool_calls": call.parallel_tool_calls is not False,
+            "previous_response_id": call.previous_response_id,
+            "reasoning": {"effort": None, "summary": None, **(given.get("reasoning") or {})},
+            "store": call.store is not False,
+            "temperature": 1.0 if call.temperature is None else call.temperature,
+            "text": {**text, "format": text.get("format") or {"type": "text"}},
+            "tool_choice": "auto" if call.tool_choice is None else call.tool_choice,
+            "tools": call.tools or [],
+            "top_p": 1.0 if call.top_p is None else call.top_p,
+            "truncation": call.truncation or "disabled",
+        }
+
+
+def _missing(name: str, field: str | None, code: str, advice: str) -> ApiError:
+    return ApiError(Problem(404, f"there is no response {name[:80]!r} here: {_GONE}: {advice}", field, code))
