@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -51,7 +52,8 @@ def write_source(conversations: Iterable[Conversation], folder: Path) -> None:
     for number, conversation in enumerate(conversations):
         if not _is_tree(conversation):
             raise ConfigError(f"{conversation.id} is not one conversation: the source form cannot hold it; use own")
-        told = _nested(conversation, 0, _written_out, {"models": ["unknown"]})
+        streams = tuple(_within_first_prompt(stream, conversation.block) for stream in conversation.streams)
+        told = _nested(replace(conversation, streams=streams), 0, _written_out, {"models": ["unknown"]})
         record = {"id": conversation.id, "block_size": conversation.block}
         record |= {"hash_id_scope": "local", **told}
         (folder / f"conversation_{number:05d}.json").write_text(json.dumps(record, separators=(",", ":")))
@@ -108,6 +110,18 @@ def _conversation(conversation: Conversation) -> _Told:
     if _is_tree(conversation):
         return head | _nested(conversation, 0, _run_length, {})
     return head | {"streams": [_flat(stream) for stream in conversation.streams]}
+
+
+def _within_first_prompt(stream: Stream, block: int) -> Stream:
+    """`stream` with no more tools and system prompt than its first prompt has whole blocks before its last token.
+
+    Who replays the source form makes them up from those blocks, and refuses a folder in which one falls short.
+    """
+    if not stream.turns:
+        return stream
+    room = (stream.turns[0].prompt - 1) // block * block
+    tools = min(stream.tool_tokens, room)
+    return replace(stream, tool_tokens=tools, system_tokens=min(stream.system_tokens, room - tools))
 
 
 def _flat(stream: Stream) -> _Told:
