@@ -28,6 +28,7 @@ from stepwell.replay.text import Text
 from stepwell.replay.trace import Conversation, Stream, Trace, Turn
 from stepwell.replay.wire import Server
 from stepwell.sched.loop import EngineLoop
+from stepwell.sched.request import Request
 from stepwell.sched.step import Step, StepResult
 from stepwell.testing.faults import InstantMover
 from tests.engine.scripted import VOCAB
@@ -47,7 +48,10 @@ class AtOnce:
 
 
 class Loop(EngineLoop):
-    """An engine loop with nothing to put away at its end."""
+    """An engine loop with nothing to read before a request is submitted, and nothing to put away at its end."""
+
+    def prepare(self, request: Request) -> bool:
+        return True
 
     def end(self, seconds: float) -> bool:
         return True
