@@ -47,6 +47,7 @@ class AdmissionOutcome:
     state_tier    where the rung's image came from; None at boundary 0
     lost          recomputed tokens by what they were lost to; sums to `recomputed`
     diverged_at   first token that differs from the closest cached prompt; None where the prompt only extends it
+    coalesced     tokens below the boundary that another request computed while this one waited for it
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class AdmissionOutcome:
     loaded: bool = False
     fallback_weakened: bool = False
     readmission: bool = False
+    coalesced: int = 0
 
     @property
     def cached(self) -> int:
@@ -75,4 +77,6 @@ class AdmissionOutcome:
         text = f"resumed {self.cached:,} of {self.prompt:,} tokens: {self.device:,} device + {self.host:,} host + {self.disk:,} disk"
         if self.diverged_at is not None:
             text += f"; diverged from the closest cached prompt at {self.diverged_at:,}"
+        if self.coalesced:
+            text += f"; waited for another request to compute {self.coalesced:,} of them"
         return f"{text}; {self.reason}"

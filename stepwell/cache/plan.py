@@ -133,7 +133,7 @@ def plan_return(
     if found.union < whole or (rules.whole_chunks and shared < whole):
         return None
     aim = Option(whole, shared, None, _sources(found, shared, whole))
-    if aim.loads and _seconds(aim, computed, rules, costs) >= (computed - base) / costs.prefill_tokens_per_s:
+    if aim.loads and expected_seconds(aim, computed, rules, costs) >= (computed - base) / costs.prefill_tokens_per_s:
         return None
     need = _need(aim, found.tokens, rules) - (rules.geometry.pages_for(computed) - whole // block)
     spendable = room.free + room.idle - room.reserved - pinned_kv(found)
@@ -162,7 +162,7 @@ def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[li
         ranked = sorted(taken, key=lambda o: -o.boundary)
     else:
         cold = (found.tokens - hit) / costs.prefill_tokens_per_s
-        timed = [(_seconds(o, found.tokens, rules, costs), -o.boundary, o) for o in usable]
+        timed = [(expected_seconds(o, found.tokens, rules, costs), -o.boundary, o) for o in usable]
         ranked = [o for seconds, _, o in sorted(timed, key=lambda t: t[:2]) if seconds < cold]
     if not ranked:
         return [], Reason.TOO_SMALL, usable[-1].boundary
@@ -196,7 +196,7 @@ def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:
     return tuple(out)
 
 
-def _seconds(option: Option, tokens: int, rules: CacheConfig, costs: Costs) -> float:
+def expected_seconds(option: Option, tokens: int, rules: CacheConfig, costs: Costs) -> float:
     """Expected time to the first token by way of `option`."""
     geometry = rules.geometry
     seconds = (tokens - option.boundary) / costs.prefill_tokens_per_s

@@ -23,6 +23,8 @@ class Tally:
     state_device: int = 0
     state_tier: int = 0
     weakened: int = 0
+    coalesced: int = 0
+    coalesced_tokens: int = 0
     reasons: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
     lost: dict[Loss, int] = field(default_factory=lambda: dict.fromkeys(Loss, 0))
 
@@ -37,6 +39,8 @@ class Tally:
         self.disk += outcome.disk
         self.recomputed += outcome.recomputed
         self.weakened += outcome.fallback_weakened
+        self.coalesced += outcome.coalesced > 0
+        self.coalesced_tokens += outcome.coalesced
         self.reasons[outcome.reason] += 1
         if outcome.loaded:
             self.boundaries += 1

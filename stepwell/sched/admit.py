@@ -8,39 +8,56 @@ from stepwell.base.clock import Clock
 from stepwell.cache.admission import Loading, Ready, abandon, commit, reported, settle
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Report
+from stepwell.cache.moves import Report, Tier
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.placement import prompt_rungs
 from stepwell.cache.plan import Plan, Wait, pinned_images, pinned_kv
-from stepwell.cache.shed import demote, landed
+from stepwell.cache.shed import demote, in_flight, landed
 from stepwell.cache.tree import RungKind
+from stepwell.sched.coalesce import Coalescing, ask_for_rungs, is_behind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Parked, Running, Waiting
 from stepwell.sched.queues import Queues
-from stepwell.sched.request import Admitted, Finished
+from stepwell.sched.request import Admitted, Finished, Loads
 from stepwell.sched.step import Carry, Fresh, FromImage, StateStart
-from stepwell.sched.suspend import attach, free_slot, let_go, let_go_all, let_go_first
+from stepwell.sched.suspend import any_suspended, attach, free_slot, let_go, let_go_all, let_go_at
 
 
 def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, clock: Clock) -> None:
-    """Start whoever waits, first come first served, while there is a live slot and room."""
-    while queues.waiting and (queues.slots or queues.waiting[0].kept or free_slot(queues, directory)):
-        waiting = queues.waiting[0]
+    """Start whoever waits, in their order, while there is a live slot and room. Followers wait beside it and may be overtaken."""
+    coalescing = Coalescing(queues, directory.config, config, costs, clock.now())
+    come, at = coalescing.come(), 0
+    while at < len(queues.waiting):
+        waiting = queues.waiting[at]
+        if is_behind(waiting.behind, come):
+            at += 1
+            continue
+        if not (queues.slots or waiting.kept or any_suspended(queues)):
+            return
         answer = _plan(directory, config, costs, waiting)
         if answer is None:  # not worth coming back to: a rung will do
-            let_go_first(queues, directory)
+            let_go_at(queues, directory, at)
             continue
         if isinstance(answer, Wait):
             if queues.running or queues.parked or queues.draining or directory.in_flight:
                 return
             if not let_go_all(queues, directory):
-                _refuse_first(queues, answer)
+                _refuse(queues, at, answer)
+            continue
+        behind = None if waiting.kept else coalescing.follow(waiting.job, answer)
+        if behind is not None:
+            queues.waiting[at] = replace(waiting, behind=behind)
+            at += 1
+            continue
+        if not (queues.slots or waiting.kept):
+            free_slot(queues, directory)
             continue
         if _must_wait(queues, directory, answer):
             return
         if answer.epoch != directory.epoch:
             continue  # making room has come to nothing, but has changed what there is
-        queues.waiting.pop(0)
+        queues.waiting.pop(at)
+        queues.order.served(waiting.job.request, waiting.job.order)
         slot = queues.slots.pop() if waiting.kept is None else waiting.kept.slot
         # a copy: the tokens of a job may move while its load is in flight, a plan's may not
         job, now, tokens = waiting.job, clock.now(), waiting.job.tokens.view.copy()
@@ -56,9 +73,9 @@ def _plan(directory: Directory, config: SchedConfig, costs: Costs, waiting: Wait
     return directory.plan_return(request.salt, tokens, kept.computed, costs)
 
 
-def _refuse_first(queues: Queues, answer: Wait) -> None:
-    """Nothing will ever make room for the first in the queue."""
-    job = queues.waiting.pop(0).job
+def _refuse(queues: Queues, at: int, answer: Wait) -> None:
+    """Nothing will ever make room for the one at `at` in the queue."""
+    job = queues.waiting.pop(at).job
     message = f"{len(job.tokens)} tokens need {answer.needed} pages, an idle engine offers {answer.available}"
     message += ": shorten the prompt or raise --device-memory"
     queues.events.append(Finished(job.request.id, "error", message))
@@ -79,7 +96,7 @@ def _must_wait(queues: Queues, directory: Directory, plan: Plan) -> bool:
     if pages == 0 or pages <= instant:
         return False
     queues.moves.extend(demote(directory, pages - instant))
-    return bool(directory.in_flight)
+    return in_flight(directory, Tier.DEVICE) > 0  # no other copy makes room here
 
 
 def land(queues: Queues, directory: Directory, config: SchedConfig, report: Report, clock: Clock) -> None:
@@ -128,12 +145,16 @@ def _enter(
     if isinstance(state, Loading):
         queues.moves.extend(state.moves)
         queues.parked[job.request.id] = Parked(job, slot, state, now, kept)
+        if job.starts == 0:
+            queues.events.append(Loads(job.request.id))
         return
-    outcome = replace(state.outcome, readmission=job.starts > 0)
+    gained = max(0, state.boundary - job.alone) if job.waits and not job.starts else 0
+    outcome = replace(state.outcome, readmission=job.starts > 0, coalesced=gained)
     job.given_up = None
     if not job.internal:
         queues.tally.add(outcome)
     if job.starts == 0:
+        job.resumed = outcome
         queues.events.append(Admitted(job.request.id, outcome))
     job.starts += 1
     running = Running(
@@ -154,6 +175,7 @@ def _enter(
         let_go(directory, kept)
         # its plan counted on these pages: they are to be had again, and by nobody else
         directory.promise(state.table, state.table.promised + len(kept.pages))
+    ask_for_rungs(queues, running)
     at = len(queues.running)
     while at and queues.running[at - 1].job.order > job.order:
         at -= 1

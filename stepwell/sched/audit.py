@@ -14,6 +14,7 @@ import logging
 import random
 from collections import deque
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -173,7 +174,8 @@ class Auditor:
         once = SamplingParams(max_tokens=1)
         request = Request(self._name, case.prompt, once, case.salt, read_cache=False, write_cache=False)
         count = len(case.prompt)
-        enqueue(queues, Job(request, 0, Tokens(case.prompt), count + 1, root_number(case.salt), internal=True))
+        order = (-inf, 0)  # it runs alone
+        enqueue(queues, Job(request, order, Tokens(case.prompt), count + 1, root_number(case.salt), internal=True))
 
     def _keep(self, case: Case) -> None:
         self._pending.append(case)

@@ -20,6 +20,9 @@ class SchedConfig:
     vocab                    token ids are below this; 0: not checked
     cache                    whether prompts are read from the cache and left in it
     load_timeout             seconds without a report after which a request gives its load up; 0: never
+    coalesce                 a request waits for what another is computing, where that is sooner
+    priority_ageing          seconds of waiting that are worth one step of priority
+    fair_salts               salts that wait at one priority take turns, by the tokens of their prompts
     think_prefetch           bring back what a session is about to ask for (`stepwell.sched.retention`)
     """
 
@@ -31,6 +34,9 @@ class SchedConfig:
     vocab: int = 0
     cache: bool = True
     load_timeout: float = 0.0
+    coalesce: bool = True
+    priority_ageing: float = 10.0
+    fair_salts: bool = False
     think_prefetch: bool = False
 
     def validate(self, geometry: Geometry) -> None:
@@ -49,5 +55,7 @@ class SchedConfig:
             )
         if self.load_timeout < 0:
             raise ConfigError(f"--load-timeout must be at least 0, not {self.load_timeout}")
+        if not 0 < self.priority_ageing < float("inf"):
+            raise ConfigError(f"--priority-ageing must be a number of seconds above 0, not {self.priority_ageing}")
         if self.max_model_len < 2:
             raise ConfigError(f"--max-model-len must be at least 2, not {self.max_model_len}")

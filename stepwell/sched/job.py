@@ -53,15 +53,17 @@ class Tokens:
 class Job:
     """What outlives a request's states.
 
-    order     by arrival              limit    tokens that it may have at most
+    order     its place: lower goes first, see `stepwell.sched.order`     limit    tokens that it may have at most
     root      numbers its salt        starts   admissions so far
     internal  the engine's own: no caller hears of it, and no count of admissions includes it
     watched   how it was resumed, where the logits of its first token are to be kept
+    resumed   how it was first admitted
     given_up  the failed leg and the boundary of a load that was not reported in time
+    waits     leaders that it has waited for     alone  where it would have been resumed without the first of them
     """
 
     request: Request
-    order: int
+    order: tuple[float, int]
     tokens: Tokens
     limit: int
     root: int
@@ -69,6 +71,9 @@ class Job:
     internal: bool = False
     watched: AdmissionOutcome | None = None
     given_up: tuple[Reason, int] | None = None
+    resumed: AdmissionOutcome | None = None
+    waits: int = 0
+    alone: int = 0
 
     @property
     def generated(self) -> int:
@@ -92,11 +97,20 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Behind:
+    """What a follower waits for: the owner of `table` has computed `position` tokens (see `stepwell.sched.coalesce`)."""
+
+    table: BlockTable
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
-    """Holds nothing but what it may have kept when it was preempted."""
+    """Holds nothing but what it may have kept when it was preempted. One that is `behind` another may be overtaken."""
 
     job: Job
     kept: Kept | None = None
+    behind: Behind | None = None
 
 
 @dataclass(frozen=True, slots=True)

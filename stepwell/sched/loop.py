@@ -17,6 +17,7 @@ from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.explain import Explanation, explain
+from stepwell.cache.ladder import Ladder, ladders
 from stepwell.cache.moves import LiveState, Move, Tier, moves_of
 from stepwell.cache.persist import persist_ahead, persist_rest
 from stepwell.cache.recall import recall
@@ -29,9 +30,10 @@ from stepwell.sched.build import build, release
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.finish import finish
 from stepwell.sched.job import Draining, Job, Tokens
+from stepwell.sched.order import Order
 from stepwell.sched.overdue import expire, refuse_stranded
 from stepwell.sched.queues import Queues, enqueue
-from stepwell.sched.request import Event, Finished, Request
+from stepwell.sched.request import MAX_PRIORITY, Event, Finished, Request
 from stepwell.sched.retention import Prefetched, Retention, Subject
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Mover, Runner
@@ -57,8 +59,9 @@ class EngineLoop:
         config.validate(cache.geometry)
         self.config = config
         self.directory = Directory(cache, archive)
-        self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)))
         self.costs = costs or Costs()
+        order = Order(config.priority_ageing, config.fair_salts, self.costs.prefill_tokens_per_s)
+        self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)), order)
         self.auditor = auditor or Auditor()
         self.retention = Retention(self.directory, config.think_prefetch, config.load_timeout)
         self._runner = runner
@@ -66,7 +69,6 @@ class EngineLoop:
         self._clock = clock
         self._copying: set[int] = set()
         self._persisted = -1  # the epoch at which nothing was left that is worth a write to disk
-        self._orders = 0
         self._steps = 0
         self._computed = 0
         self._sampled = 0
@@ -108,15 +110,17 @@ class EngineLoop:
         wanted = request.params.max_tokens
         if wanted is not None and wanted < 1:
             raise RequestError(f"max_tokens must be at least 1, not {wanted}", "max_tokens")
+        if abs(request.priority) > MAX_PRIORITY:
+            raise RequestError(f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}", "priority")
         self.auditor.interrupt(self.queues, self.directory)
         if self._knows(request.id):
             raise RequestError(f"a request with id {request.id!r} is being served already", "request_id")
         limit = self.longest if wanted is None else min(self.longest, count + wanted)
-        self._orders += 1
         self.retention.began(request, self._clock.now())
         if self.config.cache and request.read_cache:
             recall(self.directory, request.salt, request.prompt, self._clock.now())
-        enqueue(self.queues, Job(request, self._orders, Tokens(request.prompt), limit, root_number(request.salt)))
+        place = self.queues.order.place(request, self._clock.now())
+        enqueue(self.queues, Job(request, place, Tokens(request.prompt), limit, root_number(request.salt)))
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; unknown ids are ignored. Nothing it held outlives the copies that use it."""
@@ -212,6 +216,10 @@ class EngineLoop:
     def reset(self, salt: str | None = None) -> dict[Tier, int]:
         """Drop what nobody holds, under one salt or under all; slots freed by tier."""
         return reset(self.directory, salt)
+
+    def ladders(self, count: int, owner: str = "") -> tuple[Ladder, ...]:
+        """What is held of the paths that were used last, of one owner's salts or of all."""
+        return ladders(self.queues.trails, self._clock.now(), count, owner)
 
     def pin(self, subject: Subject, seconds: float) -> int | None:
         """Keep it before all else for so long; tokens kept, None where there is no such session."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stepwell.cache.ladder import Trails
 from stepwell.cache.moves import Move
 from stepwell.cache.tally import Tally
 from stepwell.cache.tree import Node
 from stepwell.sched.job import Draining, Job, Kept, Parked, Running, Waiting
+from stepwell.sched.order import Order
 from stepwell.sched.request import Event, Request
 
 
 @dataclass(slots=True, eq=False)
 class Queues:
-    """`waiting` and `running` are in order of arrival; `slots` are the live states that nobody holds."""
+    """`waiting` and `running` are in the order of `Job.order`; `slots` are the live states that nobody holds."""
 
     slots: list[int]
+    order: Order
     waiting: list[Waiting] = field(default_factory=list)
     parked: dict[str, Parked] = field(default_factory=dict)
     draining: list[Draining] = field(default_factory=list)
@@ -23,6 +26,7 @@ class Queues:
     events: list[Event] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     ended: list[tuple[Request, Node]] = field(default_factory=list)
+    trails: Trails = field(default_factory=Trails)
     tally: Tally = field(default_factory=Tally)
     rungs_left: int = 0
     rungs_skipped: int = 0
@@ -37,7 +41,7 @@ class Queues:
 
 
 def enqueue(queues: Queues, job: Job, kept: Kept | None = None) -> None:
-    """Put `job` where its arrival says; a preempted one comes back before whoever came after it."""
+    """Put `job` at its place; a preempted one comes back before whoever came after it."""
     at = len(queues.waiting)
     while at and queues.waiting[at - 1].job.order > job.order:
         at -= 1

@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 from stepwell.base.geometry import Ints
 from stepwell.cache.outcome import AdmissionOutcome
 
+MAX_PRIORITY = 1000
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 
@@ -64,6 +66,7 @@ class Request:
     write_cache   False: leave nothing behind, in any tier
     session       a hint for retention; never for correctness
     keep_s        seconds for which what it leaves is kept before all else once it has ended; None: as anything
+    priority      lower is served sooner, within ±MAX_PRIORITY; see `stepwell.sched.order`
     """
 
     id: str
@@ -74,6 +77,14 @@ class Request:
     write_cache: bool = True
     session: str | None = None
     keep_s: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """The request waits for copies from a lower tier: sent before `Admitted`, again where a load was given up and begun anew."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +131,4 @@ class Finished:
     message: str = ""
 
 
-Event: TypeAlias = Admitted | Tokens | Finished
+Event: TypeAlias = Loads | Admitted | Tokens | Finished

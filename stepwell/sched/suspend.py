@@ -58,9 +58,13 @@ def let_go_all(queues: Queues, directory: Directory) -> bool:
     return bool(kept)
 
 
-def let_go_first(queues: Queues, directory: Directory) -> None:
-    """Have the first in the queue, which is suspended, resume at a rung."""
-    _strip(queues, directory, 0, queues.waiting[0])
+def let_go_at(queues: Queues, directory: Directory, index: int) -> None:
+    """Have the request at `index` of the queue, which is suspended, resume at a rung."""
+    _strip(queues, directory, index, queues.waiting[index])
+
+
+def any_suspended(queues: Queues) -> bool:
+    return any(waiting.kept is not None for waiting in queues.waiting)
 
 
 def free_slot(queues: Queues, directory: Directory) -> bool:

@@ -62,9 +62,11 @@ def engine(
     budget: int = 64,
     rolling: int = 8,
     costs: Costs | None = None,
+    coalesce: bool = False,
 ) -> Harness:
     """An engine with every law checked after every step."""
-    return Harness(cache or rules(), SchedConfig(seqs, budget, 1 << 20, rolling, vocab=VOCAB), faults, costs, VOCAB)
+    config = SchedConfig(seqs, budget, 1 << 20, rolling, vocab=VOCAB, coalesce=coalesce)
+    return Harness(cache or rules(), config, faults, costs, VOCAB)
 
 
 def submit(harness: Harness, name: str, prompt: Ints, max_tokens: int = 4, **options: object) -> None:
@@ -141,7 +143,7 @@ class Bare:
                     said += event.tokens
                 elif isinstance(event, Admitted):
                     admitted.append(event.outcome)
-                else:
-                    assert isinstance(event, Finished) and event.reason == "length", event
+                elif isinstance(event, Finished):
+                    assert event.reason == "length", event
         assert said == telltale.answer(prompt, max_tokens, VOCAB)
         return admitted[0], np.concatenate([prompt, np.array(said, np.int32)])

@@ -87,9 +87,11 @@ def test_a_prefill_that_is_broken_off_leaves_what_it_has_computed_and_no_more(st
     served(harness, "retry")
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("steps", range(1, 8))
-def test_a_twin_that_follows_a_step_behind_finds_only_finished_work(steps: int) -> None:
-    harness = engine(rules(100, 200, grid=8), budget=40)
+def test_a_twin_that_follows_a_step_behind_finds_only_finished_work(steps: int, waits: bool) -> None:
+    """All that there is when it comes; or, where it may wait, all that there is when the first has its prompt."""
+    harness = engine(rules(100, 200, grid=8), budget=40, coalesce=waits)
     prompt = numbers(110)
     submit(harness, "a", prompt, 6)
     for _ in range(steps):
@@ -99,7 +101,9 @@ def test_a_twin_that_follows_a_step_behind_finds_only_finished_work(steps: int) 
     submit(harness, "twin", prompt, 6)
     harness.drain()
     served(harness, "a", "twin")
-    assert outcome(harness, "twin").boundary <= done
+    how = outcome(harness, "twin")
+    assert how.boundary == 104 if waits else how.boundary <= done
+    assert how.coalesced == (max(0, 104 - done) if waits else 0)
 
 
 def test_what_is_copied_down_in_the_turn_that_computed_it_is_whole() -> None:

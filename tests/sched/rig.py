@@ -95,6 +95,9 @@ class Rig:
         eos: tuple[int, ...] = (),
         cache: bool = True,
         block: int = 4,
+        coalesce: bool = False,
+        ageing: float = 10.0,
+        fair: bool = False,
     ) -> None:
         self.sizes = geometry(block, grid, image)
         rules = CacheConfig(
@@ -107,7 +110,18 @@ class Rig:
             min_load_tokens=min_load,
             clean_share=clean,
         )
-        config = SchedConfig(seqs, budget, longest, rolling, eos, VOCAB, cache)
+        config = SchedConfig(
+            seqs,
+            budget,
+            longest,
+            rolling,
+            eos,
+            VOCAB,
+            cache,
+            coalesce=coalesce,
+            priority_ageing=ageing,
+            fair_salts=fair,
+        )
         self.memory = Memory(self.sizes, pages, host, seqs)
         self.mover = ManualMover(self.memory.copy)
         self.runner = Recorder(TellTaleRunner(self.memory, self.sizes, VOCAB))
@@ -128,8 +142,10 @@ class Rig:
         read: bool = True,
         write: bool = True,
         params: SamplingParams | None = None,
+        priority: int = 0,
     ) -> None:
-        request = Request(name, prompt, params or SamplingParams(max_tokens), salt, read, write)
+        sampling = params or SamplingParams(max_tokens)
+        request = Request(name, prompt, sampling, salt, read, write, priority=priority)
         self.loop.submit(request)
         self.requests[name] = request
 

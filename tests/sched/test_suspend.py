@@ -123,7 +123,7 @@ def test_an_older_request_gets_its_slot() -> None:
     engine = harness(seqs=1)
     suspended(engine)
     older = engine.loop.queues.waiting[0].job
-    older.order = 99  # as if it had come after the next one
+    older.order = (99.0, 0)  # as if it had come after the next one
     engine.submit(Request("b", np.arange(300, 330, dtype=np.int32), SamplingParams(max_tokens=4)))
     engine.loop.queues.waiting.sort(key=lambda waiting: waiting.job.order)
     engine.drain()

@@ -1,0 +1,175 @@
+"""Waiting for what another request is computing already, where that is sooner than computing it once more.
+
+    leader     0 ═════ computed ─────────────▶ rung ─────▶          runs, or is parked: never one who waits himself
+    follower   0 ══ boundary ── same tokens ──── ┤ other tokens     waits until the leader has passed the rung
+
+A follower holds nothing. Its leader leaves a rung where the two part, if it has not got there yet; once it has passed it, or is no
+longer there (ended, aborted, failed, preempted, its load given up), the follower is planned afresh, at its old place in the queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell.base.geometry import Ints
+from stepwell.base.units import floor_to
+from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.plan import Option, Plan, expected_seconds
+from stepwell.cache.table import BlockTable
+from stepwell.cache.tree import RungKind
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.job import Behind, Job, Parked, Running
+from stepwell.sched.queues import Queues
+
+MOST_WAITS = 8
+"""A request waits for so many leaders at most: were each to fail, it would still be served."""
+
+_MOST_COMPARED = 16  # prompts, token by token; few begin alike and differ
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Waiting for `table`'s owner to pass `position` has the prompt computed after `seconds`."""
+
+    table: BlockTable
+    position: int
+    seconds: float
+
+
+def is_behind(behind: Behind | None, come: dict[BlockTable, int]) -> bool:
+    """Whether there is still something to wait for, by how far leaders have come."""
+    return behind is not None and come.get(behind.table, behind.position) < behind.position
+
+
+def ask_for_rungs(queues: Queues, running: Running) -> None:
+    """A leader has been loaded and knows its rungs: add those that its followers wait for."""
+    for waiting in queues.waiting:
+        if waiting.behind is not None and waiting.behind.table is running.table:
+            _ask(running, waiting.behind.position)
+
+
+def _ask(running: Running, position: int) -> None:
+    if position > running.computed and all(p != position for p, _ in running.rungs):
+        running.rungs = tuple(sorted((*running.rungs, (position, RungKind.BRANCH))))
+
+
+@dataclass(frozen=True, slots=True)
+class Coalescing:
+    """One look at who computes what, at `now`. Only `follow` changes anything."""
+
+    queues: Queues
+    rules: CacheConfig
+    config: SchedConfig
+    costs: Costs
+    now: float
+
+    def come(self) -> dict[BlockTable, int]:
+        """How far each who may be waited for has come."""
+        if not self.queues.waiting:
+            return {}
+        loading = {p.loading.held.table: 0 for p in self.queues.parked.values() if self._in_time(p)}
+        return loading | {running.table: running.computed for running in self.queues.running}
+
+    def follow(self, job: Job, plan: Plan) -> Behind | None:
+        """Have `job`, which could start by `plan`, wait for another, if that is sooner; its leader is asked for the rung."""
+        if job.waits >= MOST_WAITS or not job.request.read_cache:
+            return None
+        lead = self.find(job.request.salt, job.tokens.view, job.order, plan)
+        if lead is None:
+            return None
+        if job.waits == 0:
+            job.alone = plan.aim.boundary
+        job.waits += 1
+        for running in self.queues.running:
+            if running.table is lead.table:
+                _ask(running, lead.position)
+        return Behind(lead.table, lead.position)
+
+    def find(self, salt: str, tokens: Ints, order: tuple[float, int], plan: Plan) -> Lead | None:
+        """The leader by way of whom `tokens` are computed soonest; None where `plan` is sooner.
+
+        A running prompt is computed from where it is, behind those that the step budget serves first.
+        """
+        grid, count, boundary = self.rules.geometry.rung_grid, len(tokens), plan.aim.boundary
+        if not (self.config.coalesce and self.config.cache) or floor_to(count - 1, grid) <= boundary:
+            return None
+        leaders = [x for x in self._leaders(salt) if _alike(x.job.tokens.view, tokens, boundary, grid)]
+        if not leaders:
+            return None
+        line, speed = _Line.of(self.queues), self.costs.prefill_tokens_per_s
+        before = line.before(order) / speed
+        best, soonest = None, before + line.loading(order) / speed + self._seconds(plan.aim, count)
+        for leader in leaders[:_MOST_COMPARED]:
+            known = leader.job.tokens.view
+            position = floor_to(min(_common(known, tokens), len(known) - 1, count - 1), grid)
+            if position <= max(boundary, _start(leader)):
+                continue
+            if isinstance(leader, Running):
+                table, rest = leader.table, (position - leader.computed) / speed
+            else:
+                table, rest = leader.loading.held.table, self._seconds(leader.loading.option, position)
+            passed = line.before(leader.job.order) / speed + rest
+            whole = max(passed, before) + (count - position) / speed
+            if whole < soonest:
+                best, soonest = Lead(table, position, whole), whole
+        return best
+
+    def _leaders(self, salt: str) -> list[Running | Parked]:
+        """Who computes a prompt under `salt`, or loads what comes before, for others to find."""
+        running = [r for r in self.queues.running if r.remaining > 1 and _shares(r.job, salt)]
+        return [*running, *(p for p in self.queues.parked.values() if _shares(p.job, salt) and self._in_time(p))]
+
+    def _in_time(self, parked: Parked) -> bool:
+        """Whether its load may still be waited for: it has been heard of within twice the time that all of it should take."""
+        option = parked.loading.option
+        return self.now - parked.heard <= 2 * self._seconds(option, option.boundary)
+
+    def _seconds(self, option: Option, tokens: int) -> float:
+        return expected_seconds(option, tokens, self.rules, self.costs)
+
+
+def _shares(job: Job, salt: str) -> bool:
+    return job.request.salt == salt and job.request.write_cache
+
+
+def _start(leader: Running | Parked) -> int:
+    return leader.computed if isinstance(leader, Running) else leader.loading.option.boundary
+
+
+def _alike(known: Ints, tokens: Ints, boundary: int, grid: int) -> bool:
+    """Whether two prompts may be the same up to the first rung past `boundary`: looks at the grid's last token and first stretch."""
+    least = floor_to(boundary, grid) + grid
+    if len(known) <= least or known[least - 1] != tokens[least - 1]:
+        return False
+    return bool((known[:grid] == tokens[:grid]).all())
+
+
+def _common(a: Ints, b: Ints) -> int:
+    """Length of the common prefix."""
+    size = min(len(a), len(b))
+    differs = a[:size] != b[:size]
+    first = int(differs.argmax())
+    return first if differs[first] else size
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Prompt tokens that are still to be computed, by the place of their request: of who runs, and of who loads."""
+
+    running: tuple[tuple[tuple[float, int], int], ...]
+    parked: tuple[tuple[tuple[float, int], int], ...]
+
+    @classmethod
+    def of(cls, queues: Queues) -> _Line:
+        return cls(
+            tuple((r.job.order, r.remaining) for r in queues.running if r.remaining > 1),
+            tuple((p.job.order, len(p.job.tokens) - p.loading.option.boundary) for p in queues.parked.values()),
+        )
+
+    def before(self, order: tuple[float, int]) -> int:
+        """Of those who run, by whom the step budget is taken before a request at `order` has any."""
+        return sum(tokens for place, tokens in self.running if place < order)
+
+    def loading(self, order: tuple[float, int]) -> int:
+        """Of those who load, and will run before it."""
+        return sum(tokens for place, tokens in self.parked if place < order)

@@ -1,0 +1,54 @@
+"""Who is served before whom: by priority, then by arrival, or by turns among salts.
+
+A place in the order is a number that is set once, on arrival, so that the queue is never sorted anew:
+
+    place = start + priority · ageing       start: when it came; with turns among salts, where its salt's work so far ends
+
+Waiting for `ageing` seconds is worth one step of priority: of two requests the worse one is served first if it came that much
+earlier. Whatever comes later, and however urgent, no request waits for more than the range of priorities allows.
+"""
+
+from __future__ import annotations
+
+from stepwell.sched.request import Request
+
+_REMEMBERED = 4096  # salts and priorities; those that have fallen behind are worth nothing and are forgotten
+
+
+class Order:
+    """Gives places. With `fair`, time is work: the seconds of prefill of the prompts that have been admitted.
+
+        salt a   ├── 9 s ──┼── 9 s ──┼── 9 s ──┤      the virtual time of whoever is admitted is that of the queue; a salt that
+        salt b        ├ 2 ┼ 2 ┼ 2 ┤                   comes anew starts there, not at 0, and each starts where its last one ends
+
+    So salts that wait at one priority get equal shares of prefill, whatever they send, and one alone is served as it came.
+    """
+
+    __slots__ = ("_ageing", "_count", "_ends", "_fair", "_now", "_tokens_per_s")
+
+    def __init__(self, ageing: float, fair: bool = False, tokens_per_s: float = 1.0) -> None:
+        self._ageing = ageing
+        self._fair = fair
+        self._tokens_per_s = tokens_per_s
+        self._count = 0
+        self._now = 0.0
+        self._ends: dict[tuple[str, int], float] = {}
+
+    def place(self, request: Request, now: float) -> tuple[float, int]:
+        """Where `request`, which arrives at `now`, stands; lower is sooner. O(1)."""
+        self._count += 1
+        start = self._start(request) if self._fair else now
+        return start + request.priority * self._ageing, self._count
+
+    def served(self, request: Request, place: tuple[float, int]) -> None:
+        """A request has left the queue to be served: whoever comes now does not start before it."""
+        if self._fair:
+            self._now = max(self._now, place[0] - request.priority * self._ageing)
+
+    def _start(self, request: Request) -> float:
+        key = request.salt, request.priority
+        start = max(self._now, self._ends.get(key, 0.0))
+        if len(self._ends) >= _REMEMBERED:
+            self._ends = {known: end for known, end in self._ends.items() if end > self._now}
+        self._ends[key] = start + len(request.prompt) / self._tokens_per_s
+        return start
