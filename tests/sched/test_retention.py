@@ -27,8 +27,9 @@ def ask(rig: Rig, name: str, prompt: Ints = PROMPT, session: str | None = "s", k
 
 def sink(rig: Rig) -> None:
     """All that is cached is in host alone."""
-    rig.loop.queues.moves.extend(demote(rig.directory, rig.directory.config.device_pages))
-    rig.run()
+    while moves := demote(rig.directory, rig.directory.config.device_pages):
+        rig.loop.queues.moves.extend(moves)
+        rig.run()
     for node in reversed(list(rig.directory.tree.nodes())):
         for item in node.items():
             if item.at[Tier.DEVICE] is not None:
