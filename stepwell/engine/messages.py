@@ -3,7 +3,7 @@
 front end ──Submit · Abort · Explain · Reset · Keep · EndSession · Prefetch · Stop──▶ engine
 front end ◀──Ready · Batch · Explained · WasReset · Kept · Fetched · Dead─── engine
 
-Batch = [Accepted | Rejected | Admitted | Tokens | Finished …] + Stats
+Batch = [Accepted | Rejected | Loads | Admitted | Tokens | Finished …] + Stats
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from stepwell.base.errors import CapacityError, RequestError, StepwellError
 from stepwell.cache.explain import Explanation
+from stepwell.cache.ladder import Ladder
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.sched import request as sched
@@ -97,13 +98,21 @@ class Prefetch(msgspec.Struct, tag="prefetch", array_like=True):
     about: About
 
 
+class Watch(msgspec.Struct, tag="watch", array_like=True):
+    """Show the ladders of so many paths that were used last, of one owner's salts or ("") of all."""
+
+    number: int
+    count: int
+    owner: str
+
+
 class Stop(msgspec.Struct, tag="stop", array_like=True):
     """End the process. What is worth it may be written to disk first, for so many seconds."""
 
     seconds: float = 0.0
 
 
-Command: TypeAlias = Submit | Abort | Explain | Reset | Keep | EndSession | Prefetch | Stop
+Command: TypeAlias = Submit | Abort | Explain | Reset | Keep | EndSession | Prefetch | Watch | Stop
 
 
 class Accepted(msgspec.Struct, tag="accepted", array_like=True):
@@ -122,13 +131,17 @@ class Rejected(msgspec.Struct, tag="rejected", array_like=True):
     available: int = 0
 
 
+class Loads(msgspec.Struct, tag="loads", array_like=True):
+    id: str
+
+
 class Admitted(msgspec.Struct, tag="admitted", array_like=True):
     id: str
     outcome: AdmissionOutcome
 
 
-class Tokens(msgspec.Struct, tag="tokens", array_like=True, omit_defaults=True):
-    """`scores` and `prompt_scores` are empty unless they were asked for."""
+class Tokens(msgspec.Struct, tag="tokens", array_like=True, omit_defaults=True, gc=False):
+    """`scores` and `prompt_scores` are empty unless they were asked for. So many, and in no cycles: not for the collector."""
 
     id: str
     tokens: list[int]
@@ -143,7 +156,7 @@ class Finished(msgspec.Struct, tag="finished", array_like=True):
     message: str
 
 
-WireEvent: TypeAlias = Accepted | Rejected | Admitted | Tokens | Finished
+WireEvent: TypeAlias = Accepted | Rejected | Loads | Admitted | Tokens | Finished
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -209,13 +222,18 @@ class Fetched(msgspec.Struct, tag="fetched", array_like=True):
     done: Prefetched
 
 
+class Watched(msgspec.Struct, tag="watched", array_like=True):
+    number: int
+    ladders: tuple[Ladder, ...]
+
+
 class Dead(msgspec.Struct, tag="dead", array_like=True):
     """The loop has ended; nothing will follow."""
 
     reason: str
 
 
-Answer: TypeAlias = Ready | Batch | Explained | WasReset | Kept | Fetched | Dead
+Answer: TypeAlias = Ready | Batch | Explained | WasReset | Kept | Fetched | Watched | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)
@@ -272,10 +290,15 @@ def about(subject: Subject) -> About:
 
 def wire_event(event: sched.Event) -> WireEvent:
     match event:
+        case sched.Tokens():  # for every token: no field is looked up twice, no list made for nothing
+            if not event.scores and not event.prompt_scores:
+                return Tokens(event.request_id, list(event.tokens))
+            scores, prompt_scores = list(event.scores), list(event.prompt_scores)
+            return Tokens(event.request_id, list(event.tokens), scores, prompt_scores, event.prompt_from)
+        case sched.Loads(request_id):
+            return Loads(request_id)
         case sched.Admitted(request_id, outcome):
             return Admitted(request_id, outcome)
-        case sched.Tokens(request_id, tokens, scores, prompt_scores, prompt_from):
-            return Tokens(request_id, list(tokens), list(scores), list(prompt_scores), prompt_from)
         case sched.Finished(request_id, reason, message):
             return Finished(request_id, reason, message)
 

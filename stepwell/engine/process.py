@@ -8,6 +8,7 @@ with it whatever kills it. Terminal signals are the front end's business: it dec
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -26,6 +27,7 @@ from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import CapacityError, ConfigError, RequestError, StepwellError
 from stepwell.base.geometry import Ints
 from stepwell.cache.explain import Explanation
+from stepwell.cache.ladder import Ladder
 from stepwell.cache.moves import Tier
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
@@ -69,6 +71,8 @@ class ServedLoop(HintedLoop, Protocol):
     def explain(self, salt: str, prompt: Ints, read: bool) -> Explanation: ...
 
     def reset(self, salt: str | None) -> dict[Tier, int]: ...
+
+    def ladders(self, count: int, owner: str) -> tuple[Ladder, ...]: ...
 
     def end(self, seconds: float) -> bool: ...
 
@@ -145,7 +149,9 @@ class EngineService:
         self._take_prepared()
         return None
 
-    def _carry_out(self, command: messages.Submit | messages.Abort | messages.Explain | messages.Reset | Hint) -> None:
+    def _carry_out(
+        self, command: messages.Submit | messages.Abort | messages.Explain | messages.Reset | messages.Watch | Hint
+    ) -> None:
         match command:
             case messages.Submit():
                 self._preparing[command.id] = messages.request_of(command)
@@ -153,12 +159,16 @@ class EngineService:
                 for request_id in ids:
                     if self._preparing.pop(request_id, None) is None:
                         self._loop.abort(request_id)
+                    else:
+                        self._replies.append(messages.Finished(request_id, "abort", ""))
             case messages.Explain(number, prompt, salt, read):
                 told = self._loop.explain(salt, np.frombuffer(prompt, np.int32), read)
                 self._send(messages.Explained(number, told))
             case messages.Reset(number, salt):
                 freed = self._loop.reset(salt)
                 self._send(messages.WasReset(number, {tier.name.lower(): pages for tier, pages in freed.items()}))
+            case messages.Watch(number, count, owner):
+                self._send(messages.Watched(number, self._loop.ladders(count, owner)))
             case messages.Keep() | messages.EndSession() | messages.Prefetch():
                 for answer in take_hint(self._loop, command):
                     self._send(answer)
@@ -221,6 +231,7 @@ def _named(path: str) -> Factory:
     def factory(config: EngineConfig, report: Report) -> ServedLoop:
         module, _, name = path.partition(":")
         loop: ServedLoop = getattr(importlib.import_module(module), name)(config, report)
+        settle_memory()
         return loop
 
     return factory
@@ -249,6 +260,15 @@ def main() -> int:
     finally:
         context.destroy(linger=1000)
     return 0
+
+
+def settle_memory() -> None:
+    """Tell the collector that what a process has built at its start is there to stay.
+
+    Otherwise every full collection walks through all that was imported, some 300,000 objects, in the middle of an answer.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _end_with_front_end(directory: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepwell.base.units import floor_to
 from stepwell.cache.content import leave_rung, publish, retract
 from stepwell.cache.directory import Directory
+from stepwell.cache.ladder import Trail
 from stepwell.cache.moves import Tier
 from stepwell.cache.tree import RungKind
 from stepwell.sched.build import Built, Share, release
@@ -61,6 +62,9 @@ def _apply(
     if reason is not None:
         if (job.request.session is not None or job.request.keep_s is not None) and job.request.write_cache:
             queues.ended.append((job.request, running.path.item.node))
+        if job.resumed is not None and running.path.item.node.parent is not None and not job.internal:
+            trail = Trail(job.request.salt, job.request.session, job.resumed, now)
+            queues.trails.left(running.path.item.node, trail)
         release(queues, directory, running)
         queues.events.append(Finished(job.request.id, reason))
 

@@ -45,6 +45,7 @@ class Delivery:
     """What arrived for one sequence since the reader last looked. `prompt_scores` come as (first token's place, scores)."""
 
     tokens: list[int] = field(default_factory=list)
+    loads: bool = False
     outcome: AdmissionOutcome | None = None
     end: FinishReason | None = None
     message: str = ""

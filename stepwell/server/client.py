@@ -257,6 +257,10 @@ class EngineClient:
     def _dispatch(self, event: messages.WireEvent) -> None:
         answers = self._answers.get(event.id)  # None: aborted meanwhile
         match event:
+            case messages.Loads(request_id):
+                self.in_flight.loading(request_id)
+                if answers is not None:
+                    answers.delivery(request_id).loads = True
             case messages.Admitted(request_id, outcome):
                 self._observer.admitted(outcome)
                 if log.isEnabledFor(logging.INFO):

@@ -301,8 +301,11 @@ class Generation:
         }
 
     def _piece(self, choice: Choice, delivery: Delivery) -> Piece:
-        if self._trace is not None and delivery.outcome is not None:
-            self._trace.admitted(choice.request_id, delivery.outcome)
+        if self._trace is not None:
+            if delivery.loads:
+                self._trace.loading(choice.request_id)
+            if delivery.outcome is not None:
+                self._trace.admitted(choice.request_id, delivery.outcome)
         deltas, scores = choice.take(delivery)
         first = self._time(choice, len(delivery.tokens))
         if choice.reason is not None:

@@ -8,23 +8,26 @@ from typing import Any
 from stepwell.base.clock import Clock
 from stepwell.cache.outcome import AdmissionOutcome
 
-PHASES = ("queued", "prefill", "decode")
+PHASES = ("queued", "load", "prefill", "decode")
 
 
 @dataclass(slots=True)
 class Progress:
-    """One sequence. `queued` until it is admitted (a load counts), `prefill` until its first token, then `decode`."""
+    """One sequence. `queued` until it is admitted, `load` while that waits for copies, `prefill` until its first token, then `decode`."""
 
     prompt: int
     began: float
     outcome: AdmissionOutcome | None = None
     generated: int = 0
+    loads: bool = False
 
     @property
     def phase(self) -> str:
         if self.generated:
             return "decode"
-        return "queued" if self.outcome is None else "prefill"
+        if self.outcome is not None:
+            return "prefill"
+        return "load" if self.loads else "queued"
 
 
 class InFlight:
@@ -46,6 +49,11 @@ class InFlight:
     def sent(self, request_id: str, prompt: int) -> None:
         self._open[request_id] = Progress(prompt, self._clock.now())
         self._queued += 1
+
+    def loading(self, request_id: str) -> None:
+        progress = self._open.get(request_id)
+        if progress is not None:
+            progress.loads = True
 
     def admitted(self, outcome: AdmissionOutcome) -> None:
         progress = self._open.get(outcome.request_id)

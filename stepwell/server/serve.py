@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from stepwell.base.errors import ConfigError, EngineDead
 from stepwell.engine.config import EngineConfig, EngineFacts, flag
+from stepwell.engine.process import settle_memory
 from stepwell.engine.spawn import EngineProcess
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.app import create_app
@@ -25,6 +26,10 @@ from stepwell.server.client import EngineClient
 from stepwell.server.metrics import Metrics
 from stepwell.server.options import Endings, ServeOptions
 from stepwell.server.parts import Parts
+from stepwell.server.settings import TraceTarget
+
+if TYPE_CHECKING:
+    from stepwell.server.otlp import Otlp
 
 log = logging.getLogger("stepwell.server")
 
@@ -43,8 +48,32 @@ class _Server(uvicorn.Server):
 
 def serve(options: ServeOptions, console: Console) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit status. Raises ConfigError where it cannot start."""
-    with contextlib.closing(_listen(options)) as listener, asyncio.Runner(loop_factory=_loop_factory) as runner:
-        return runner.run(_serve(options, listener, console))
+    with contextlib.ExitStack() as owned:
+        listener = owned.enter_context(contextlib.closing(_listen(options)))
+        otlp = tracer(options.traces)
+        if otlp is not None:
+            owned.callback(otlp.close)
+        runner = owned.enter_context(asyncio.Runner(loop_factory=_loop_factory))
+        return runner.run(_serve(options, listener, console, otlp))
+
+
+def tracer(target: TraceTarget | None) -> Otlp | None:
+    """Who traces calls, where that was asked for. Raises ConfigError."""
+    if target is None:
+        return None
+    try:
+        from stepwell.server.otlp import Otlp
+
+        return Otlp.to(target.url)
+    except ImportError as error:
+        if target.asked:
+            raise ConfigError(
+                f"--otlp-endpoint needs OpenTelemetry's SDK ({error}): install Stepwell with its extra [otel]"
+            ) from error
+        log.info("no traces: OTEL_EXPORTER_OTLP_ENDPOINT is set, but Stepwell was installed without its extra [otel]")
+        return None
+    except ValueError as error:
+        raise ConfigError(f"OpenTelemetry cannot use its settings ({error}): look at the OTEL_ variables") from error
 
 
 def _loop_factory() -> asyncio.AbstractEventLoop:
@@ -78,7 +107,7 @@ class _Signals:
         (self.hurry if self.stop.is_set() else self.stop).set()
 
 
-async def _serve(options: ServeOptions, listener: socket.socket, console: Console) -> int:
+async def _serve(options: ServeOptions, listener: socket.socket, console: Console, otlp: Otlp | None) -> int:
     signals = _Signals()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, signals.receive)
@@ -93,9 +122,11 @@ async def _serve(options: ServeOptions, listener: socket.socket, console: Consol
         if started is None:
             return 0
         facts, tokenizer = started
+        settle_memory()
         patience = options.endings.engine
         print_start(console, options.config, options.given, facts)
-        await _run_http(_parts(options, client, tokenizer, facts, metrics), listener, signals, options.endings, console)
+        parts = _parts(options, client, tokenizer, facts, metrics, otlp)
+        await _run_http(parts, listener, signals, options.endings, console)
     except EngineDead as error:
         raise ConfigError(str(error)) from error
     finally:
@@ -107,7 +138,12 @@ async def _serve(options: ServeOptions, listener: socket.socket, console: Consol
 
 
 def _parts(
-    options: ServeOptions, client: EngineClient, tokenizer: Tokenizer, facts: EngineFacts, metrics: Metrics
+    options: ServeOptions,
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    facts: EngineFacts,
+    metrics: Metrics,
+    otlp: Otlp | None,
 ) -> Parts:
     return Parts(
         client,
@@ -118,6 +154,7 @@ def _parts(
         keys=options.keys,
         origins=options.origins,
         allow_reset=options.allow_reset,
+        otlp=otlp,
     )
 
 

@@ -104,8 +104,8 @@ class OnFiles:
                     said += event.tokens
                 elif isinstance(event, Admitted):
                     admitted.append(event.outcome)
-                else:
-                    assert isinstance(event, Finished) and event.reason == "length", event
+                elif isinstance(event, Finished):
+                    assert event.reason == "length", event
         (outcome,) = admitted
         return said, outcome
 

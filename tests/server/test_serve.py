@@ -23,7 +23,8 @@ from stepwell.base.errors import ConfigError
 from stepwell.cli import app
 from stepwell.engine.config import EngineConfig
 from stepwell.server.options import ServeOptions
-from stepwell.server.serve import serve
+from stepwell.server.serve import serve, tracer
+from stepwell.server.settings import TraceTarget
 from tests.engine.scripted import SLOW
 from tests.server.harness import eventually, tokenizer_directory
 
@@ -32,7 +33,8 @@ import logging, sys
 from rich.console import Console
 from stepwell.engine.config import EngineConfig
 from stepwell.server.options import Endings, ServeOptions
-from stepwell.server.serve import serve
+from stepwell.server.serve import serve, tracer
+from stepwell.server.settings import TraceTarget
 logging.basicConfig(level="WARNING")
 config = EngineConfig(sys.argv[1], served_model_name="tiny", max_num_seqs=7)
 options = ServeOptions(
@@ -244,3 +246,16 @@ def test_command_line_names_what_is_wrong() -> None:
     ):
         result = runner.invoke(app, ["serve", "/nowhere", *arguments])
         assert result.exit_code == 2 and named in result.output, result.output
+
+
+def without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    for name in [name for name in sys.modules if name.startswith(("opentelemetry.", "stepwell.server.otlp"))]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_traces_need_their_package_only_where_the_flag_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_opentelemetry(monkeypatch)
+    assert tracer(None) is None and tracer(TraceTarget("http://127.0.0.1:1/v1/traces", False)) is None
+    with pytest.raises(ConfigError, match=r"--otlp-endpoint needs .*\[otel\]"):
+        tracer(TraceTarget("http://127.0.0.1:1/v1/traces", True))
