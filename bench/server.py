@@ -3,9 +3,10 @@
     python bench/server.py                      256 streams of 96 tokens on the tell-tale model
     python bench/server.py --serve stepwell     the server alone, for others to ask (bench/soak.py does)
 
-Server, engine loop and tell-tale run in one process, the callers in another. What counts is processor time of the serving
-process, so that a busy machine does not change the figure much; the time inside the tell-tale is taken out, since a model
-would spend it elsewhere. Prints a table, then one line of JSON: streams, µs of processor time a token, and that over the bare app's.
+As `stepwell serve` does it: HTTP in one process, engine loop and tell-tale in another; the callers are in a third. What counts is
+processor time of the serving processes, so that a busy machine does not change the figure much; the time inside the tell-tale
+is taken out, since a model would spend it elsewhere. Prints a table, then one line of JSON: streams, µs of processor time a token,
+and that over the bare app's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import uvicorn
+import uvloop
 import zmq
 from rich.console import Console
 from rich.table import Table
@@ -39,7 +41,7 @@ from stepwell.cache.config import CacheConfig
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.owned import OwnedLoop
-from stepwell.engine.process import answers_address, commands_address, serve
+from stepwell.engine.process import answers_address, commands_address, serve, settle_memory
 from stepwell.engine.spawn import EngineLink
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.config import SchedConfig
@@ -82,7 +84,6 @@ class Ledger(OwnedLoop):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.taken = self.ended = self.ended_twice = 0
-        self.seconds = 0.0
         self._open: set[str] = set()
 
     def submit(self, request: Request) -> None:
@@ -103,11 +104,9 @@ class Ledger(OwnedLoop):
 
 @dataclass(slots=True)
 class Said:
-    """What a serving process says when its input closes: processor seconds in the tell-tale and in the whole of the engine's
-    thread, requests taken and ended."""
+    """What a serving process says when its input closes: processor seconds in the tell-tale, requests taken and ended."""
 
     model_seconds: float = 0.0
-    engine_seconds: float = 0.0
     taken: int = 0
     ended: int = 0
     ended_twice: int = 0
@@ -123,40 +122,55 @@ def build_loop(sequences: int, pages: int, slots: int) -> tuple[Ledger, TimedRun
     return Ledger(cache, rules, runner, InstantMover(memory.copy), WallClock()), runner
 
 
-async def serve_stepwell(loop: Ledger, tokenizer: Tokenizer) -> None:
-    """The server on `loop`, which runs in a thread, until standard input closes."""
+async def serve_stepwell(options: argparse.Namespace, tokenizer: Tokenizer) -> str:
+    """The server, until standard input closes, on an engine in a process of its own; returns what that said at its end."""
     directory = tempfile.mkdtemp(prefix="sw-")
-    engine = threading.Thread(target=_run_engine, args=(loop, directory), daemon=True)
-    engine.start()
-    metrics, link = Metrics(), EngineLink(directory)
-    client = EngineClient(link, metrics)
-    facts = await client.ready()
-    metrics.watch(lambda: client.stats, lambda: client.dead is None)
-    try:
-        await _serve(create_app(Parts(client, tokenizer, facts, metrics)))
-    finally:
-        client.close()
-        link.send(messages.Stop())
-        await asyncio.to_thread(engine.join, 10)
-        link.close()
-        shutil.rmtree(directory)
+    link = EngineLink(directory)
+    sizes = [f"--{name}={getattr(options, name)}" for name in ("sequences", "pages", "slots")]
+    command = [sys.executable, __file__, "--serve", "engine", "--sockets", directory, *sizes]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        metrics = Metrics()
+        client = EngineClient(link, metrics)
+        facts = await client.ready()
+        settle_memory()
+        metrics.watch(lambda: client.stats, lambda: client.dead is None)
+        try:
+            await _serve(create_app(Parts(client, tokenizer, facts, metrics)), engine.pid)
+        finally:
+            client.close()
+            link.send(messages.Stop())
+            said, _ = await asyncio.to_thread(engine.communicate, timeout=10)
+            link.close()
+            shutil.rmtree(directory)
+    return said
 
 
-def _run_engine(loop: Ledger, directory: str) -> None:
+def run_engine(options: argparse.Namespace) -> None:
+    """The engine's process: says at its end what it has counted. Ends with standard input, too."""
+    loop, runner = build_loop(options.sequences, options.pages, options.slots)
     context = zmq.Context()
     commands, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket in (commands, answers):
         socket.set_hwm(0)
-    commands.bind(commands_address(directory))
-    answers.connect(answers_address(directory))
+    commands.bind(commands_address(options.sockets))
+    answers.connect(answers_address(options.sockets))
+    threading.Thread(target=_end_with_input, daemon=True).start()
 
     def factory(config: EngineConfig, report: Report) -> Ledger:
         report(EngineFacts("telltale", loop.longest, VOCAB))
         return loop
 
     serve(factory, EngineConfig("telltale"), commands, answers, WallClock())
-    loop.seconds = time.thread_time()
+    said = Said(runner.seconds, loop.taken, loop.ended, loop.ended_twice, loop.stats().leases)
+    print(json.dumps({name: getattr(said, name) for name in Said.__slots__}), flush=True)
     context.destroy(linger=1000)
+
+
+def _end_with_input() -> None:
+    while os.read(0, 4096):
+        pass
+    time.sleep(5)  # whoever was told to stop has done so by then
+    os._exit(1)
 
 
 async def serve_bare(chunks: list[bytes]) -> None:
@@ -175,13 +189,14 @@ async def serve_bare(chunks: list[bytes]) -> None:
     await _serve(app)
 
 
-async def _serve(app: Any) -> None:
+async def _serve(app: Any, *others: int) -> None:
+    """Serve until standard input closes. Tells its port, and which processes work for it: itself and `others`."""
     config = uvicorn.Config(app, port=0, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=3)
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
-    print(server.servers[0].sockets[0].getsockname()[1], flush=True)
+    print(server.servers[0].sockets[0].getsockname()[1], os.getpid(), *others, flush=True)
     await asyncio.to_thread(sys.stdin.buffer.read)
     server.should_exit = True
     await running
@@ -189,18 +204,19 @@ async def _serve(app: Any) -> None:
 
 def run_server(options: argparse.Namespace) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    if options.serve == "bare":
-        chunks = [line.encode() + b"\n\n" for line in Path(options.bytes).read_text("utf-8").split("\n\n") if line]
-        asyncio.run(serve_bare(chunks))
-        said = Said()
-    else:
-        loop, runner = build_loop(options.sequences, options.pages, options.slots)
+    if options.serve == "engine":
+        run_engine(options)
+        return
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as `stepwell serve` has it
+        if options.serve == "bare":
+            chunks = [line.encode() + b"\n\n" for line in Path(options.bytes).read_text("utf-8").split("\n\n") if line]
+            runner.run(serve_bare(chunks))
+            print("{}", flush=True)
+            return
         with tempfile.TemporaryDirectory() as directory:
             write_tokenizer(Path(directory), train_tokenizer(VOCAB), CONTEXT)
             tokenizer = Tokenizer.load(directory)
-        asyncio.run(serve_stepwell(loop, tokenizer))
-        said = Said(runner.seconds, loop.seconds, loop.taken, loop.ended, loop.ended_twice, loop.stats().leases)
-    print(json.dumps({name: getattr(said, name) for name in Said.__slots__}), flush=True)
+        print(runner.run(serve_stepwell(options, tokenizer)), end="", flush=True)
 
 
 # ---- the calling process ---------------------------------------------------------------------------------------------
@@ -208,15 +224,20 @@ def run_server(options: argparse.Namespace) -> None:
 
 @dataclass(slots=True)
 class Serving:
-    """A serving process. `said` is what it told at its end."""
+    """Processes that serve: HTTP first, then the engine, if any. `said` is what was told at the end."""
 
-    process: subprocess.Popen[str]
     port: int
+    pids: tuple[int, ...]
     said: dict[str, float] = field(default_factory=dict)
 
-    def processor_seconds(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def processor_seconds(self) -> tuple[float, ...]:
+        """Of each process, since its start."""
+        return tuple(map(processor_seconds, self.pids))
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -225,7 +246,8 @@ def serving(*arguments: str) -> Iterator[Serving]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
-            served = Serving(process, int(process.stdout.readline()))
+            port, *pids = map(int, process.stdout.readline().split())
+            served = Serving(port, tuple(pids))
             yield served
             process.stdin.close()
             served.said.update(json.loads(process.stdout.readline()))
@@ -275,7 +297,9 @@ def text_of(heard: Heard) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    processor: float
+    """`processor` seconds of each process."""
+
+    processor: tuple[float, ...]
     wall: float
     longest_gap: float
     heard: list[Heard]
@@ -286,7 +310,8 @@ def measure(served: Serving, bodies: list[bytes]) -> Figures:
     before, began = served.processor_seconds(), time.perf_counter()
     heard = asyncio.run(listen_to_all(served.port, bodies))
     wall = time.perf_counter() - began
-    return Figures(served.processor_seconds() - before, wall, max(h.longest_gap for h in heard), heard)
+    spent = tuple(b - a for a, b in zip(before, served.processor_seconds(), strict=True))
+    return Figures(spent, wall, max(h.longest_gap for h in heard), heard)
 
 
 def main() -> None:
@@ -303,9 +328,7 @@ def main() -> None:
     with serving("--serve", "stepwell", *sizes) as served:
         real = measure(served, bodies)
     tokens, asked = options.streams * options.tokens, (options.streams + 8) * options.tokens
-    model, engine = (
-        served.said[f"{part}_seconds"] * tokens / asked for part in ("model", "engine")
-    )  # the first calls, too
+    model = served.said["model_seconds"] * tokens / asked  # the first calls, too
     lengths = [text_of(heard).count("\n\n") for heard in real.heard]
     typical = sorted(zip(lengths, map(text_of, real.heard), strict=True))[len(lengths) // 2][1]
     with tempfile.NamedTemporaryFile("w", suffix=".sse") as file:
@@ -313,8 +336,8 @@ def main() -> None:
         file.flush()
         with serving("--serve", "bare", "--bytes", file.name) as served:
             bare = measure(served, bodies)
-    ours, theirs = (real.processor - model) / tokens, bare.processor / tokens
-    show(real, bare, (model, engine), tokens, statistics.mean(lengths))
+    ours, theirs = (sum(real.processor) - model) / tokens, sum(bare.processor) / tokens
+    show(real, bare, model, tokens, statistics.mean(lengths))
     line = {
         "streams": options.streams,
         "us_per_token": round(ours * 1e6, 1),
@@ -323,16 +346,14 @@ def main() -> None:
     print(json.dumps(line))
 
 
-def show(real: Figures, bare: Figures, threads: tuple[float, float], tokens: int, events: float) -> None:
-    model, engine = threads
+def show(real: Figures, bare: Figures, model: float, tokens: int, events: float) -> None:
+    http, engine = (seconds / tokens * 1e6 for seconds in real.processor)
+    inside = model / tokens * 1e6
     table = Table("", "stepwell", "bare app", box=None)
-    table.add_row(
-        "processor, µs a token",
-        f"{(real.processor - model) / tokens * 1e6:.1f}",
-        f"{bare.processor / tokens * 1e6:.1f}",
-    )
-    table.add_row("… in the engine's loop and messages", f"{(engine - model) / tokens * 1e6:.1f}", "")
-    table.add_row("… in the tell-tale, taken out", f"{model / tokens * 1e6:.1f}", "")
+    table.add_row("processor, µs a token", f"{http + engine - inside:.1f}", f"{sum(bare.processor) / tokens * 1e6:.1f}")
+    table.add_row("… in the process that speaks HTTP", f"{http:.1f}", "")
+    table.add_row("… in the engine's loop and messages", f"{engine - inside:.1f}", "")
+    table.add_row("… in the tell-tale, taken out", f"{inside:.1f}", "")
     table.add_row("wall, s", f"{real.wall:.2f}", f"{bare.wall:.2f}")
     table.add_row("longest wait of any stream, s", f"{real.longest_gap:.2f}", f"{bare.longest_gap:.2f}")
     table.add_row("events a stream", f"{events:.1f}", f"{events:.1f}")
@@ -344,10 +365,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=96, help="of each answer")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
-    parser.add_argument("--serve", choices=("stepwell", "bare"), help="only serve, until standard input closes")
+    parser.add_argument(
+        "--serve", choices=("stepwell", "bare", "engine"), help="only serve, until standard input closes"
+    )
     parser.add_argument("--sequences", type=int, default=64, help="with --serve: sequences that run at once")
     parser.add_argument("--pages", type=int, default=4096, help="with --serve: device pages")
     parser.add_argument("--slots", type=int, default=0, help="with --serve: host slots")
+    parser.add_argument("--sockets", help="with --serve engine: the directory of the sockets between the processes")
     parser.add_argument("--bytes", help="with --serve bare: a file with the events to be sent")
     return parser.parse_args()
 
