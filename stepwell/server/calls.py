@@ -38,7 +38,7 @@ _MAX_STOP_IDS = 256
 class Wish:
     """A call that has been read: its prompts, how tokens are to be chosen, how the answer is to be read.
 
-    session  a hint that counts where neither the call nor a header names one
+    session, keep_s  hints that count where neither the call nor a header gives them
     """
 
     call: schema.CompletionCall | schema.ChatCall
@@ -48,6 +48,7 @@ class Wish:
     reading: Reading = field(default_factory=Reading)
     echo: bool = False
     session: str | None = None
+    keep_s: float | None = None
 
 
 class GenerationRoutes:
@@ -156,7 +157,7 @@ class GenerationRoutes:
             stops=schema.read_stops(call.stop),
             salt=caller_of(request).salted(call.cache_salt),
             session=_session(request, call.session_id) or wish.session,
-            keep_s=_keep_s(request, call.cache_ttl),
+            keep_s=_keep_s(request, call.cache_ttl) or wish.keep_s,
             read_cache=call.read_cache,
             write_cache=call.write_cache,
             arrived=wish.arrived,

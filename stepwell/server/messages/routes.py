@@ -15,6 +15,7 @@ from stepwell.server.errors import renamed
 from stepwell.server.hosted import LeftOut
 from stepwell.server.messages.chat import chat_fields
 from stepwell.server.messages.events import MessagesForm
+from stepwell.server.messages.marks import keep_s
 from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.parts import Parts
 from stepwell.server.prompts import PromptReader
@@ -56,8 +57,9 @@ class MessagesRoutes:
 
 
 def _as_messages(wish: Wish, call: MessagesCall) -> Wish:
-    """What this API adds to a chat: names of calls in its own style, an answer of no tokens, a hint about who asks."""
+    """What this API adds to a chat: names of calls in its own style, an answer of no tokens, hints."""
     user = None if call.metadata is None else call.metadata.user_id
     reading = replace(wish.reading, new_id=lambda: f"toolu_{secrets.token_hex(12)}")
     params = replace(wish.params, max_tokens=0, min_tokens=0) if call.max_tokens == 0 else wish.params
-    return replace(wish, reading=reading, params=params, session=user[:MAX_NAME] if user else None)
+    session = user[:MAX_NAME] if user else None
+    return replace(wish, reading=reading, params=params, session=session, keep_s=keep_s(call))

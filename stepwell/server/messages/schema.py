@@ -108,6 +108,7 @@ class CountCall(Translated):
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class MessagesCall(CountCall):

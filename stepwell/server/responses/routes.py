@@ -23,6 +23,7 @@ from stepwell.server.responses.kept import KeptResponses, Stored
 from stepwell.server.responses.schema import ResponsesCall
 from stepwell.server.schema import MAX_NAME
 
+_DAY = 86_400.0
 _GONE = "it was not stored, was deleted, or has made room for others (--response-store)"
 
 
@@ -52,8 +53,8 @@ class ResponsesRoutes:
         turns = () if earlier is None else earlier.turns
         place = None if call.store is False else Place(self._kept, owner, turns, tuple(added))
         session = call.prompt_cache_key[:MAX_NAME] if call.prompt_cache_key else None
-        form = ResponsesForm(name, self._echo(call), place)
-        return await self._generation.answer(request, replace(wish, session=session), name, form)
+        wish = replace(wish, session=session, keep_s=_DAY if call.prompt_cache_retention == "24h" else None)
+        return await self._generation.answer(request, wish, name, ResponsesForm(name, self._echo(call), place))
 
     async def find(self, request: Request, response_id: str) -> Response:
         stored = self._kept.find(caller_of(request).owner, response_id)

@@ -98,5 +98,6 @@ class ResponsesCall(Translated):
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     stream: bool = False
     stream_options: dict[str, Any] | None = None

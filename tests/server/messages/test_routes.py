@@ -52,7 +52,7 @@ def api(talking: Running) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def said(text: str) -> Any:
+def said(text: Any) -> Any:
     return [{"role": "user", "content": text}]
 
 
@@ -297,6 +297,27 @@ def test_whoever_asks_is_a_hint_unless_a_session_is_named(talking: Running) -> N
     body = {"max_tokens": 1, "messages": said("x"), "metadata": {"user_id": "u"}}
     httpx.post(talking.url + "/v1/messages", json=body, headers={"x-session-id": "mine"})
     assert talking.loop.seen[-1].session == "mine"
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, None),
+        ({"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}, 300),
+        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}, "tools": [{**TOOLS[0], "cache_control": {}}]}, 3600),
+        ({"messages": said([{"type": "text", "text": "x", "cache_control": {"ttl": "5m"}}])}, 300),
+        ({"cache_control": {"type": "ephemeral"}, "cache_ttl": 7}, 7),
+    ],
+)
+def test_marks_ask_for_time_in_the_cache(talking: Running, fields: dict[str, Any], seconds: float | None) -> None:
+    assert post(talking, **fields).status_code == 200
+    assert talking.loop.seen[-1].keep_s == seconds
+
+
+@pytest.mark.parametrize("mark", [5, "x", {"ttl": "2h"}, {"ttl": 5}])
+def test_marks_that_nobody_knows_are_refused(talking: Running, mark: Any) -> None:
+    response = post(talking, messages=said([{"type": "text", "text": "x", "cache_control": mark}]))
+    assert response.status_code == 400 and "messages.0.content.0.cache_control" in response.json()["error"]["message"]
 
 
 def test_errors_have_the_shape_of_this_api(talking: Running, api: anthropic.Anthropic) -> None:

@@ -322,6 +322,12 @@ def test_sampling_sessions_and_fields_of_chats_reach_the_engine(talking: Running
     assert talking.loop.seen[-1].session == "mine"
 
 
+def test_a_day_in_the_cache_can_be_asked_for(talking: Running) -> None:
+    for retention, seconds in ((None, None), ("in_memory", None), ("24h", 86_400)):
+        assert post(talking, prompt_cache_retention=retention).status_code == 200
+        assert talking.loop.seen[-1].keep_s == seconds
+
+
 def test_a_fault_within_a_stream_is_its_last_event(talker: Tokenizer) -> None:
     with running(talker, patience=Patience(whole=0.3)) as server:
         server.loop.gate.clear()
