@@ -26,6 +26,7 @@ from stepwell.engine.interrupt import whole
 from stepwell.engine.process import ServedLoop, build
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import Admitted, Event, Finished, FinishReason, Request, SamplingParams, Scored, Tokens
+from stepwell.sched.retention import Prefetched, Subject
 from stepwell.sched.stats import EngineStats
 
 log = logging.getLogger("stepwell.engine")
@@ -89,12 +90,15 @@ class LocalEngine:
         salt: str = "",
         read_cache: bool = True,
         write_cache: bool = True,
+        session: str | None = None,
+        keep_s: float | None = None,
         progress: bool = False,
     ) -> list[Completion]:
         """Continue one prompt or many, text or token ids; one completion each, in order.
 
         params       for all prompts, or one for each
         stop         strings that end an answer; they are not part of it
+        session      what conversation the prompts belong to, and keep_s: seconds for which what they leave goes last: hints
         progress     show a bar on the terminal
         Raises RequestError or CapacityError, before anything runs, if a prompt cannot be served.
         """
@@ -102,7 +106,8 @@ class LocalEngine:
         each = [params] * len(ids) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(ids):
             raise RequestError(f"{len(ids)} prompts but {len(each)} params: give one for all or one for each", "params")
-        template = Request("", np.empty(0, np.int32), salt=salt, read_cache=read_cache, write_cache=write_cache)
+        nothing = np.empty(0, np.int32)
+        template = Request("", nothing, SamplingParams(), salt, read_cache, write_cache, session, keep_s=keep_s)
         requests = []
         for prompt, chosen in zip(ids, each, strict=True):
             self._served += 1
@@ -149,6 +154,28 @@ class LocalEngine:
             raise
         self._sweep(loop, {request.id: answer})
         return answer.completion()
+
+    def pin(self, prompt: Prompt, seconds: float, *, salt: str = "") -> int:
+        """Keep what is cached of a prompt before all else for so long; how many of its tokens."""
+        return self._open_loop().pin(Subject(salt, self._encode(prompt)), seconds) or 0
+
+    def unpin(self, prompt: Prompt, *, salt: str = "") -> int:
+        """End such a keep; how many tokens it kept."""
+        return self._open_loop().unpin(Subject(salt, self._encode(prompt)))
+
+    def prefetch(self, prompt: Prompt, *, salt: str = "") -> Prefetched:
+        """Bring what is cached of a prompt to the device; comes back once it is there, or will not be."""
+        loop = self._open_loop()
+        loop.prefetch(1, Subject(salt, self._encode(prompt)))
+        while not (done := loop.prefetched()):
+            with whole():
+                loop.step()
+        return done[0]
+
+    def _open_loop(self) -> ServedLoop:
+        if self._loop is None:
+            raise EngineDead("this LLM is closed: make a new one")
+        return self._loop
 
     def _run(self, requests: Sequence[Request], stops: tuple[str, ...], progress: bool) -> list[Completion]:
         if self._loop is None:
