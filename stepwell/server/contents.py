@@ -30,8 +30,9 @@ def parts_of(content: object, field: str) -> list[tuple[dict[str, Any], str]]:
 
 def text_in(part: Mapping[str, Any], field: str, kinds: frozenset[str] = TEXT) -> str:
     """The text of a part, which must be of one of `kinds`. Raises RequestError."""
-    if part.get("type") not in kinds:
-        raise RequestError(f"{field} is of type {str(part.get('type'))[:40]!r}: only text is supported", field)
+    kind = part.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise RequestError(f"{field} is of type {str(kind)[:40]!r}: only text is supported", field)
     return string(part, "text", field)
 
 

@@ -169,6 +169,7 @@ MESSAGES: list[Any] = [
     [{"role": "user", "content": ["x"]}],
     [{"role": "user", "content": [{"text": "x"}]}],
     [{"role": "user", "content": [{"type": "text", "text": None}]}],
+    [{"role": "user", "content": [{"type": {}, "text": "x"}]}],
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}],
     [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}],
     [{"role": "assistant", "content": "x", "tool_calls": ["x"]}],

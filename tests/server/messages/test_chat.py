@@ -112,6 +112,7 @@ WRONG: list[tuple[str, list[Any]]] = [
                 None,
                 {},
                 {"text": "x"},
+                {"type": [], "text": "x"},
                 {"type": "image", "source": {}},
                 {"type": "document", "source": {}},
             )

@@ -98,7 +98,7 @@ WRONG: list[tuple[str, list[Any]]] = [
         "input.0.content.0",
         [
             one(role="user", content=[part])
-            for part in ("x", {}, {"type": "input_image", "image_url": "x"}, {"type": "input_file"})
+            for part in ("x", {}, {"type": {}}, {"type": "input_image", "image_url": "x"}, {"type": "input_file"})
         ],
     ),
     ("input.0.content.0.text", [one(role="user", content=[{"type": "input_text"}])]),
