@@ -8,10 +8,10 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
 from stepwell.cache.moves import Tier
-from stepwell.cache.succession import passed_over, supersede
+from stepwell.cache.succession import overtaken
 from stepwell.cache.survey import Survey
 from stepwell.cache.table import BlockTable
-from stepwell.cache.tree import Node, Rung, RungKind
+from stepwell.cache.tree import OLD, Node, Rung, RungKind
 
 
 def publish(
@@ -23,6 +23,7 @@ def publish(
     `adopt` off (a request that must not read the cache) it stops there: such a request only adds where nothing is yet.
     """
     node = lease.item.node
+    directory.offers.latest.use = now
     while node.end < end:
         child = follow(directory, node, tokens, end, now)
         if not adopt and child.kv.at[Tier.DEVICE] is not None:
@@ -82,16 +83,16 @@ def leave_rung(
 
 def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
     """The new `rung` makes others less valuable, or is itself of an answer that hardly anybody will go on from."""
-    node = rung.image.node
-    old = supersede(node)
-    if old is not None and old.kind != RungKind.BRANCH:
-        old.superseded = True
-        directory.offer(old.image)
+    above, answers = overtaken(rung.image.node)
+    for depth, old in enumerate(above, 1):
+        if old.depth < depth:
+            old.depth = depth
+            directory.offer(old.image)
     if kind == RungKind.ROLLING:
         if directory.answers.in_vain:
             _give_up(directory, rung)
         return
-    for answer in passed_over(node):
+    for answer in answers:
         if not answer.superseded:  # each is left out once, however many rungs the next turns leave
             directory.answers.saw(repeated=False)
         _give_up(directory, answer)
@@ -99,7 +100,7 @@ def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
 
 def _give_up(directory: Directory, rung: Rung) -> None:
     """Nobody is likely to go on from `rung`: it is the first to go, and not worth a copy."""
-    rung.superseded = True
+    rung.depth = OLD
     directory.refuse(rung.image, directory.offers.next_tier)
 
 
@@ -113,6 +114,7 @@ def retract(directory: Directory, rung: Rung) -> None:
 
 def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int, now: float) -> None:
     """A request resumed at `boundary`: its KV was used, and of the rungs only the one it resumed from."""
+    directory.offers.latest.use = now
     used = [node for node in found.path if node.start < boundary]
     for node in used:
         node.used = now
@@ -122,7 +124,7 @@ def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int,
             directory.answers.saw(repeated=True)
         rung.used = now
         rung.uses += 1
-        rung.superseded = False
+        rung.depth = 0
     items = (*(node.kv for node in used), *((rung.image,) if rung is not None else ()))
     on_disk = [slots for item in items if (slots := item.at[Tier.DISK]) is not None]
     if on_disk:

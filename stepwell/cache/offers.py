@@ -12,19 +12,24 @@ from collections.abc import Callable
 
 from stepwell.cache.moves import Tier
 from stepwell.cache.policy import Policy
-from stepwell.cache.ranking import Ranking, exposed
+from stepwell.cache.ranking import Latest, Ranking, exposed
 from stepwell.cache.tree import Item
 
 
 class Offers:
     """The rankings of one directory. Whoever changes an item offers it again; who stays a candidate is found out when popped."""
 
-    __slots__ = ("_all", "_of", "dirty", "drops", "lower")
+    __slots__ = ("_all", "_of", "dirty", "drops", "latest", "lower")
 
     def __init__(self, tiers: tuple[Tier, ...], policy: Policy) -> None:
+        self.latest = Latest()
         self.lower: dict[Tier, Tier | None] = dict(zip(tiers, (*tiers[1:], None), strict=True))
-        self.drops = {tier: Ranking(tier, self._droppable(tier), policy.value) for tier in tiers}
-        self.dirty = {tier: Ranking(tier, self._demotable(tier), policy.value) for tier in tiers[:-1]}
+        self.drops = {
+            tier: Ranking(tier, self._droppable(tier), policy.value, policy.weights, self.latest) for tier in tiers
+        }
+        self.dirty = {
+            tier: Ranking(tier, self._demotable(tier), policy.value, policy.weights, self.latest) for tier in tiers[:-1]
+        }
         self._of = {t: tuple(r[t] for r in (self.drops, self.dirty) if t in r) for t in tiers}
         self._all = tuple(ranking for rankings in self._of.values() for ranking in rankings)
 

@@ -172,18 +172,17 @@ def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
     rung at `node`; never of anything else, or two runs that do not fit together would be written in turn for ever."""
     pool, catalogue = directory.pools[Tier.DISK], directory.archive.catalogue
     last = node.rung.image if node.rung is not None else node.kv
-    _, worth = directory.policy.value(last, Tier.DISK)
+    ranking = directory.offers.drops[Tier.DISK]
     # what it is built on must not make room for it
     holds = [directory.lease(held, Tier.DISK) for held in (node.kv, last)]
     fits = pages + directory.leased[Tier.DISK] <= pool.total  # if not, nothing is to go for it
     while (lack := pages + catalogue.pages - pool.free) > 0 and fits:
         if catalogue.pages and catalogue.trim(lack):
             continue
-        victim = directory.offers.drops[Tier.DISK].pop()
+        victim = ranking.pop()
         if victim is None:
             break
-        rank, used = directory.policy.value(victim, Tier.DISK)
-        if rank and used >= worth:
+        if ranking.age(victim) <= ranking.age(last):
             directory.offer(victim)
             break
         directory.drop(victim, Tier.DISK)

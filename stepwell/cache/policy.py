@@ -1,18 +1,22 @@
 """What is worth keeping: policies by name. A policy moves memory and time, never an answer.
 
-    ladder   two rungs a path stay on the device, what deeper rungs supersede goes first; below it, images outlive KV (the default)
+    ladder   the tip of a path stays longest, what deeper rungs supersede goes soon; below the device images outlive KV (the default)
     lru      what was used last goes last, whatever it is
-    slru     the same in two segments: what has been used again since it came outlives what has not
-    value    prefill time saved × likelihood of use ÷ bytes; of equal worth, what was used last goes last
+    slru     the same in two segments: what has been used again since it came ages slower than what has not
+    value    prefill time saved × likelihood of use ÷ bytes
 
-Values order candidates: the smallest goes first. Under every policy KV goes leaf first, what is leased stays, and bytes that nothing
-can resume from (class 0) go before all else, except that `lru` and `slru` do not look at that: they are what one would do without.
+A policy sorts copies into queues, each by last use. In queue i time runs `weights[i]` times as fast: the next to go is the head of the
+queue whose weighed age is the greatest. So nothing depends on how long an hour is: a trace played twice as fast keeps the same things.
+(If the rate of use falls with age as 1/age, a copy that is half as likely or twice as large is worth as much as one twice as old:
+hyperbolic caching, Blankstein et al. 2017, with classes in the place of sampling.) Queue 0 goes before all others, at any age.
+
+Under every policy KV goes leaf first, what is leased stays, and what is guarded by a keep goes after everything that is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import log
+from math import log2
 from types import MappingProxyType
 from typing import Protocol
 
@@ -21,85 +25,88 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.ranking import Value, worthless
 from stepwell.cache.tree import Item, Node
 
-STALE_S = 600.0
-"""s by which a superseded rung counts as longer unused than it is, below the device: a quick look at agents' think times."""
-SPARED_PER_S = 20.0
-"""Tokens between a superseded rung and the one above it that make up for one second of that."""
-LIKELY_S = 900.0
-"""s without use in which the likelihood of another falls to a third: what `value` trades against size and savings."""
-SEGMENT_S = 3600.0
-"""s by which `slru` counts what has been used again as used later than it was; it bounds what one good hour can hold on to."""
-
 
 class Policy(Protocol):
     """One answer to what goes first. Stateless: two directories may share one.
 
-    thins   whether rungs that deeper ones supersede, and answers that the next turn left out, are marked at all
+    weights   per queue: how fast its copies age; the first is not looked at
+    thins     whether rungs that deeper ones supersede, and answers that the next turn left out, are marked at all
     """
+
+    @property
+    def weights(self) -> tuple[float, ...]: ...
 
     @property
     def thins(self) -> bool: ...
 
     def value(self, item: Item, tier: Tier) -> Value:
-        """(class, worth within it) of the copy of `item` in `tier`. Must not fall by itself as time passes."""
+        """(queue, last use) of the copy of `item` in `tier`."""
 
 
 class Ladder:
-    """Three classes, least valuable first; within a class, least recently used first:
+    """On the device a rung's queue is how many rungs have been left below it on its path since it was last used: the tip (0), the
+    one before (1: the prompt's end, if the answer is not repeated), the one the last turn resumed from (2: if that turn is taken
+    back), and older ones (3) or answers left out. What many have resumed from is its own queue. Below the device, images (small)
+    outlive KV (large), superseded ones less so.
 
-    0  bytes that nothing can resume from: KV past the last rung of its path, images whose KV has left the tier
-    1  rungs superseded by two deeper ones of the same path, or of answers that the next turn has not repeated
-    2  everything else
-    3  below the device: images outlive KV; superseded ones are among the rest there, as if unused for longer, the more so the less
-       they spare
+    The weights are the best of a few dozen tried with `stepwell replay` on agent traces and with `bench/admission.py`.
     """
 
     thins = True
+    weights = (0.0, 1.0, 8.0, 4.0, 64.0, 0.1, 0.25, 2.0)
+    _BY_DEPTH = (1, 2, 3, 4)
+    _POPULAR, _BELOW, _SUPERSEDED_BELOW = 5, 6, 7
 
     def value(self, item: Item, tier: Tier) -> Value:
         node = item.node
-        if item.what == "kv":
-            return (0 if worthless(item) else 2), node.used
         rung = node.rung
+        if item.what == "kv":
+            queue = self._POPULAR if rung is not None and rung.uses >= POPULAR else 1
+            return (0 if worthless(item) else queue), node.used
         assert rung is not None
         if tier != Tier.DEVICE:
             if node.kv.best() is None:
                 return 0, rung.used
-            if rung.superseded:
-                return 2, rung.used - STALE_S + spared(node) / SPARED_PER_S
-            return 3, rung.used
+            return (self._SUPERSEDED_BELOW if rung.superseded else self._BELOW), rung.used
         if not node.kv.has(tier):
             return 0, rung.used
-        return (1 if rung.superseded else 2), rung.used
+        return (self._POPULAR if rung.uses >= POPULAR else self._BY_DEPTH[rung.depth]), rung.used
+
+
+POPULAR = 3
+"""Uses that make a rung one of many conversations (a system prompt's end); a turn that is taken back makes two."""
 
 
 class LeastRecent:
     """One queue by last use."""
 
     thins = False
+    weights = (0.0, 1.0)
 
     def value(self, item: Item, tier: Tier) -> Value:
         return 1, _used(item)
 
 
 class Segmented:
-    """Two queues by last use: one for what came, one for what was used again since. The second outlives the first by `SEGMENT_S`."""
+    """Two queues by last use: what came, and what was used again since; the second ages an eighth as fast."""
 
     thins = False
+    weights = (0.0, 1.0, 0.125)
 
     def value(self, item: Item, tier: Tier) -> Value:
-        return 1, _used(item) + (SEGMENT_S if _uses(item) else 0.0)
+        return (2 if _uses(item) else 1), _used(item)
 
 
 class Worth:
-    """Prefill saved × likelihood ÷ bytes, as a moment: one e-fold of worth counts as much as `LIKELY_S` of age.
+    """Queues by the power of two of prefill saved × likelihood ÷ bytes.
 
-    An image saves the tokens down to it from the rung above, at the price of its own size in tokens; KV saves what it holds.
-    Likelihood grows with past uses and falls exponentially with age. After GreedyDual-Size-Frequency (Cherkasova 1998), with time
-    for its running clock.
+    An image saves the tokens down to it from the rung above, at the price of its own size in tokens; KV saves what it holds. The
+    likelihood grows with past uses. After GreedyDual-Size-Frequency (Cherkasova 1998), with weighed age for its running clock.
     """
 
     thins = True
+    _MIDDLE = 7
+    weights = (0.0, *(2.0 ** (7 - queue) for queue in range(1, 14)))
 
     def __init__(self, block: int) -> None:
         self._block = block
@@ -107,16 +114,14 @@ class Worth:
     def value(self, item: Item, tier: Tier) -> Value:
         if worthless(item):
             return 0, _used(item)
-        node = item.node
-        likely = 1.0 + _uses(item)
-        if item.what == "kv":
-            return 1, node.used + LIKELY_S * log(likely)
-        rung = node.rung
-        assert rung is not None
-        if tier == Tier.DEVICE and rung.superseded:
-            return 0, rung.used
-        saved = max(1, spared(node)) / (max(1, *map(item.size, Tier)) * self._block)
-        return 1, rung.used + LIKELY_S * log(likely * saved)
+        worth = 1.0 + _uses(item)
+        if item.what == "image":
+            rung = item.node.rung
+            assert rung is not None
+            if rung.superseded and tier == Tier.DEVICE:
+                return 1, rung.used
+            worth *= max(1, spared(item.node)) / (max(1, *map(item.size, Tier)) * self._block)
+        return min(13, max(1, self._MIDDLE + round(log2(worth)))), _used(item)
 
 
 def _used(item: Item) -> float:
@@ -151,9 +156,9 @@ POLICIES: Mapping[str, Callable[[int], Policy]] = MappingProxyType(
 
 SAID = MappingProxyType(
     {
-        "ladder": "two rungs a path on the device, superseded ones first; below it images outlive KV",
+        "ladder": "the tip of a path stays longest, what deeper rungs supersede goes soon",
         "lru": "least recently used first, KV and rungs alike",
-        "slru": "the same, but what has been used again outlives what has not",
+        "slru": "the same, but what has been used again ages slower",
         "value": "prefill time saved × likelihood ÷ bytes",
     }
 )

@@ -6,19 +6,19 @@ KV goes leaf first: a run is a candidate only when no child's KV is in the same 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from stepwell.cache.moves import Tier
 from stepwell.cache.tree import Item
 
 Value = tuple[int, float]
-
-KEPT = 100
-"""Added to the class of what is to go last in its tier (`stepwell.cache.kept`), under any policy."""
+"""(queue, last use)."""
 
 
 def worthless(item: Item) -> bool:
-    """Whether nothing could resume from the bytes of `item` in any tier: not worth a copy. Class 0 alone does not say so, an
+    """Whether nothing could resume from the bytes of `item` in any tier: not worth a copy. Queue 0 alone does not say so, an
     image whose KV has left the device for host is still a way back."""
     if item.what == "image":
         return item.node.kv.best() is None
@@ -30,59 +30,103 @@ def exposed(item: Item, tier: Tier) -> bool:
     return item.below[tier] == 0
 
 
+@dataclass(slots=True)
+class Latest:
+    """The latest use of anything: the time by which all rankings of one directory tell ages."""
+
+    use: float = 0.0
+
+
 class Ranking:
-    """Candidates in order of value. A lazy heap: entries are checked and corrected when they reach the top.
+    """Candidates in the policy's queues. Lazy heaps: entries are checked and corrected when they reach the top.
 
     An item must be offered whenever it may have become a candidate or has lost value; gains are found at the top.
     """
 
-    __slots__ = ("_count", "_heap", "_tier", "_value", "live")
+    __slots__ = ("_count", "_latest", "_queues", "_tier", "_value", "_weights", "live")
 
-    def __init__(self, tier: Tier, live: Callable[[Item], bool], value: Callable[[Item, Tier], Value]) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        live: Callable[[Item], bool],
+        value: Callable[[Item, Tier], Value],
+        weights: tuple[float, ...],
+        latest: Latest,
+    ) -> None:
         self._tier = tier
         self._value = value
-        self.live = live
-        self._heap: list[tuple[int, float, int, Item]] = []
+        self._weights = (
+            *weights,
+            0.0,
+        )  # what is guarded by a keep, under any policy: it never ages (`stepwell.cache.kept`)
+        self._queues: list[list[tuple[float, int, Item]]] = [[] for _ in self._weights]
+        self._latest = latest
         self._count = 0
+        self.live = live
 
     def offer(self, item: Item) -> bool:
         """Consider `item` from now on, if it is a candidate at all; False if it is not."""
         if not self.live(item):
             return False
-        cls, used = self._value(item, self._tier)
-        if item.guarded:
-            cls += self._last(item)
-        self._count += 1
-        heapq.heappush(self._heap, (cls, used, self._count, item))
+        self._push(item, *self._place(item))
         return True
 
     def pop(self) -> Item | None:
         """The least valuable candidate, no longer offered; None if there is none. Amortised O(log n)."""
-        while self._heap:
-            cls, used, _, item = heapq.heappop(self._heap)
+        while (queue := self._oldest()) is not None:
+            used, _, item = heapq.heappop(self._queues[queue])
             if not self.live(item):
                 continue
-            now = self._value(item, self._tier)
-            if item.guarded:
-                now = (now[0] + self._last(item), now[1])
-            if now > (cls, used):
-                self._count += 1
-                heapq.heappush(self._heap, (*now, self._count, item))
+            now = self._place(item)
+            if now != (queue, used) and self._age(*now) < self._age(queue, used):
+                self._push(item, *now)
                 continue
             return item
         return None
 
-    def _last(self, item: Item) -> int:
-        return KEPT if item.guarded >> self._tier & 1 else 0
+    def age(self, item: Item) -> float:
+        """How old `item` counts as: of two, the older goes first."""
+        return self._age(*self._place(item))
+
+    def _place(self, item: Item) -> Value:
+        if item.guarded >> self._tier & 1:
+            return len(self._queues) - 1, 0.0
+        return self._value(item, self._tier)
+
+    def _push(self, item: Item, queue: int, used: float) -> None:
+        self._latest.use = max(self._latest.use, used)
+        self._count += 1
+        heapq.heappush(self._queues[queue], (used, self._count, item))
+
+    def _age(self, queue: int, used: float) -> float:
+        return (self._latest.use - used) * self._weights[queue] if queue else math.inf
+
+    def _oldest(self) -> int | None:
+        """The queue whose head has the greatest age; of equal ones the first."""
+        best, greatest = None, -1.0
+        for queue, heap in enumerate(self._queues):
+            if heap:
+                age = self._age(queue, heap[0][0])
+                if age > greatest:
+                    best, greatest = queue, age
+        return best
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues))
 
     def trim(self, live_items: int) -> None:
         """Rebuild when stale entries dominate, so that memory follows what is cached."""
-        if len(self._heap) > 4 * live_items + 1024:
-            seen: dict[int, Item] = {id(entry[3]): entry[3] for entry in self._heap}
-            self._heap.clear()
+        if len(self) > 4 * live_items + 1024:
+            seen = {id(item): item for heap in self._queues for _, _, item in heap}
+            self.clear()
             for item in seen.values():
                 self.offer(item)
 
+    def clear(self) -> None:
+        """Forget every offer."""
+        for heap in self._queues:
+            heap.clear()
+
     def items(self) -> set[int]:
         """Ids of everything on offer: for checks."""
-        return {id(entry[3]) for entry in self._heap}
+        return {id(item) for heap in self._queues for _, _, item in heap}

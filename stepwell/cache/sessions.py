@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.tree import Node, RungKind
+from stepwell.cache.tree import OLD, Node, RungKind
 
 MOST_SESSIONS = 4096
 BRANCHES = 8
@@ -106,7 +106,7 @@ def _supersede(directory: Directory, node: Node, uses: int) -> None:
     fork = rung is None or rung.kind == RungKind.BRANCH or rung.image.kept or rung.uses > uses + 1
     if rung is None or fork or rung.superseded or not directory.policy.thins:
         return
-    rung.superseded = True
+    rung.depth = OLD
     directory.offer(rung.image)
 
 
@@ -121,7 +121,7 @@ def devalue(directory: Directory, tip: Node) -> int:
             break
         node.used = 0.0
         if node.rung is not None:
-            node.rung.used, node.rung.superseded = 0.0, True
+            node.rung.used, node.rung.depth = 0.0, OLD
         for item in node.items():
             pages += max(map(item.size, Tier))
             directory.refuse(item, directory.offers.next_tier)

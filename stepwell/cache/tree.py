@@ -117,17 +117,29 @@ class Item:
         return f"<{self.what} of {self.node!r} {where} locks={self.locks}>"
 
 
-class Rung:
-    """A checkpoint of the recurrent state at the end of a node."""
+OLD = 3
+"""Depth of a rung that nobody is likely to resume from."""
 
-    __slots__ = ("image", "kind", "superseded", "used", "uses")
+
+class Rung:
+    """A checkpoint of the recurrent state at the end of a node.
+
+    depth   rungs left below it on its path since it was last used, `OLD` at most: 0 is the tip of a path
+    """
+
+    __slots__ = ("depth", "image", "kind", "used", "uses")
 
     def __init__(self, node: Node, kind: RungKind, now: float) -> None:
         self.image = Item("image", node)
         self.kind = kind
         self.used = now
         self.uses = 0
-        self.superseded = False
+        self.depth = 0
+
+    @property
+    def superseded(self) -> bool:
+        """Whether two deeper ones of its path serve the turns to come, or it is of an answer left out; never so at a known fork."""
+        return self.depth >= 2 and self.kind != RungKind.BRANCH
 
 
 class Node:

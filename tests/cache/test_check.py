@@ -62,7 +62,7 @@ HARMS: dict[str, Harm] = {
     "a run filed under other tokens": lambda s: lower(s).tokens.__setitem__(0, lower(s).tokens[0] + 1),
     "a run that starts elsewhere": lambda s: setattr(lower(s), "start", 24),
     "a rung without an image": lambda s: setattr(rung_at(s, PROMPT, 20).image, "at", [None, None, None]),
-    "a candidate nobody offers": lambda s: s.offers.drops[Tier.DEVICE]._heap.clear(),
+    "a candidate nobody offers": lambda s: s.offers.drops[Tier.DEVICE].clear(),
     "a lost rung elsewhere": lambda s: setattr(lower(s), "lost", (8,)),
 }
 

@@ -14,7 +14,7 @@ from stepwell.cache.moves import Divide, Forget, Move, Report, Tier, Touch
 from stepwell.cache.names import Names
 from stepwell.cache.persist import persist_ahead, persist_rest
 from stepwell.cache.shed import landed
-from stepwell.cache.tree import RungKind
+from stepwell.cache.tree import OLD, RungKind
 from tests.cache.builders import config, copy_down, forget, join, keep, numbers, planned, rung_at
 
 DEAR = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9), latency_s=0.0)
@@ -219,7 +219,7 @@ class TestRoom:
         directory = shelf()
         for seed in range(6):
             (rung,) = keep(directory, numbers(16, seed), 16, rungs=(16,), now=float(seed))
-            rung.superseded = True
+            rung.depth = OLD
         assert persist_rest(directory, DEAR, 9.0)
         refused = [rung_at(directory, numbers(16, seed), 16).image.refused[Tier.DISK] for seed in range(6)]
         assert refused == [False, False, True, True, True, True], "the most recent first"

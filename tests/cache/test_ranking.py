@@ -7,7 +7,7 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.policy import Ladder
 from stepwell.cache.ranking import Ranking, exposed
-from stepwell.cache.succession import is_answer, passed_over, supersede
+from stepwell.cache.succession import is_answer, overtaken
 from stepwell.cache.tree import Item, RungKind
 from tests.cache.builders import copy_down, directory, forget, join, keep, node_ending, numbers, rung_at
 
@@ -56,9 +56,11 @@ class TestClasses:
         shelf = directory(host=0)
         for now, position in enumerate((8, 20, 32, 48)):
             keep(shelf, PROMPT, 48, rungs=(position,), now=10.0 + now)
-        keep(shelf, numbers(20, 1), 20, rungs=(20,), now=1.0)
+        keep(shelf, numbers(20, 1), 20, rungs=(20,), now=8.0)
+        keep(shelf, numbers(20, 2), 20, rungs=(20,), now=20.0)
         assert [rung_at(shelf, PROMPT, p).superseded for p in (8, 20, 32, 48)] == [True, True, False, False]
-        assert order(shelf)[:2] == ["image 8", "image 20"]
+        gone = order(shelf)
+        assert gone[0] == "image 8" and gone.index("image 20") < gone.index("image 48")
 
     def test_an_image_without_its_kv_is_worth_nothing(self) -> None:
         shelf = directory()
@@ -67,11 +69,12 @@ class TestClasses:
         forget(shelf, PROMPT, Tier.DEVICE, 0)
         image = rung_at(shelf, PROMPT, 40).image
         assert value(image, Tier.DEVICE)[0] == 0
-        assert value(image, Tier.HOST)[0] == 3, "in host it still has its KV, and it is small"
+        assert value(image, Tier.HOST)[0], "in host it still has its KV"
 
     def test_below_the_device_images_outlive_kv(self) -> None:
         shelf = directory()
         keep(shelf, PROMPT, 40, rungs=(20, 40), now=1.0)
+        keep(shelf, numbers(16, 5), 16, rungs=(16,), now=9.0)
         copy_down(shelf)
         forget(shelf, PROMPT, Tier.DEVICE, 0, (20, 40))
         gone = order(shelf, Tier.HOST)
@@ -113,15 +116,15 @@ class TestSuperseding:
     def test_the_second_rung_above(self) -> None:
         shelf = directory()
         keep(shelf, PROMPT, 48, rungs=(8, 20, 32))
-        assert supersede(node_ending(shelf, PROMPT, 32)) is rung_at(shelf, PROMPT, 8)
-        assert supersede(node_ending(shelf, PROMPT, 20)) is None
+        assert overtaken(node_ending(shelf, PROMPT, 32))[0] == [rung_at(shelf, PROMPT, p) for p in (20, 8)]
+        assert [rung_at(shelf, PROMPT, p).depth for p in (8, 20, 32)] == [2, 1, 0]
 
     def test_never_past_a_fork(self) -> None:
         shelf = directory()
         keep(shelf, PROMPT, 48, rungs=(8,))
         keep(shelf, join(PROMPT[:16], numbers(20, 1)), 36, rungs=(36,))
         keep(shelf, PROMPT, 48, rungs=(32, 48))
-        assert supersede(node_ending(shelf, PROMPT, 48)) is None
+        assert overtaken(node_ending(shelf, PROMPT, 48))[0] == [rung_at(shelf, PROMPT, 32)]
         assert not rung_at(shelf, PROMPT, 8).superseded
 
     def test_a_branch_rung_is_kept(self) -> None:
@@ -144,7 +147,7 @@ class TestAnswers:
 
     def test_the_next_turn_passes_over_an_answer_it_does_not_repeat(self) -> None:
         shelf = self.turns()
-        (answer,) = keep(shelf, PROMPT, 48, rungs=(48,)) and passed_over(node_ending(shelf, PROMPT, 48))
+        (answer,) = keep(shelf, PROMPT, 48, rungs=(48,)) and overtaken(node_ending(shelf, PROMPT, 48))[1]
         assert answer is rung_at(shelf, self.FIRST, 28) and answer.superseded
         assert order(shelf)[0] == "image 28", "the first to go, as it is"
 
@@ -175,28 +178,55 @@ class TestAnswers:
         assert not answer.superseded
 
 
-class TestBelowTheDevice:
-    def test_a_superseded_image_goes_before_kv_of_its_time_but_after_what_is_long_unused(self) -> None:
-        shelf = directory()
-        keep(shelf, numbers(16, 5), 16, rungs=(16,), now=0.0)
-        keep(shelf, PROMPT, 48, rungs=(16, 32, 48), now=1000.0)
-        copy_down(shelf)
-        ranks = [
-            value(item, Tier.HOST) for item in (rung_at(shelf, PROMPT, 16).image, node_ending(shelf, PROMPT, 16).kv)
-        ]
-        old = value(node_ending(shelf, numbers(16, 5), 16).kv, Tier.HOST)
-        assert old < ranks[0] < ranks[1] < value(rung_at(shelf, PROMPT, 48).image, Tier.HOST)
+class TestWeighedAge:
+    """What stands in a queue ages as fast as its weight says."""
 
-    def test_of_two_the_one_that_spares_less_goes_first(self) -> None:
-        shelf = directory(pages=300, host=300)
-        long = numbers(800, 6)
-        keep(shelf, long, 800, rungs=(600, 640, 760, 800))
-        assert value(rung_at(shelf, long, 640).image, Tier.HOST) < value(rung_at(shelf, long, 600).image, Tier.HOST)
+    def ages(self, shelf: Directory, *items: Item) -> list[float]:
+        return [shelf.offers.drops[Tier.HOST].age(item) for item in items]
+
+    def test_below_the_device_a_superseded_image_goes_before_kv_of_its_time_and_others_after_it(self) -> None:
+        shelf = directory()
+        keep(shelf, PROMPT, 48, rungs=(16, 32, 48), now=1000.0)
+        keep(shelf, numbers(16, 5), 16, rungs=(16,), now=2000.0)
+        copy_down(shelf)
+        old, kv, tip = self.ages(
+            shelf,
+            rung_at(shelf, PROMPT, 16).image,
+            node_ending(shelf, PROMPT, 16).kv,
+            rung_at(shelf, PROMPT, 48).image,
+        )
+        assert old > kv > tip
+
+    def test_what_is_unused_for_much_longer_goes_before_what_is_superseded(self) -> None:
+        shelf = directory(host=0)
+        keep(shelf, numbers(16, 5), 16, rungs=(16,), now=0.0)
+        keep(shelf, PROMPT, 48, rungs=(16, 32, 48), now=99.0)
+        keep(shelf, numbers(16, 6), 16, rungs=(16,), now=100.0)
+        assert order(shelf)[0].endswith("16")
+
+    def test_it_does_not_matter_how_long_an_hour_is(self) -> None:
+        slow, fast = [], []
+        for scale, gone in ((1.0, fast), (60.0, slow)):
+            shelf = directory(120, 0)
+            for now, (seed, rungs) in enumerate([(1, (8, 16, 24)), (2, (12, 24)), (3, (8, 16, 20, 24)), (4, (24,))]):
+                keep(shelf, numbers(24, seed), 24, rungs=rungs, now=scale * now)
+            gone += order(shelf)
+        assert slow == fast and len(slow) > 8
+
+    def test_a_rung_that_many_resume_from_outlives_others(self) -> None:
+        shelf = directory(host=0)
+        keep(shelf, PROMPT, 48, rungs=(20,), now=1.0)
+        for now in (2.0, 3.0, 4.0):
+            touch(shelf, shelf.survey("", PROMPT), rung_at(shelf, PROMPT, 20), 20, now)
+        keep(shelf, numbers(24, 8), 24, rungs=(24,), now=10.0)
+        keep(shelf, numbers(24, 9), 24, rungs=(24,), now=12.0)
+        gone = order(shelf)
+        assert gone.index("image 24") < gone.index("image 20")
 
 
 class TestRanking:
     def ranking(self, shelf: Directory, alive: set[int]) -> Ranking:
-        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, value)
+        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, value, Ladder.weights, shelf.offers.latest)
 
     def items(self, shelf: Directory, count: int) -> list[Item]:
         for seed in range(count):
@@ -249,7 +279,7 @@ class TestRanking:
             for item in items:
                 ranking.offer(item)
         ranking.trim(3)
-        assert len(ranking._heap) == 3 and ranking.items() == {id(i) for i in items}
+        assert len(ranking) == 3 and ranking.items() == {id(i) for i in items}
         assert ranking.pop() is items[0]
 
 
