@@ -40,6 +40,7 @@ class Explanation:
     starts         the aim, then what it would fall back on; empty where the request would wait for room
     pages_needed   beyond what is shared; pages_available is told where the request would wait
     outcome        how the admission would end if nothing failed
+    waits_for      tokens that another request is computing and that it would wait for; None where it would not
     """
 
     tokens: int
@@ -54,6 +55,7 @@ class Explanation:
     pages_needed: int
     pages_available: int | None
     outcome: AdmissionOutcome | None
+    waits_for: int | None = None
 
 
 def explain(directory: Directory, salt: str, prompt: Ints, costs: Costs, read: bool = True) -> Explanation:

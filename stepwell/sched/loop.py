@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 from stepwell.base.clock import Clock
 from stepwell.base.errors import CapacityError, RequestError
@@ -20,6 +21,7 @@ from stepwell.cache.explain import Explanation, explain
 from stepwell.cache.ladder import Ladder, ladders
 from stepwell.cache.moves import LiveState, Move, Tier, moves_of
 from stepwell.cache.persist import persist_ahead, persist_rest
+from stepwell.cache.plan import Wait
 from stepwell.cache.recall import recall
 from stepwell.cache.reset import reset
 from stepwell.cache.shed import demote_ahead
@@ -27,6 +29,7 @@ from stepwell.cache.tree import root_number
 from stepwell.sched.admit import admit, land
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import build, release
+from stepwell.sched.coalesce import Coalescing
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.finish import finish
 from stepwell.sched.job import Draining, Job, Tokens
@@ -211,7 +214,14 @@ class EngineLoop:
 
     def explain(self, salt: str, prompt: Ints, read: bool = True) -> Explanation:
         """What `prompt` would get if it came now. Changes nothing."""
-        return explain(self.directory, salt, prompt, self.costs, self.config.cache and read)
+        read = self.config.cache and read
+        told = explain(self.directory, salt, prompt, self.costs, read)
+        plan = self.directory.plan(salt, prompt, self.costs, read)
+        if not read or isinstance(plan, Wait):
+            return told
+        look = Coalescing(self.queues, self.directory.config, self.config, self.costs, self._clock.now())
+        lead = look.find(salt, prompt, (inf, 0), plan)
+        return told if lead is None else replace(told, waits_for=lead.position)
 
     def reset(self, salt: str | None = None) -> dict[Tier, int]:
         """Drop what nobody holds, under one salt or under all; slots freed by tier."""

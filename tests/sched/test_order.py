@@ -1,0 +1,111 @@
+"""Places in the queue: by priority, never for ever, and in turns among salts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stepwell.base.errors import RequestError
+from stepwell.sched.order import Order
+from stepwell.sched.request import MAX_PRIORITY, Request
+from tests.cache.builders import numbers
+from tests.sched.rig import Rig
+
+
+def request(name: str, tokens: int = 10, salt: str = "", priority: int = 0) -> Request:
+    return Request(name, np.arange(tokens, dtype=np.int32), salt=salt, priority=priority)
+
+
+def started(rig: Rig) -> list[str]:
+    """Requests in the order of their first tokens' steps."""
+    seen: dict[str, None] = {}
+    for step in rig.steps:
+        seen.update(dict.fromkeys(work.request_id for work in step.works))
+    return list(seen)
+
+
+class TestPriority:
+    def test_the_lower_number_goes_first_and_equals_as_they_came(self) -> None:
+        rig = Rig(seqs=1)
+        for name, priority in (("a", 0), ("b", 2), ("c", 0), ("d", -1), ("e", 2)):
+            rig.submit(name, numbers(20, ord(name)), 2, priority=priority)
+        rig.run()
+        assert started(rig) == ["d", "a", "c", "b", "e"]
+
+    def test_of_those_who_run_the_less_urgent_is_preempted(self) -> None:
+        rig = Rig(pages=24, host=0, seqs=2)
+        rig.submit("late", numbers(30, 1), 40, priority=5)
+        rig.step()
+        rig.submit("urgent", numbers(30, 2), 40)
+        rig.run()
+        assert rig.loop.stats().preemptions > 0
+        ends = [e.request_id for e in rig.events if type(e).__name__ == "Finished"]
+        assert ends == ["urgent", "late"]
+        rig.cold("urgent", "late")
+
+    def test_prompts_of_the_urgent_have_the_budget(self) -> None:
+        rig = Rig(budget=16)
+        rig.submit("a", numbers(100, 1), priority=1)
+        rig.step()
+        rig.submit("b", numbers(30, 2))
+        rig.step()
+        assert [work.request_id for work in rig.steps[-1].works] == ["b"]
+        rig.run()
+
+    def test_waiting_is_worth_priority(self) -> None:
+        """One step of priority for each `ageing` seconds, whoever comes meanwhile."""
+        order = Order(10.0)
+        waited = order.place(request("a", priority=3), 100.0)
+        assert order.place(request("b"), 129.9) < waited < order.place(request("c"), 130.1)
+        assert order.place(request("d", priority=-MAX_PRIORITY), 100.0 + 10 * (MAX_PRIORITY + 4)) > waited
+
+    @pytest.mark.parametrize("priority", [MAX_PRIORITY + 1, -MAX_PRIORITY - 1])
+    def test_it_is_bounded(self, priority: int) -> None:
+        rig = Rig()
+        with pytest.raises(RequestError, match="between -1000 and 1000"):
+            rig.submit("a", numbers(9), priority=priority)
+        assert not rig.loop.busy
+
+
+class TestTurns:
+    def test_salts_take_turns_by_the_tokens_of_their_prompts(self) -> None:
+        rig = Rig(seqs=1, fair=True)
+        for number in range(4):
+            rig.submit(f"a{number}", numbers(40, number), 1, salt="a")
+        for number in range(6):
+            rig.submit(f"b{number}", numbers(20, number), 1, salt="b")
+        rig.run()
+        assert started(rig) == ["a0", "b0", "b1", "a1", "b2", "b3", "a2", "b4", "b5", "a3"]
+
+    def test_without_it_they_come_as_they_came(self) -> None:
+        rig = Rig(seqs=1)
+        for name, salt in (("a", "x"), ("b", "x"), ("c", "y")):
+            rig.submit(name, numbers(40, ord(name)), 1, salt=salt)
+        rig.run()
+        assert started(rig) == ["a", "b", "c"]
+
+    def test_one_salt_alone_is_served_as_it_came(self) -> None:
+        order = Order(10.0, fair=True, tokens_per_s=100.0)
+        places = [order.place(request(f"{i}", 10 * (i % 3 + 1), "a"), 0.0) for i in range(9)]
+        assert places == sorted(places)
+
+    def test_who_was_idle_has_saved_nothing_up_and_owes_nothing(self) -> None:
+        """`b` comes after `a` has been served for long, and is neither before all of `a` nor behind it."""
+        order = Order(10.0, fair=True, tokens_per_s=1.0)
+        for i in range(50):
+            order.served(request("", 10, "a"), order.place(request(f"{i}", 10, "a"), 0.0))
+        a = [order.place(request("", 10, "a"), 0.0) for _ in range(3)]
+        b = [order.place(request("", 10, "b"), 0.0) for _ in range(3)]
+        assert b[0] < a[0] < b[1] < a[1] < b[2] < a[2]
+
+    def test_priorities_of_one_salt_do_not_hold_each_other_up(self) -> None:
+        order = Order(10.0, fair=True, tokens_per_s=1.0)
+        background = [order.place(request("", 10, "a", priority=50), 0.0) for _ in range(20)]
+        assert order.place(request("", 10, "a"), 0.0) < min(background)
+
+    def test_what_it_remembers_is_bounded(self) -> None:
+        order = Order(10.0, fair=True)
+        for number in range(20_000):
+            order.served(request("", 1, f"{number}"), order.place(request("", 1, f"{number}"), 0.0))
+            order.served(request("", 2, "busy"), order.place(request("", 2, "busy"), 0.0))
+        assert len(order._ends) <= 4096
