@@ -104,6 +104,9 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
         config.enable_prefix_caching,
         config.load_timeout,
         think_prefetch=config.think_prefetch,
+        coalesce=config.coalesce,
+        priority_ageing=config.priority_ageing,
+        fair_salts=config.fair_salts,
     )
     host = _host(config, sizes, device)
     mover = _with_faults(_mover(arena, host, live, tier, owned), config, arena, host)

@@ -64,6 +64,9 @@ class EngineConfig:
     min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
     verify_resume           share of resumed prompts that are recomputed cold while nothing else is to be done, and compared
     load_timeout            seconds without a report after which a request gives up its load; 0: never
+    coalesce                a request waits for what another is computing, where that is sooner
+    priority_ageing         seconds of waiting that are worth one step of priority
+    fair_salts              salts that wait at one priority take turns
     faults                  what is to go wrong, as `stepwell.testing.faultspec` reads it (the flag is --fault): for tests
     served_model_name       the name that API clients give; None: `model` as written
     """
@@ -92,6 +95,9 @@ class EngineConfig:
     think_prefetch: bool = False
     verify_resume: float = 0.0
     load_timeout: float = 30.0
+    coalesce: bool = True
+    priority_ageing: float = 10.0
+    fair_salts: bool = False
     faults: tuple[str, ...] = ()
     seed: int = 0
     served_model_name: str | None = None
@@ -146,6 +152,10 @@ class EngineConfig:
             raise ConfigError(f"--verify-resume {self.verify_resume} must be between 0 and 1, such as 0.01")
         if not 0 <= self.load_timeout < float("inf"):
             raise ConfigError(f"--load-timeout {self.load_timeout} must be a number of seconds, or 0 for never")
+        if not 0 < self.priority_ageing < float("inf"):
+            raise ConfigError(
+                f"--priority-ageing {self.priority_ageing} must be a number of seconds above 0, such as 10"
+            )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"--gpu-memory-utilization {self.gpu_memory_utilization} must be above 0 and at most 1, such as 0.9"

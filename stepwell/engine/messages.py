@@ -43,6 +43,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     write_cache: bool
     session: str | None
     keep_s: float | None = None
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -265,6 +266,7 @@ def submit_of(request: sched.Request) -> Submit:
         request.write_cache,
         request.session,
         request.keep_s,
+        request.priority,
     )
 
 
@@ -279,6 +281,7 @@ def request_of(message: Submit) -> sched.Request:
         message.write_cache,
         message.session,
         keep_s=message.keep_s,
+        priority=message.priority,
     )
 
 

@@ -163,6 +163,7 @@ class GenerationRoutes:
             arrived=wish.arrived,
             reading=wish.reading,
             echo=wish.echo,
+            priority=call.priority or 0,
         )
 
     def _check_room(self, job: Job) -> None:

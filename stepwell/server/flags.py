@@ -115,6 +115,11 @@ VerifyResume = Annotated[
 LoadTimeout = Annotated[
     float, _option("Seconds without news after which a request gives up its load; 0 for never.", _CACHE)
 ]
+Coalesce = Annotated[bool, _option("A call waits for what another is computing, where that is sooner.", _CACHE)]
+PriorityAgeing = Annotated[float, _option("Seconds of waiting that are worth one step of a call's priority.", _LIMITS)]
+FairSalts = Annotated[
+    bool | None, _option("Callers that wait take turns, by cache_salt. Default: with --salt-per-key.", _LIMITS)
+]
 Fault = Annotated[
     list[str] | None, typer.Option("--fault", hidden=True, help="For tests: see stepwell.testing.faultspec.")
 ]

@@ -51,6 +51,7 @@ class Job:
     arrived: float
     reading: Reading = field(default_factory=Reading)
     echo: bool = False
+    priority: int = 0
 
     @property
     def sequences(self) -> int:
@@ -86,7 +87,7 @@ class Job:
         )
         read = self.read_cache and params.prompt_logprobs is None  # what is not computed has no log-probability
         request = Request(f"{self.id}-{index}", prompt, params, self.salt, read, self.write_cache, self.session)
-        return request if self.keep_s is None else replace(request, keep_s=self.keep_s)
+        return replace(request, keep_s=self.keep_s, priority=self.priority)
 
 
 class Choice:

@@ -72,6 +72,12 @@ class Metrics:
             "resumes", "Admissions by the tier of the state they resumed from", "tier", _STATE_TIERS
         )
         self._readmissions = Counter("stepwell_readmissions", "Admissions after a preemption", registry=self.registry)
+        self._coalesced = Counter(
+            "stepwell_coalesced_requests", "Admissions that waited for what another computed", registry=self.registry
+        )
+        self._coalesced_tokens = Counter(
+            "stepwell_coalesced_tokens", "Tokens that they did not compute themselves", registry=self.registry
+        )
         self._generated = Counter("stepwell_generation_tokens", "Tokens generated", registry=self.registry)
         reasons = get_args(FinishReason)
         self._finished = self._counter("requests", "Sequences by how they ended", "finish_reason", reasons)
@@ -109,6 +115,8 @@ class Metrics:
             return
         self.recent.admitted(outcome)
         self._tally.add(outcome)
+        self._coalesced.inc(outcome.coalesced > 0)
+        self._coalesced_tokens.inc(outcome.coalesced)
         for source in SOURCES:
             self._prompt_tokens.labels(source).inc(getattr(outcome, source))
         for loss, tokens in outcome.lost:

@@ -57,7 +57,10 @@ def options_from(
 ) -> ServeOptions:
     """Options from the flags of `stepwell serve` by name; `environment` may say where traces go. Raises ConfigError, naming the flag."""
     names = {f.name for f in fields(EngineConfig)}
-    config = engine_config({name: value for name, value in values.items() if name in names})
+    own = {name: value for name, value in values.items() if name in names}
+    if values["fair_salts"] is None:
+        own["fair_salts"] = values["salt_per_key"]
+    config = engine_config(own)
     for name in ("body_timeout", "queue_timeout", "request_timeout"):
         if values[name] is not None and not values[name] > 0:
             raise ConfigError(f"{flag(name)} must be above 0 seconds, not {values[name]:g}")

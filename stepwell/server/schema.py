@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from stepwell.base.errors import RequestError
+from stepwell.sched.request import MAX_PRIORITY
 
 MAX_CHOICES = 64
 MAX_STOPS = 16
@@ -134,7 +135,7 @@ class _Generate(Named):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    priority: int | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     stop: Stops = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False

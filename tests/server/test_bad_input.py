@@ -61,7 +61,7 @@ FIELDS: list[tuple[str, list[Any]]] = [
     ("frequency_penalty", [-2.1, 2.1, "1", []]),
     ("repetition_penalty", [0, -1, 11, "1", 5e-324]),
     ("min_p", [-0.1, 1.1, "0"]),
-    ("priority", ["1", 1.5, True]),
+    ("priority", ["1", 1.5, True, 1001, -1001]),
     (
         "response_format",
         [

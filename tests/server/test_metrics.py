@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from stepwell.cache.moves import Tier
@@ -39,6 +40,14 @@ def test_tokens_by_source_sum_to_the_prompt_and_readmissions_stay_apart() -> Non
     assert values['stepwell_resumes_total{tier="host"}'] == 1
     assert values['stepwell_recomputed_tokens_total{lost_to="new"}'] == 16
     assert values["stepwell_readmissions_total"] == 1
+
+
+def test_what_another_has_computed_is_counted() -> None:
+    metrics = Metrics()
+    metrics.admitted(OUTCOME)
+    metrics.admitted(replace(OUTCOME, coalesced=12))
+    values = shown(metrics)
+    assert (values["stepwell_coalesced_requests_total"], values["stepwell_coalesced_tokens_total"]) == (1, 12)
 
 
 def test_only_answers_that_ended_by_themselves_can_be_empty() -> None:

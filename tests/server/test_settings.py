@@ -62,7 +62,7 @@ def every_flag() -> dict[str, Any]:
             continue
         if kind == list[str] | None:
             values[name] = ["text-1", "text-2"]
-        elif kind is bool:
+        elif kind in (bool, bool | None):
             values[name] = not default
         else:
             values[name] = {int: 3, int | None: 3, float: 1.5, float | None: 1.5}.get(kind, "words")
