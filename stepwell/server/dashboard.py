@@ -1,6 +1,6 @@
 """GET /dashboard: one page without outside parts, and the numbers that it shows, as server-sent events.
 
-Numbers, request ids and the name of the model: no text, no salts, no sessions.
+Numbers, request ids, digests of sessions and the name of the model: no text, no salts, no sessions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import orjson
 from fastapi import Request, Response
 
 from stepwell.engine.stats import COPIES
+from stepwell.server.gate import caller_of
+from stepwell.server.ladders import Ladders
 from stepwell.server.parts import Parts
 from stepwell.server.recent import SECONDS, SLICES
 from stepwell.server.streams import EventStream
@@ -35,18 +37,21 @@ class DashboardRoutes:
         self._parts = parts
         self._page = resources.files("stepwell.server").joinpath("dashboard.html").read_bytes()
         self._began = parts.clock.now()
+        self._ladders = Ladders(parts.client, parts.clock)
 
     async def page(self, request: Request) -> Response:
         return Response(self._page, 200, _PAGE_HEADERS, "text/html; charset=utf-8")
 
     async def events(self, request: Request) -> Response:
-        return EventStream(self._states(), _nothing, {})
+        return EventStream(self._states(caller_of(request).salt), _nothing, {})
 
-    async def _states(self) -> AsyncIterator[bytes]:
-        """The whole window first, then what has changed since; ends with the server."""
+    async def _states(self, owner: str) -> AsyncIterator[bytes]:
+        """The whole window first, then what has changed since; ends with the server. Of paths, those of `owner` alone where
+        every key has a cache of its own."""
         seen = -1
         while True:
-            yield b"data: " + orjson.dumps(self._state(seen)) + b"\n\n"
+            ladders = await self._ladders.rows(owner)
+            yield b"data: " + orjson.dumps({**self._state(seen), "ladders": ladders}) + b"\n\n"
             if self._parts.client.dead is not None:
                 return
             seen = self._parts.metrics.recent.now - 1

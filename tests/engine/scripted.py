@@ -12,13 +12,14 @@ import numpy as np
 
 from stepwell.base.errors import CapacityError, RequestError
 from stepwell.cache.explain import Explanation
+from stepwell.cache.ladder import Ladder
 from stepwell.cache.leases import TierUse
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.cache.prefetch import Status
 from stepwell.cache.tally import Tally
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
-from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
+from stepwell.sched.request import Admitted, Event, Finished, Loads, Request, Tokens
 from stepwell.sched.retention import Prefetched, Subject
 from stepwell.sched.stats import EngineStats
 
@@ -30,10 +31,12 @@ FAILS = 302
 REFUSED = 303
 TOO_LARGE = 304
 SLOW = 305
+LOADED = 306
 
 
 class ScriptedLoop:
-    """Admits everything at once unless `gate` is closed; one token a sequence and step. Grammars wait for `ready`."""
+    """Admits everything at once unless `gate` is closed, what holds `LOADED` a turn later; one token a sequence and step.
+    Grammars wait for `ready`."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -44,6 +47,9 @@ class ScriptedLoop:
         self.ended: list[float] = []
         self.waits: list[float] = []
         self.seen: list[Request] = []
+        self.shown: tuple[Ladder, ...] = ()
+        self.watched: list[tuple[int, str]] = []
+        self.loads: set[str] = set()
         self.ready = threading.Event()
         self.ready.set()
         self._prompts: list[np.ndarray] = []
@@ -89,10 +95,15 @@ class ScriptedLoop:
             self.gate.wait(0.005)
         events, self._events = self._events, []
         if self.gate.is_set():
-            for request in self.waiting:
-                self.running[request.id] = (request, 0)
-                events.append(Admitted(request.id, self._outcome(request)))
-            self.waiting = []
+            waiting, self.waiting = self.waiting, []
+            for request in waiting:
+                if LOADED in request.prompt and request.id not in self.loads:
+                    self.loads.add(request.id)
+                    self.waiting.append(request)
+                    events.append(Loads(request.id))
+                else:
+                    self.running[request.id] = (request, 0)
+                    events.append(Admitted(request.id, self._outcome(request)))
         for request_id in list(self.running):
             events += self._decode(request_id)
         return events
@@ -145,6 +156,10 @@ class ScriptedLoop:
         freed = len(self._prompts)
         self._prompts.clear()
         return {Tier.DEVICE: freed, Tier.HOST: 0}
+
+    def ladders(self, count: int, owner: str) -> tuple[Ladder, ...]:
+        self.watched.append((count, owner))
+        return self.shown[:count]
 
     def _decode(self, request_id: str) -> list[Event]:
         request, done = self.running[request_id]

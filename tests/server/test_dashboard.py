@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from stepwell.cache.ladder import Ladder, RungSeen
+from stepwell.cache.moves import Tier
+from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.keys import Keys
-from tests.engine.scripted import SLOW
+from tests.engine.scripted import SLOW, ScriptedLoop
 from tests.server.harness import Running, eventually, running
 from tests.server.test_gate import KEY, MINE
 
@@ -108,7 +114,7 @@ def test_page_fills_and_follows_and_says_the_same_in_words(browser: Any, server:
     assert eventually(lambda: not text(browser, "#figures").startswith("Prompt tokens reused–"))
     assert eventually(lambda: "new" in text(browser, "#lost"))
     assert text(browser, "#joint").startswith("joint:")
-    for chart in ("hits", "ttft", "itl", "copies"):
+    for chart in ("fill", "hits", "ttft", "itl", "copies"):
         label = browser.execute_script("return document.getElementById(arguments[0]).ariaLabel", chart)
         assert label and label != "no data yet", chart
         assert browser.execute_script("return document.getElementById(arguments[0]).childElementCount", chart)
@@ -188,6 +194,72 @@ def test_page_asks_for_a_key_where_there_is_one(browser: Any, locked: Running) -
     assert eventually(lambda: text(browser, "#state") == "Live")
     assert not field.is_displayed()
     console(browser)  # a refusal is told there; nothing else may be left for the next test
+
+
+LADDER = Ladder(
+    "a-session",
+    480,
+    (RungSeen(128, "gone", ""), RungSeen(256, "disk", "interval"), RungSeen(448, "device", "prompt_end")),
+    (("device", 0, 448), ("disk", 0, 256)),
+    AdmissionOutcome("cmpl-7-0", 470, 256, 0, 0, 214, 256, 256, Tier.DISK, Reason.COMPLETE),
+    3.25,
+)
+
+
+def test_paths_are_asked_for_only_while_somebody_looks_and_told_without_names(tokenizer: Tokenizer) -> None:
+    loop = ScriptedLoop()
+    loop.shown = (LADDER,)
+    with running(tokenizer, loop=loop) as server:
+        httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        httpx.get(server.url + "/dashboard")
+        assert loop.watched == []
+        told = [state(server) for _ in range(3)]
+        assert len(loop.watched) < 3 and loop.watched[0][1] == ""
+    (row,) = told[0]["ladders"]
+    assert (row["known"], row["boundary"], row["from"], row["reason"]) == (480, 256, "disk", "complete")
+    assert row["rungs"][1] == [256, "disk", "interval"] and row["kv"][1] == ["disk", 0, 256]
+    assert row["session"] == hashlib.sha256(b"a-session").hexdigest()[:8]
+    assert "a-session" not in json.dumps(told)
+
+
+def test_keys_with_caches_of_their_own_see_their_own_paths(tokenizer: Tokenizer) -> None:
+    loop = ScriptedLoop()
+    keys = Keys([KEY, KEY + "-other"], salt_per_key=True)
+    with running(tokenizer, loop=loop, keys=keys) as server:
+        state(server, MINE)
+        state(server, {"authorization": f"Bearer {KEY}-other"})
+    mine, other = (owner for _, owner in loop.watched)
+    assert mine and other and mine != other
+
+
+def test_an_engine_that_has_no_time_holds_up_nothing(tokenizer: Tokenizer) -> None:
+    class Busy(ScriptedLoop):
+        def ladders(self, count: int, owner: str) -> tuple[Ladder, ...]:
+            threading.Event().wait(2)
+            return super().ladders(count, owner)
+
+    with running(tokenizer, loop=Busy()) as server:
+        assert state(server)["ladders"] == []
+
+
+@in_browser
+def test_paths_are_drawn_and_said(browser: Any, tokenizer: Tokenizer) -> None:
+    loop = ScriptedLoop()
+    loop.shown = (LADDER, replace(LADDER, session=None, rungs=(), kv=()))
+    with running(tokenizer, loop=loop) as server:
+        opened(browser, server)
+        assert eventually(lambda: browser.execute_script("return document.querySelectorAll('.ladder').length") == 2)
+        first = browser.execute_script("return document.querySelector('.ladder').ariaLabel")
+        assert first == "rungs: 1 device, 1 disk, 1 gone; KV: device 93.3 %, disk 53.3 %; last request resumed at 256"
+        places = browser.execute_script("""
+            const line = document.querySelector('.ladder'), box = line.getBoundingClientRect();
+            return ['.gone', '.rung.disk', '.here'].map((name) => {
+              const at = line.querySelector(name).getBoundingClientRect();
+              return Math.round(480 * ((at.left + at.right) / 2 - box.left) / box.width / 4) * 4; })""")
+        assert places == [128, 256, 256]
+        assert "cmpl-7-0" in text(browser, "#paths") and "resumed at 256 of 470 from disk" in text(browser, "#paths")
+        assert console(browser) == []
+        browser.get("about:blank")  # the stream ends, and with it the server at once
 
 
 @in_browser

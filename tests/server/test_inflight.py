@@ -15,6 +15,8 @@ def test_a_sequence_goes_through_its_phases_and_is_gone() -> None:
     flying.sent("a", 40)
     flying.sent("b", 7)
     assert flying.queued == len(flying) == 2
+    flying.loading("a")
+    assert [row["phase"] for row in flying.rows(9)] == ["load", "queued"] and flying.queued == 2
     flying.admitted(OUTCOME)
     clock.advance(2.5)
     assert [row["phase"] for row in flying.rows(9)] == ["prefill", "queued"]

@@ -17,7 +17,7 @@ import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.keys import Keys
-from tests.engine.scripted import FAILS, SLOW
+from tests.engine.scripted import FAILS, LOADED, SLOW
 from tests.server.harness import MODEL, Running, eventually, running
 from tests.server.test_gate import KEY
 
@@ -104,6 +104,12 @@ def test_phases_follow_each_other_below_the_call(server: Running, spans: InMemor
         assert all(span.parent is not None and span.parent == call.context for span in mine)
         assert all(a.end_time == b.start_time for a, b in pairwise(mine))
         assert "stepwell.resume.boundary" in facts(mine[1])
+
+
+def test_a_load_has_a_span_of_its_own(server: Running, spans: InMemorySpanExporter) -> None:
+    post(server, prompt=[LOADED, 40], max_tokens=2)
+    names = [span.name for span in told(spans)]
+    assert names == ["queue", "load", "prefill", "decode", f"text_completion {MODEL}"]
 
 
 def test_streams_are_told_when_they_end_and_so_are_callers_who_leave(
