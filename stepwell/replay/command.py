@@ -41,6 +41,8 @@ def replay_command(
     max_prompt: flags.MaxPrompt = 256_000,
     conversations: flags.Conversations = 200,
     scale: flags.Scale = 1.0,
+    agents: flags.Agents = 0.005,
+    fan_out: flags.FanOut = 1,
     profile: flags.ProfileName = DEFAULT,
     device_tokens: flags.DeviceTokens = "8e6",
     host_tokens: flags.HostTokens = "33e6",
@@ -52,6 +54,7 @@ def replay_command(
     decode_rung_tokens: flags.DecodeRungTokens = None,
     max_num_seqs: flags.MaxNumSeqs = 64,
     max_num_batched_tokens: flags.MaxNumBatchedTokens = 16_384,
+    coalesce: flags.Coalesce = True,
     policy: flags.Policies = [DEFAULT_POLICY],  # noqa: B006 (typer copies it)
     peer_failure_rate: flags.PeerFailureRate = 0.0,
     jobs: flags.Jobs = None,

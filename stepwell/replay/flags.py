@@ -42,6 +42,8 @@ IdleGapCap = Annotated[
 MaxPrompt = Annotated[int, _option("Leave out turns with prompts of more tokens.", _TRACE)]
 Conversations = Annotated[int, _option("For `synthetic`: how many to make up.", _TRACE, min=1)]
 Scale = Annotated[float, _option("For `synthetic`: multiplies every token count.", _TRACE)]
+Agents = Annotated[float, _option("For `synthetic`: chance of a turn to start sub-agents.", _TRACE)]
+FanOut = Annotated[int, _option("For `synthetic`: sub-agents that start at once; they share a head.", _TRACE)]
 
 ProfileName = Annotated[
     str, _option("Speeds of machine and model: a name, or a file of `stepwell bench calibrate`.", _MACHINE)
@@ -79,6 +81,7 @@ PeerFailureRate = Annotated[
 ]
 MaxNumSeqs = Annotated[int, _option("Requests that run at the same time.", _MACHINE, min=1)]
 MaxNumBatchedTokens = Annotated[int, _option("Tokens computed in one step, at most.", _MACHINE, min=1)]
+Coalesce = Annotated[bool, _option("Requests wait for what others are computing, where that is sooner.", _MACHINE)]
 
 Live = Annotated[
     str | None,

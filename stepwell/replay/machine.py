@@ -21,6 +21,7 @@ class MachineSizes:
     """Memory in tokens of KV: what a tier would hold if it held nothing else, and what one rung takes. Lengths in tokens.
 
     decode_rung_tokens  None: the fewest that the block allows, 16 or more
+    coalesce            requests wait for what others are computing, where that is sooner
     policy              what goes first, by name (`stepwell.cache.policy`), or the peer whose engine runs instead of ours
     peer_failure_rate   of each leg of a peer's load
     """
@@ -35,6 +36,7 @@ class MachineSizes:
     decode_rung_tokens: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 16_384
+    coalesce: bool = True
     policy: str = DEFAULT
     peer_failure_rate: float = 0.0
 
@@ -71,6 +73,7 @@ class Machine:
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             decode_rung_tokens=ceil_to(16, sizes.block) if every is None else every,
+            coalesce=sizes.coalesce,
         )
         self.costs = costs
         self.clock = VirtualClock()

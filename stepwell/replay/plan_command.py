@@ -42,6 +42,8 @@ def plan_command(
     max_prompt: flags.MaxPrompt = 256_000,
     conversations: flags.Conversations = 200,
     scale: flags.Scale = 1.0,
+    agents: flags.Agents = 0.005,
+    fan_out: flags.FanOut = 1,
     profile: flags.ProfileName = DEFAULT,
     rung_tokens: flags.RungTokens = None,
     block_size: flags.BlockSize = 64,
@@ -50,6 +52,7 @@ def plan_command(
     decode_rung_tokens: flags.DecodeRungTokens = None,
     max_num_seqs: flags.MaxNumSeqs = 64,
     max_num_batched_tokens: flags.MaxNumBatchedTokens = 16_384,
+    coalesce: flags.Coalesce = True,
     policy: flags.Policies = [DEFAULT_POLICY],  # noqa: B006
     peer_failure_rate: flags.PeerFailureRate = 0.0,
     html: flags.HtmlFile = None,

@@ -157,6 +157,7 @@ class Summary:
             "itl_s": quantiles(self.itl),
             "throughput": {name: round(value, 4) for name, value in self.rates().items()},
             "bytes_moved": dict(self.traffic.since(self.start)),
+            "coalesced": {"requests": a.coalesced, "tokens": a.coalesced_tokens},
             "rungs": asdict(self.rungs) if self.rungs else None,
             "reasons": {reason.value: count for reason, count in a.reasons.items()},
             "lost": {loss.value: tokens for loss, tokens in a.lost.items()},

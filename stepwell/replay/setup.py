@@ -27,7 +27,8 @@ _NOT_SETTINGS = frozenset({"json_line", "json_file", "html", "convert", "convert
 def trace_from(params: Params) -> Trace:
     """The trace that was named, read or made up. Raises ConfigError."""
     if params["trace"] == SYNTHETIC:
-        return synthetic(params["conversations"], params["seed"], Shape(scale=params["scale"]))
+        shape = Shape(scale=params["scale"], agents=params["agents"], fan_out=params["fan_out"])
+        return synthetic(params["conversations"], params["seed"], shape)
     return read_trace(Path(params["trace"]))
 
 
@@ -62,6 +63,7 @@ def sizes_from(params: Params, profile: Profile, policy: str) -> MachineSizes:
         decode_rung_tokens=params["decode_rung_tokens"],
         max_num_seqs=params["max_num_seqs"],
         max_num_batched_tokens=params["max_num_batched_tokens"],
+        coalesce=params["coalesce"],
         policy=policy,
         peer_failure_rate=params["peer_failure_rate"],
     )

@@ -33,7 +33,7 @@ class Shape:
     think       s
     turns       requests of a conversation
     branch      share of turns that leave the path: `compact` of them fall back to the head, the others lose some tail
-    agents      chance of a turn to start a sub-agent, of about `agent_turns` requests
+    agents      chance of a turn to start `fan_out` sub-agents at once, each of about `agent_turns` requests
     max_prompt  tokens, before scaling; a longer prompt is compacted
     """
 
@@ -49,11 +49,14 @@ class Shape:
     compact: float = 0.1
     agents: float = 0.005
     agent_turns: int = 10
+    fan_out: int = 1
     max_prompt: int = 200_000
 
     def __post_init__(self) -> None:
         if self.scale <= 0 or self.block < 1 or self.head[0] < 1:
             raise ConfigError("a synthetic trace needs a scale above 0, blocks of at least 1 token, and a head")
+        if not 0 <= self.agents <= 1 or self.fan_out < 1:
+            raise ConfigError("--agents must be a chance from 0 to 1, and --fan-out at least 1")
         if self.head[1] * 2 > self.max_prompt:
             raise ConfigError(f"max_prompt {self.max_prompt} must be at least twice the longest head, {self.head[1]}")
 
@@ -116,6 +119,7 @@ class _Maker:
         agents = [
             self._stream(head, start, int(self.draw.integers(1, 2 * shape.agent_turns)), 0)
             for start in starts
+            for _ in range(shape.fan_out)
             if head is not None
         ]
         return Conversation(name, shape.block, (root, *agents))

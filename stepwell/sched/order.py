@@ -21,7 +21,8 @@ class Order:
         salt a   ├── 9 s ──┼── 9 s ──┼── 9 s ──┤      the virtual time of whoever is admitted is that of the queue; a salt that
         salt b        ├ 2 ┼ 2 ┼ 2 ┤                   comes anew starts there, not at 0, and each starts where its last one ends
 
-    So salts that wait at one priority get equal shares of prefill, whatever they send, and one alone is served as it came.
+    So salts that wait at one priority get equal shares of prefill, whatever they send, and one alone is served as it came. What
+    stands before the first colon of a salt counts: a key with a cache of its own has no more turns for naming more salts below it.
     """
 
     __slots__ = ("_ageing", "_count", "_ends", "_fair", "_now", "_tokens_per_s")
@@ -46,7 +47,7 @@ class Order:
             self._now = max(self._now, place[0] - request.priority * self._ageing)
 
     def _start(self, request: Request) -> float:
-        key = request.salt, request.priority
+        key = request.salt.partition(":")[0], request.priority
         start = max(self._now, self._ends.get(key, 0.0))
         if len(self._ends) >= _REMEMBERED:
             self._ends = {known: end for known, end in self._ends.items() if end > self._now}

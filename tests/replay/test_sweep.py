@@ -17,6 +17,8 @@ PARAMS: dict[str, Any] = {
     "trace": "synthetic",
     "conversations": 8,
     "scale": 0.1,
+    "agents": 0.005,
+    "fan_out": 1,
     "seed": 1,
     "lanes": 3,
     "start": (0.25, 0.75),
@@ -34,6 +36,7 @@ PARAMS: dict[str, Any] = {
     "decode_rung_tokens": 128,
     "max_num_seqs": 64,
     "max_num_batched_tokens": 16_384,
+    "coalesce": True,
     "policy": ["ladder"],
     "peer_failure_rate": 0.0,
     "device": ["2e5", "3e4"],
@@ -51,6 +54,8 @@ def test_every_combination_is_simulated_once_in_order() -> None:
         (200_000, 100_000),
     ]
     assert {m.decode_rung_tokens for m in found} == {128}
+    both = machines({**PARAMS, "policy": ["lru", "vllm", "lru"]}, load_profile(DEFAULT))
+    assert [m.policy for m in both] == ["lru"] * 4 + ["vllm"] * 4
     with pytest.raises(ConfigError, match="--host must be"):
         machines({**PARAMS, "host": ["much"]}, load_profile(DEFAULT))
 

@@ -51,13 +51,20 @@ def test_sub_agents_of_a_conversation_share_their_head_alone() -> None:
     assert not root & one
 
 
+def test_sub_agents_may_start_together() -> None:
+    made = synthetic(40, 6, Shape(scale=0.2, agents=0.05, fan_out=5)).conversations
+    agents = next(c for c in made if len(c.streams) > 1).streams[1:6]
+    assert len({agent.start for agent in agents}) == 1
+    assert len({tuple(agent.turns[0].ids().tolist()) for agent in agents}) == 5
+
+
 def test_small_prompts_for_small_models() -> None:
     turns = [t for c in synthetic(20, 1, Shape(scale=0.05)).conversations for t in c.streams[0].turns]
     assert min(t.prompt for t in turns) >= 400
     assert max(t.prompt for t in turns) <= 10_000
 
 
-@pytest.mark.parametrize("bad", [{"scale": 0.0}, {"block": 0}, {"max_prompt": 30_000}])
+@pytest.mark.parametrize("bad", [{"scale": 0.0}, {"block": 0}, {"max_prompt": 30_000}, {"fan_out": 0}, {"agents": 2.0}])
 def test_a_shape_that_cannot_be_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Shape(**bad)  # type: ignore[arg-type]

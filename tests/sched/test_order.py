@@ -77,6 +77,14 @@ class TestTurns:
         rig.run()
         assert started(rig) == ["a0", "b0", "b1", "a1", "b2", "b3", "a2", "b4", "b5", "a3"]
 
+    def test_more_salts_below_one_key_are_no_more_turns(self) -> None:
+        rig = Rig(seqs=1, fair=True)
+        for number in range(3):
+            rig.submit(f"a{number}", numbers(40, number), 1, salt=f"key:{number}")
+        rig.submit("b", numbers(40, 9), 1, salt="other:0")
+        rig.run()
+        assert started(rig) == ["a0", "b", "a1", "a2"]
+
     def test_without_it_they_come_as_they_came(self) -> None:
         rig = Rig(seqs=1)
         for name, salt in (("a", "x"), ("b", "x"), ("c", "y")):
