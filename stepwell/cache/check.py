@@ -137,18 +137,21 @@ def _check_keeps(directory: Directory, nodes: list[Node]) -> None:
     """What is kept is what the open keeps say; what goes last for that is counted, and within bounds."""
     keeps = directory.keeps
     times: dict[int, int] = {}
+    pins: dict[int, int] = {}
     kept: dict[int, Item] = {}
     for keep in keeps.known.values():
         assert keep.open and keep.tip.rung is not None, f"nothing is kept at {keep.tip!r}"
         assert keep.tip.rung.image is keep.images[0] and keep in keeps.at[keep.tip]
         for item in keep.items():
             times[id(item)] = times.get(id(item), 0) + 1
+            pins[id(item)] = pins.get(id(item), 0) + keep.pin
             kept[id(item)] = item
     assert sum(map(len, keeps.at.values())) == len(keeps.known), "a keep is filed twice, or has ended and is filed"
     for item in _items(nodes):
         assert item.kept == times.get(id(item), 0), (
             f"{item!r} is kept {item.kept} times, {times.get(id(item), 0)} say so"
         )
+        assert item.pinned == pins.get(id(item), 0), f"{item!r} is pinned {item.pinned} times"
         assert item.kept or not item.guarded, f"{item!r} goes last, and nobody keeps it"
     pages = sum(map(keeps.size, kept.values()))
     assert keeps.pages == pages <= keeps.most, f"{keeps.pages} pages kept of {keeps.most}, counted {pages}"

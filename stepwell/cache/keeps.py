@@ -19,15 +19,17 @@ def keep(directory: Directory, label: Label, salt: str, tokens: Ints, until: flo
     return keep_path(directory, label, path, until, rungs)
 
 
-def keep_path(directory: Directory, label: Label, path: list[Node], until: float, rungs: int = 1) -> int:
-    """The same for nodes from the top down."""
+def keep_path(
+    directory: Directory, label: Label, path: list[Node], until: float, rungs: int = 1, pin: bool = True
+) -> int:
+    """The same for nodes from the top down; without `pin` not on the device, where there is a tier below it."""
     unkeep(directory, label)
     tips = _fitting(directory, path, rungs) if len(directory.keeps.known) < MOST_KEEPS else []
     if not tips:
         return 0
     tip = tips[-1]
     images = tuple(node.rung.image for node in reversed(tips[-rungs:]) if node.rung is not None)
-    begun = Keep(label, tip, images, until)
+    begun = Keep(label, tip, images, until, pin)
     directory.keeps.begin(begun)
     for item in begun.items():
         directory.reconsider(item)

@@ -6,7 +6,9 @@ dropped for good only where nothing else can go, so no keep ever makes a request
     root ── kept ── kept ── tip ⟂ rung      a keep counts on every node of its path, and on the images that it names
                      └───── node            so whatever hangs on nothing kept is not kept itself
 
-Kept pages are bounded: all in all by a share of the largest tier, and in each tier no more than that share of it goes last.
+A *pin* goes last on the device as well; any other keep only below it, where there is a tier below: on the device, whoever comes
+back sooner is worth more than whoever has asked for more time. Kept pages are bounded: all in all by a share of the largest
+tier, and in each tier no more than that share of it goes last.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ MOST_KEEPS = 4096
 
 @dataclass(slots=True, eq=False)
 class Keep:
-    """The KV up to the end of `tip`, and `images`, the one at `tip` first; until then."""
+    """The KV up to the end of `tip`, and `images`, the one at `tip` first; until then. `pin`: on the device too."""
 
     label: Label
     tip: Node
     images: tuple[Item, ...]
     until: float
+    pin: bool = True
     open: bool = True
 
     def items(self) -> Iterator[Item]:
@@ -62,7 +65,7 @@ class Keeps:
 
     def size(self, item: Item) -> int:
         """Pages of `item` in any tier."""
-        return self._image_pages if item.what == "image" else len(item.node.tokens) // self._block
+        return self._image_pages if item.what == "image" else (item.node.end - item.node.start) // self._block
 
     def begin(self, keep: Keep) -> None:
         """Count `keep` in. Its label is not known yet."""
@@ -72,13 +75,14 @@ class Keeps:
         for item in keep.items():
             self.pages += 0 if item.kept else self.size(item)
             item.kept += 1
+            item.pinned += keep.pin
             for tier in self.caps:
                 self.placed(item, tier, item.at[tier], item.at[tier])
         self._serial += 1
         heapq.heappush(self._ends, (keep.until, self._serial, keep))
 
     def end(self, keep: Keep) -> list[Item]:
-        """Count `keep` out; whoever is not kept any more by that."""
+        """Count `keep` out; whoever does not go last any more somewhere."""
         if not keep.open:
             return []
         keep.open = False
@@ -90,12 +94,17 @@ class Keeps:
         fallen: list[Item] = []
         for item in keep.items():
             item.kept -= 1
-            if item.kept == 0:
-                self.pages -= self.size(item)
-                for tier in self.caps:
-                    self._unguard(item, tier, item.at[tier])
+            item.pinned -= keep.pin
+            self.pages -= 0 if item.kept else self.size(item)
+            lost = [tier for tier in self.caps if item.guarded >> tier & 1 and not self._wanted(item, tier)]
+            for tier in lost:
+                self._unguard(item, tier, item.at[tier])
+            if lost:
                 fallen.append(item)
         return fallen
+
+    def _wanted(self, item: Item, tier: Tier) -> bool:
+        return item.pinned > 0 if tier == Tier.DEVICE and len(self.caps) > 1 else item.kept > 0
 
     def ended(self, now: float) -> Keep | None:
         """A keep whose time is over, to be ended; None if there is none. O(1) then."""
@@ -112,7 +121,11 @@ class Keeps:
         """The copy of kept `item` in `tier` moves from slots to others (None: nowhere)."""
         if after is None:
             self._unguard(item, tier, before)
-        elif not item.guarded >> tier & 1 and self.guarded[tier] + len(after) <= self.caps[tier]:
+        elif (
+            not item.guarded >> tier & 1
+            and self._wanted(item, tier)
+            and self.guarded[tier] + len(after) <= self.caps[tier]
+        ):
             item.guarded |= 1 << tier
             self.guarded[tier] += len(after)
 

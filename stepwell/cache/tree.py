@@ -54,7 +54,8 @@ class Item:
     stuck     KV on the device that is not ready; `held_up` counts the children that are: none above them can go either
     dirty     KV whose device copy is the only one that is meant to be kept; `soiled` counts the children that are
     below     per tier: children with KV there, so that a node of many children need not ask them all
-    kept      keeps that it is part of (see `stepwell.cache.kept`); guarded: the tiers, as bits, in which it goes last for that
+    kept      keeps that it is part of (see `stepwell.cache.kept`), `pinned` of them pins; guarded: the tiers, as bits, in which it goes
+              last for that
     """
 
     __slots__ = (
@@ -68,6 +69,7 @@ class Item:
         "locks",
         "node",
         "pending",
+        "pinned",
         "ready",
         "refused",
         "soiled",
@@ -89,7 +91,7 @@ class Item:
         self.dirty = False
         self.soiled = 0
         self.below = [0] * len(TIERS)
-        self.kept = self.guarded = 0
+        self.kept = self.pinned = self.guarded = 0
 
     def has(self, tier: Tier) -> bool:
         """Whether a copy in `tier` may be read."""
@@ -264,7 +266,7 @@ class Tree:
             a.pending is None
             and b.pending is None
             and a.locks == b.locks
-            and (a.kept, a.guarded) == (b.kept, b.guarded)
+            and (a.kept, a.pinned, a.guarded) == (b.kept, b.pinned, b.guarded)
             and a.bad == b.bad
             and a.refused == b.refused
             and all((x is None) == (y is None) for x, y in zip(a.at, b.at, strict=True))
@@ -308,7 +310,7 @@ def _divide(lower: Item, upper: Item, blocks: int) -> None:
     upper.locks = list(lower.locks)
     upper.bad = list(lower.bad)
     upper.refused = list(lower.refused)
-    upper.kept, upper.guarded = lower.kept, lower.guarded
+    upper.kept, upper.pinned, upper.guarded = lower.kept, lower.pinned, lower.guarded
     upper.stuck = lower.stuck
     upper.held_up = int(lower.stuck)
     upper.dirty = lower.dirty

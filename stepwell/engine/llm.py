@@ -77,9 +77,7 @@ class LocalEngine:
 
     def stats(self) -> EngineStats:
         """One look at queues, tiers and counters."""
-        if self._loop is None:
-            raise EngineDead("this LLM is closed: make a new one")
-        return self._loop.stats()
+        return self._open_loop().stats()
 
     def generate(
         self,
@@ -133,9 +131,7 @@ class LocalEngine:
 
         Raises RequestError or CapacityError, before anything runs, if the prompt cannot be served.
         """
-        if self._loop is None:
-            raise EngineDead("this LLM is closed: make a new one")
-        loop = self._loop
+        loop = self._open_loop()
         self._served += 1
         request = Request(f"llm-{self._served}", self._encode(prompt), params, salt)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -178,9 +174,7 @@ class LocalEngine:
         return self._loop
 
     def _run(self, requests: Sequence[Request], stops: tuple[str, ...], progress: bool) -> list[Completion]:
-        if self._loop is None:
-            raise EngineDead("this LLM is closed: make a new one")
-        loop = self._loop
+        loop = self._open_loop()
         answers = {r.id: _Answer(r, Transcript(self.tokenizer.decoder(r.prompt), stops)) for r in requests}
         try:
             for request in requests:

@@ -125,7 +125,7 @@ class Retention:
         if request.keep_s is not None:
             until = now + request.keep_s
             path = _path(node)
-            keep_path(directory, ("turn", request.salt, request.id), path, until, rungs=2)
+            keep_path(directory, ("turn", request.salt, request.id), path, until, rungs=2, pin=False)
             tip = directory.keeps.known.get(("turn", request.salt, request.id))
             if tip is not None:
                 follow_up(directory, tip.tip, "turn", until)

@@ -111,6 +111,21 @@ def test_each_tier_has_its_share() -> None:
     assert shelf.use(Tier.DEVICE).kept == 6, "but the device keeps no more than its share"
 
 
+def test_what_is_not_pinned_is_kept_below_the_device_alone() -> None:
+    shelf = directory()
+    keep(shelf, PROMPT, 40, rungs=(40,))
+    path = [node_ending(shelf, PROMPT, 40)]
+    assert keeps.keep_path(shelf, ("turn", "", "1"), path, 9.0, pin=False) == 40
+    assert shelf.use(Tier.DEVICE).kept == 0
+    copy_down(shelf)
+    assert shelf.use(Tier.DEVICE).kept == 0 and shelf.use(Tier.HOST).kept == 11
+    pinned(shelf, until=5.0)
+    assert shelf.use(Tier.DEVICE).kept == 11
+    keeps.expire(shelf, 5.0)
+    assert shelf.use(Tier.DEVICE).kept == 0 and shelf.use(Tier.HOST).kept == 11
+    check(shelf)
+
+
 def test_nothing_is_kept_that_could_not_be_resumed() -> None:
     shelf = directory()
     keep(shelf, PROMPT, 40, rungs=(20,))

@@ -1,0 +1,78 @@
+"""Hints on their way from a front end to a loop and back, and before a real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepwell.cache.prefetch import Status
+from stepwell.engine import messages
+from stepwell.engine.hints import fetched, take_hint
+from stepwell.engine.llm import LLM
+from stepwell.sched.request import Request, SamplingParams
+from stepwell.sched.retention import Prefetched, Subject
+from tests.engine.scripted import ScriptedLoop
+
+PROMPT = np.arange(9, dtype=np.int32)
+
+
+def passed(command: messages.Command) -> messages.Command:
+    """What arrives."""
+    return messages.decode_command(messages.encode(command))
+
+
+def test_each_hint_is_answered_under_its_number() -> None:
+    loop = ScriptedLoop()
+    prompt, session = messages.about(Subject("", PROMPT)), messages.about(Subject("", None, "s"))
+    asked = [
+        (messages.Keep(1, prompt, 5.0), messages.Kept(1, True, 9)),
+        (messages.Keep(2, session, 5.0), messages.Kept(2, False, 0)),
+        (messages.Keep(3, prompt, None), messages.Kept(3, True, 9)),
+        (messages.EndSession(4, "", "s"), messages.Kept(4, False, 0)),
+        (messages.Prefetch(5, prompt), messages.Fetched(5, Prefetched(5, True, Status.RESIDENT))),
+    ]
+    for hint, expected in asked:
+        arrived = passed(hint)
+        assert isinstance(arrived, messages.Keep | messages.EndSession | messages.Prefetch)
+        (answer,) = take_hint(loop, arrived)
+        assert messages.decode_answer(messages.encode(answer)) == expected
+    assert not fetched(loop)
+
+
+def test_a_request_keeps_its_time_to_live_on_the_way() -> None:
+    request = Request("a", PROMPT, SamplingParams(), keep_s=30.0, session="s")
+    arrived = passed(messages.submit_of(request))
+    assert isinstance(arrived, messages.Submit)
+    assert messages.request_of(arrived).keep_s == 30.0
+
+
+def test_a_prefetched_prompt_gives_the_same_answer_from_the_device(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from stepwell.testing.checkpoint import write_checkpoint
+
+    torch.set_num_threads(1)
+    model = write_checkpoint(tmp_path / "model", hidden=64, layers=4, vocab=512)
+    flags = {"device": "cpu", "dtype": "float32", "device_memory": "1536KiB", "host_memory": "16MiB", "max_num_seqs": 2}
+    rng, six = np.random.default_rng(0), SamplingParams(max_tokens=6, ignore_eos=True)
+    prompts = [rng.integers(3, 512, 150).astype(np.int32) for _ in range(10)]
+    disk = f"{tmp_path / 'disk'}:64MiB"
+    with LLM(str(model), **flags, disk_cache=disk, max_num_batched_tokens=128) as llm:
+        cold = [llm.generate(prompt, six)[0] for prompt in prompts]
+        done = llm.prefetch(prompts[0])
+        assert done.status == Status.LOADED and done.host + done.disk > 0, done
+        again = llm.generate(prompts[0], six)[0]
+        assert again.token_ids == cold[0].token_ids
+        assert again.outcome.device == done.tokens == 128 and not again.outcome.loaded
+        assert llm.pin(prompts[0], 60.0) == 128
+        for prompt in prompts[1:]:
+            llm.generate(prompt, six, session="s", keep_s=60.0)
+        assert llm.generate(prompts[0], six)[0].outcome.device == 128
+        assert llm.unpin(prompts[0]) == 128
+        assert llm.stats().keeps
+    with LLM(str(model), **flags, disk_cache=disk, max_num_batched_tokens=128) as llm:
+        done = llm.prefetch(prompts[3])
+        assert done.disk == done.tokens == 128, done
+        again = llm.generate(prompts[3], six)[0]
+        assert again.token_ids == cold[3].token_ids and again.outcome.device == 128
