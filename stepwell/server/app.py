@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from stepwell.base.errors import RequestError, StepwellError
 from stepwell.server import schema
@@ -18,7 +19,7 @@ from stepwell.server.calls import GenerationRoutes
 from stepwell.server.dashboard import DashboardRoutes
 from stepwell.server.dialect import Dialect
 from stepwell.server.document import ERRORS, Api
-from stepwell.server.errors import Problem, any_problem
+from stepwell.server.errors import Problem, any_problem, unrouted
 from stepwell.server.gate import Gate
 from stepwell.server.hint_routes import HintRoutes
 from stepwell.server.hint_schema import AboutCall, EndCall, PinCall
@@ -64,13 +65,19 @@ def create_app(parts: Parts) -> FastAPI:
     app.add_api_route("/v1/models/{name:path}", routes.model, methods=["GET"])
     app.add_api_route("/health", routes.health, methods=["GET"])
     app.add_api_route("/ready", routes.ready, methods=["GET"])
+    app.add_api_route("/health", routes.health, methods=["HEAD"], include_in_schema=False)  # as balancers ask
+    app.add_api_route("/ready", routes.ready, methods=["HEAD"], include_in_schema=False)
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_api_route("/cache/reset", cache.reset, methods=["POST"])
     app.add_api_route("/dashboard", dashboard.page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/dashboard/events", dashboard.events, methods=["GET"], include_in_schema=False)
 
+    known = {route.path for route in app.routes if isinstance(route, Route)}
+
     async def answer(request: Request, error: Exception) -> Response:
         problem = any_problem(error)
+        if isinstance(error, HTTPException) and error.status_code in (404, 405):
+            problem = unrouted(error, request.method, request.url.path, known)
         parts.metrics.refused(problem.status)
         return problem.response(request.url.path)
 
@@ -87,7 +94,7 @@ def create_app(parts: Parts) -> FastAPI:
             allow_origins=parts.origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "x-stepwell-resume", "retry-after"),
+            expose_headers=("x-request-id", "request-id", "x-stepwell-resume", "retry-after"),
         )
     return app
 

@@ -3,7 +3,7 @@ of Anthropic's API, `{"type": "error", "error": {"type", "message"}}`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from stepwell.base.errors import CapacityError, EngineDead, RequestError, Stepwe
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _MESSAGES_TYPES = {**_TYPES, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
 _MESSAGES_ROUTE = "/v1/messages"
+_PATH_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,9 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     field, dot, rest = (error.param or "").partition(".")
     if field not in names:
         return error
-    return RequestError(str(error).replace(field, names[field]), names[field] + dot + rest)
+    text = str(error)
+    text = names[field] + text.removeprefix(field) if text.startswith(field) else text
+    return RequestError(text, names[field] + dot + rest)
 
 
 class GenerationFailed(StepwellError):
@@ -92,6 +95,21 @@ def problem_of(error: StepwellError) -> Problem:
             return Problem(503, f"the engine has stopped: {error}", None, "engine_dead")
         case _:
             return Problem(500, str(error), None, "generation_failed")
+
+
+def unrouted(error: HTTPException, method: str, path: str, known: Collection[str]) -> Problem:
+    """What a client is told who asks for a path that is not among the `known` ones, or in a way that it does not take."""
+    allowed = dict(error.headers or {}).get("Allow")
+    if error.status_code == 405 and allowed:
+        message = f"{path[:_PATH_SHOWN]} takes {allowed}, not {method}"
+    else:
+        hint = "GET /openapi.json lists those there are"
+        if f"/v1{path}" in known:
+            hint = f"try /v1{path} (the base URL of an OpenAI client ends in /v1)"
+        elif path.removeprefix("/v1") in known:
+            hint = f"try {path.removeprefix('/v1')}"
+        message = f"there is no route {path[:_PATH_SHOWN]}: {hint}"
+    return Problem(error.status_code, message, None, None, dict(error.headers or {}))
 
 
 def any_problem(error: Exception) -> Problem:
