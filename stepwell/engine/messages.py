@@ -133,12 +133,16 @@ class Rejected(msgspec.Struct, tag="rejected", array_like=True):
 
 
 class Loads(msgspec.Struct, tag="loads", array_like=True):
+    """`at` here and below: seconds of the machine's monotonic clock, which both processes read."""
+
     id: str
+    at: float = 0.0
 
 
 class Admitted(msgspec.Struct, tag="admitted", array_like=True):
     id: str
     outcome: AdmissionOutcome
+    at: float = 0.0
 
 
 class Tokens(msgspec.Struct, tag="tokens", array_like=True, omit_defaults=True, gc=False):
@@ -298,10 +302,10 @@ def wire_event(event: sched.Event) -> WireEvent:
                 return Tokens(event.request_id, list(event.tokens))
             scores, prompt_scores = list(event.scores), list(event.prompt_scores)
             return Tokens(event.request_id, list(event.tokens), scores, prompt_scores, event.prompt_from)
-        case sched.Loads(request_id):
-            return Loads(request_id)
-        case sched.Admitted(request_id, outcome):
-            return Admitted(request_id, outcome)
+        case sched.Loads(request_id, at):
+            return Loads(request_id, at)
+        case sched.Admitted(request_id, outcome, at):
+            return Admitted(request_id, outcome, at)
         case sched.Finished(request_id, reason, message):
             return Finished(request_id, reason, message)
 

@@ -82,17 +82,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """The request waits for copies from a lower tier: sent before `Admitted`, again where a load was given up and begun anew."""
+    """The request waits for copies from a lower tier, since `at` by the engine's clock: sent before `Admitted`, again where a load
+    was given up and begun anew."""
 
     request_id: str
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request has been given its start: sent once, before its first token."""
+    """The request was given its start at `at` by the engine's clock: sent once, before its first token."""
 
     request_id: str
     outcome: AdmissionOutcome
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

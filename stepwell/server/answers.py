@@ -42,11 +42,13 @@ class Patience:
 
 @dataclass(slots=True)
 class Delivery:
-    """What arrived for one sequence since the reader last looked. `prompt_scores` come as (first token's place, scores)."""
+    """What arrived for one sequence since the reader last looked. `prompt_scores` come as (first token's place, scores); times
+    are the engine's."""
 
     tokens: list[int] = field(default_factory=list)
-    loads: bool = False
+    loads_at: float | None = None
     outcome: AdmissionOutcome | None = None
+    admitted_at: float = 0.0
     end: FinishReason | None = None
     message: str = ""
     scores: list[Scored] = field(default_factory=list)

@@ -257,17 +257,18 @@ class EngineClient:
     def _dispatch(self, event: messages.WireEvent) -> None:
         answers = self._answers.get(event.id)  # None: aborted meanwhile
         match event:
-            case messages.Loads(request_id):
+            case messages.Loads(request_id, at):
                 self.in_flight.loading(request_id)
                 if answers is not None:
-                    answers.delivery(request_id).loads = True
-            case messages.Admitted(request_id, outcome):
+                    answers.delivery(request_id).loads_at = at
+            case messages.Admitted(request_id, outcome, at):
                 self._observer.admitted(outcome)
                 if log.isEnabledFor(logging.INFO):
                     log.info("%s", outcome.explain(), extra={"sequence": request_id})
                 self.in_flight.admitted(outcome)
                 if answers is not None:
-                    answers.delivery(request_id).outcome = outcome
+                    delivery = answers.delivery(request_id)
+                    delivery.outcome, delivery.admitted_at = outcome, at
             case messages.Accepted(request_id):
                 if answers is not None:
                     answers.accept(request_id)

@@ -303,10 +303,10 @@ class Generation:
 
     def _piece(self, choice: Choice, delivery: Delivery) -> Piece:
         if self._trace is not None:
-            if delivery.loads:
-                self._trace.loading(choice.request_id)
+            if delivery.loads_at is not None:
+                self._trace.loading(choice.request_id, delivery.loads_at)
             if delivery.outcome is not None:
-                self._trace.admitted(choice.request_id, delivery.outcome)
+                self._trace.admitted(choice.request_id, delivery.outcome, delivery.admitted_at)
         deltas, scores = choice.take(delivery)
         first = self._time(choice, len(delivery.tokens))
         if choice.reason is not None:

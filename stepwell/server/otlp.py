@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from time import time_ns
+from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -144,13 +144,13 @@ class _Call:
         }
         self.span.set_attributes({name: value for name, value in wanted.items() if value is not None})
 
-    def loading(self, sequence: str) -> None:
+    def loading(self, sequence: str, at: float) -> None:
         if (known := self.open.get(sequence)) is not None:
-            known.loading = time_ns()
+            known.loading = max(known.queued, _wall(at))
 
-    def admitted(self, sequence: str, outcome: AdmissionOutcome) -> None:
+    def admitted(self, sequence: str, outcome: AdmissionOutcome, at: float) -> None:
         if (known := self.open.get(sequence)) is not None:
-            known.admitted, known.outcome = time_ns(), outcome
+            known.admitted, known.outcome = max(known.loading or known.queued, _wall(at)), outcome
 
     def started(self, sequence: str) -> None:
         now = time_ns()
@@ -201,6 +201,11 @@ class _Call:
             if name == "prefill" and known.outcome is not None:
                 facts |= _resume(known.outcome)
             self.tracer.start_span(name, parent, attributes=facts, start_time=at).end(until)
+
+
+def _wall(at: float) -> int:
+    """A moment of the monotonic clock, not after the present one, in nanoseconds of wall time."""
+    return time_ns() - max(0, monotonic_ns() - int(at * 1e9))
 
 
 def _sums(generation: Generation, reasons: Mapping[str, str]) -> dict[str, Any]:

@@ -17,7 +17,10 @@ TRACE = "stepwell.trace"
 
 
 class CallTrace(Protocol):
-    """Follows one call. A sequence is told of in this order: loading (maybe), admitted, started, ended."""
+    """Follows one call. A sequence is told of in this order: loading (maybe), admitted, started, ended.
+
+    `at`: seconds of the machine's monotonic clock. The engine tells of a step when that has ended, so these two are told late.
+    """
 
     @property
     def id(self) -> str:
@@ -26,10 +29,10 @@ class CallTrace(Protocol):
     def began(self, job: Job, generation: Generation) -> None:
         """The call has been read; its sequences are on their way to the engine."""
 
-    def loading(self, sequence: str) -> None:
+    def loading(self, sequence: str, at: float) -> None:
         """It waits for copies from a lower tier."""
 
-    def admitted(self, sequence: str, outcome: AdmissionOutcome) -> None:
+    def admitted(self, sequence: str, outcome: AdmissionOutcome, at: float) -> None:
         """It computes its prompt."""
 
     def started(self, sequence: str) -> None:
