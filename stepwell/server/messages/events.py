@@ -103,12 +103,19 @@ def _block(item: Item) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Arguments as an object: of a call that was cut off, what there is of it."""
+    """Arguments as an object that can be written: of a call that was cut off, what there is of it."""
     try:
-        value = from_json(text, allow_partial=True)
+        value = orjson.loads(text)
     except ValueError:
-        return {}
+        value = _partial(text)
     return value if isinstance(value, dict) else {}
+
+
+def _partial(text: str) -> object:
+    try:
+        return orjson.loads(orjson.dumps(from_json(text, allow_partial=True)))
+    except (ValueError, TypeError):  # no JSON, or a number that cannot be written
+        return None
 
 
 def _signature(thought: str) -> str:

@@ -51,10 +51,11 @@ class ResponsesRoutes:
             raise renamed(error, NAMES) from error
         name = f"resp_{secrets.token_hex(12)}"
         turns = () if earlier is None else earlier.turns
+        echo = self._echo(call)
         place = None if call.store is False else Place(self._kept, owner, turns, tuple(added))
         session = call.prompt_cache_key[:MAX_NAME] if call.prompt_cache_key else None
         wish = replace(wish, session=session, keep_s=_DAY if call.prompt_cache_retention == "24h" else None)
-        return await self._generation.answer(request, wish, name, ResponsesForm(name, self._echo(call), place))
+        return await self._generation.answer(request, wish, name, ResponsesForm(name, echo, place))
 
     async def find(self, request: Request, response_id: str) -> Response:
         stored = self._kept.find(caller_of(request).owner, response_id)
@@ -77,9 +78,9 @@ class ResponsesRoutes:
 
     def _echo(self, call: ResponsesCall) -> dict[str, Any]:
         """What a response repeats of its call."""
-        given = call.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        text = given.get("text") or {}
-        return {
+        effort, summary = (None, None) if call.reasoning is None else (call.reasoning.effort, call.reasoning.summary)
+        form = None if call.text is None else call.text.format
+        echo = {
             "created_at": int(time.time()),
             "model": self._parts.facts.model,
             "background": False,
@@ -88,15 +89,22 @@ class ResponsesRoutes:
             "metadata": call.metadata or {},
             "parallel_tool_calls": call.parallel_tool_calls is not False,
             "previous_response_id": call.previous_response_id,
-            "reasoning": {"effort": None, "summary": None, **(given.get("reasoning") or {})},
+            "reasoning": {"effort": effort, "summary": summary},
             "store": call.store is not False,
             "temperature": 1.0 if call.temperature is None else call.temperature,
-            "text": {**text, "format": text.get("format") or {"type": "text"}},
+            "text": {"format": {"type": "text"} if form is None else form.given()},
             "tool_choice": "auto" if call.tool_choice is None else call.tool_choice,
             "tools": call.tools or [],
             "top_p": 1.0 if call.top_p is None else call.top_p,
             "truncation": call.truncation or "disabled",
         }
+        try:
+            orjson.dumps(echo)
+        except TypeError as error:  # found now, not when the answer is there
+            raise RequestError(
+                "tools or text.format.schema are nested too deeply to be repeated: flatten them", "tools"
+            ) from error
+        return echo
 
 
 def _missing(name: str, field: str | None, code: str, advice: str) -> ApiError:

@@ -74,6 +74,11 @@ class Format(Strict):
     name: str | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
+    def given(self) -> dict[str, Any]:
+        """As the caller wrote it."""
+        fields = {"type": self.type, "name": self.name, "schema": self.json_schema}
+        return {name: value for name, value in fields.items() if value is not None}
+
 
 class Text(Strict):
     format: Format | None = None

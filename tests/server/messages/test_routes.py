@@ -158,6 +158,14 @@ def test_a_call_that_is_cut_off_has_the_arguments_that_were_written(talking: Run
     assert body["content"][0]["input"] == {"city": "Zürich"}
 
 
+def test_arguments_that_json_cannot_say_exactly_are_written_all_the_same(talking: Running) -> None:
+    many = "1" * 30
+    call = f'<tool_call>{{"name": "weather", "arguments": {{"city": "x", "days": {many}}}}}</tool_call>'
+    assert post(talking, messages=said(call), tools=TOOLS).json()["content"][0]["input"]["days"] == float(many)
+    odd = '<tool_call>{"name": "weather", "arguments": {"city": }}</tool_call>'
+    assert post(talking, messages=said(odd), tools=TOOLS).json()["content"][0]["input"] == {}
+
+
 def test_no_tokens_at_all_may_be_asked_for_so_that_a_prompt_is_cached(talking: Running) -> None:
     body = post(talking, messages=said("warm this up, it is long enough for a block"), max_tokens=0).json()
     assert (body["content"], body["usage"]["output_tokens"]) == ([], 0)

@@ -16,6 +16,7 @@ from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.answers import Patience
 from stepwell.server.keys import Keys
 from stepwell.server.parts import Limits
+from tests.engine.scripted import CONTEXT
 from tests.server.harness import MODEL, Running, eventually, running
 from tests.server.templates import talking_tokenizer
 
@@ -320,6 +321,24 @@ def test_sampling_sessions_and_fields_of_chats_reach_the_engine(talking: Running
     assert (request.params.seed, request.salt, request.session) == (11, "s", "k" * 256)
     post(talking, prompt_cache_key="k", session_id="mine")
     assert talking.loop.seen[-1].session == "mine"
+
+
+def test_what_cannot_be_repeated_is_refused_before_there_is_an_answer(talking: Running) -> None:
+    deep: Any = {}
+    for _ in range(140):
+        deep = {"properties": {"x": deep}}
+    before = len(talking.loop.seen)
+    response = post(talking, tools=[{"type": "function", "name": "f", "parameters": deep}])
+    assert response.status_code == 400 and response.json()["error"]["param"] == "tools"
+    assert len(talking.loop.seen) == before
+
+
+def test_faults_of_the_chat_have_the_names_of_this_api(talking: Running) -> None:
+    long = post(talking, input="x " * CONTEXT).json()["error"]
+    assert long["param"] == "input" and long["message"].startswith("input has ")
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "thing"}}
+    wrong = post(talking, text={"format": form}).json()["error"]
+    assert wrong["param"].startswith("text.format")
 
 
 def test_a_day_in_the_cache_can_be_asked_for(talking: Running) -> None:
