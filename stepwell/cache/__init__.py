@@ -7,6 +7,7 @@ requests' lives: time comes in as an argument, copies go out as `Move`s.
     pool        free slots of one tier                    placement   where to leave a rung
     survey      how far each leg reaches for a prompt     plan        how a request would start, and what it falls back to
     directory   the one owner of all of it                leases      holds on what is cached
+    kept, keeps what goes last, and until when            sessions    conversations by their clients' ids
     admission   commit and settle                         content     publish what was computed, leave rungs
     shed        make room, copy down ahead of need        outcome     how an admission ended; tally: the counters
 """
