@@ -104,7 +104,7 @@ MinLoadTokens = Annotated[
     _option("Load from a lower tier only what saves this many tokens. Default: by expected time.", _CACHE),
 ]
 KeepShare = Annotated[
-    float, _option("Share of each tier that pins and --cache-ttl hints of callers may hold on to; 0 for none.", _CACHE)
+    float, _option("Share of each tier that pins and cache_ttl hints of callers may keep; 0 for none.", _CACHE)
 ]
 ThinkPrefetch = Annotated[
     bool, _option("Bring back what a session is about to ask for, while its caller thinks.", _CACHE)
