@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from stepwell.base.units import format_size
 from stepwell.replay.machine import MachineSizes
@@ -15,7 +14,7 @@ from stepwell.replay.profile import load_profile
 from stepwell.replay.report import Summary, quantiles
 from stepwell.replay.setup import sizes_from
 from stepwell.replay.sweep import simulations
-from stepwell.replay.terminal import format_seconds
+from stepwell.replay.terminal import format_seconds, narrow
 
 
 def compared(params: dict[str, Any], names: Sequence[str], jobs: int) -> Iterator[tuple[str, Summary]]:
@@ -48,27 +47,24 @@ def document(found: Mapping[str, Summary]) -> str:
 
 def show_compared(found: Mapping[str, Summary], console: Console) -> None:
     """One row a policy."""
-    table = Table(*HEAD, title="Share of prompt tokens by where they came from", title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, summary in found.items():
-        table.add_row(name, *cells(summary))
-    console.print(table)
+    console.print(narrow(head(found.values()), ((name, *cells(found, name)) for name in found)))
 
 
-HEAD = ("policy", "device", "host", "disk", "hit", "bound", "excess", "TTFT p50", "p90", "copied down", "up")
+def head(found: Collection[Summary]) -> tuple[str, ...]:
+    """Of the columns of a comparison; the disk has one where it was of use."""
+    disk = ("disk",) if any(summary.admitted.disk for summary in found) else ()
+    return "policy", "device", "host", *disk, "hit", "bound", "excess", "TTFT p50", "p90", "copied"
 
 
-def cells(summary: Summary) -> list[str]:
-    """The figures of one policy as `HEAD` names them, its name left out."""
+def cells(found: Mapping[str, Summary], name: str) -> list[str]:
+    """The figures of one policy as `head` names them, its name left out. Copied: bytes of all directions."""
+    summary = found[name]
     a, ttft = summary.admitted, quantiles(summary.ttft)
-    shares = (summary.share(n) for n in (a.device, a.host, a.disk, a.device + a.host + a.disk, summary.bound))
-    moved = summary.traffic.since(summary.start)
-    up = sum(size for way, size in moved if way.endswith("to device"))
+    tiers = (a.device, a.host, a.disk)[: 3 if "disk" in head(found.values()) else 2]
+    shares = (summary.share(tokens) for tokens in (*tiers, a.prompt - a.recomputed, summary.bound))
     return [
         *(f"{share:.1%}" for share in shares),
         f"{summary.excess:.1%}",
         *(format_seconds(ttft[mark]) if ttft else "" for mark in ("p50", "p90")),
-        format_size(sum(size for _, size in moved) - up),
-        format_size(up),
+        format_size(sum(size for _, size in summary.traffic.since(summary.start))),
     ]

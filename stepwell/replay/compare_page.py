@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from stepwell.replay.compare import HEAD, cells
+from stepwell.replay.compare import cells, head
 from stepwell.replay.page import KINDS
 from stepwell.replay.plots import LINES, Layer, figure, legend, line, shade, table
 from stepwell.replay.policies import policies
@@ -30,7 +30,7 @@ def compare_page(found: Mapping[str, Summary]) -> str:
         "<h2>Hit over time</h2><p>Share of the prompt tokens sent at the time that were reused, in all tiers. Shaded: warm-up.</p>",
         _over_time(found),
         "<h2>Figures</h2>",
-        table(HEAD, [[name, *cells(summary)] for name, summary in found.items()]),
+        table(head(found.values()), [[name, *cells(found, name)] for name in found]),
         "<p>Bounds differ with the requests that each had time for.</p>",
         "<h2>Policies</h2>",
         "".join(f"<p><b>{escape(name)}</b> {escape(said[name])}</p>" for name in found),

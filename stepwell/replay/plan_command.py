@@ -20,7 +20,7 @@ from stepwell.replay.policies import expect_policies, is_own
 from stepwell.replay.profile import DEFAULT, Profile, load_profile
 from stepwell.replay.setup import Params, settings_of
 from stepwell.replay.sweep import Point, knee, machines, sweep
-from stepwell.replay.terminal import format_seconds, told
+from stepwell.replay.terminal import format_seconds, narrow, told
 
 
 def plan_command(
@@ -130,20 +130,10 @@ def _gib(size: int) -> str:
 
 def _table(points: Sequence[Point], chosen: Point, profile: Profile) -> Table:
     kv = profile.costs.kv_bytes_per_token
-    title = f"{profile.name}, memory of one rank; bound {chosen.bound:.1%}"
-    table = Table(
-        "policy",
-        "device + host + disk",
-        "hit",
-        "of it device",
-        "excess",
-        "TTFT p50",
-        "p99",
-        title=title,
-        title_justify="left",
-    )
-    for column in table.columns[1:]:
-        column.justify, column.no_wrap = "right", True
+    head = ("policy", "device + host + disk", "hit", "device", "excess", "TTFT p50", "p99")
+    table = narrow(head, ())
+    table.title = f"{profile.name}, memory of one rank; bound {chosen.bound:.1%}"
+    table.title_justify = "left"
     for p in points:
         shares = (f"{share:.1%}" for share in (p.hit, p.device, p.excess))
         times = (format_seconds(p.ttft_p50), format_seconds(p.ttft_p99))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from stepwell.base.errors import StepwellError
 from stepwell.cache.policy import DEFAULT
 from stepwell.replay.machine import MachineSizes
-from stepwell.replay.policies import expect_policies
+from stepwell.replay.policies import expect_policies, machine_for
 from stepwell.replay.profile import Profile, load_profile
 from stepwell.replay.report import Summary, quantiles
 from stepwell.replay.setup import Params, phases_from, rules_from, settings_of, sizes_from, tokens_in, trace_from
@@ -74,7 +74,10 @@ def simulations(
 ) -> Iterator[T]:
     """What `found` makes of each simulation, as they are done. `params` say what is played. Raises StepwellError."""
     profile = load_profile(params["profile"])
-    setting = setting_from(params, profile)  # what cannot be read is told here, not by a process that ends of it
+    # What cannot be read or built is told here and now, not after hours or by a process that ends of it.
+    setting = setting_from(params, profile)
+    for sizes in wanted:
+        machine_for(sizes, setting.costs, setting.rules.seed)
     if jobs == 1:
         yield from (found(simulated(setting, sizes), sizes) for sizes in wanted)
         return

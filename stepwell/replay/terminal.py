@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -26,6 +27,17 @@ def told(done: Iterable[T], total: int, console: Console) -> list[T]:
             found.append(one)
             progress.advance(task)
     return found
+
+
+def narrow(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of numbers, named in the first column, for terminals of 80 columns."""
+    table = Table(*head, box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    table.columns[0].justify = "left"
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def show(summary: Summary, console: Console) -> None:

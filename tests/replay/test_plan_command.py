@@ -41,6 +41,7 @@ def test_a_plan_ends_with_the_words_to_serve_by(tmp_path: Path) -> None:
     last = done.stdout.splitlines()[-1]
     assert last.startswith("stepwell serve MODEL --device-memory ")
     assert "--state-checkpoint-interval-tokens 8192" in last
+    assert "--cache-policy ladder" in last
     assert done.stdout.count("█") > 10
     text = (tmp_path / "plan.html").read_text("utf-8")
     assert len(re.findall(r"<h2>", text)) == 5
@@ -53,9 +54,24 @@ def test_a_plan_ends_with_the_words_to_serve_by(tmp_path: Path) -> None:
             assert chromium.ask("document.documentElement.scrollWidth") <= PHONE
 
 
+def test_every_size_is_tried_under_each_policy_and_the_flags_are_of_one_of_our_own(tmp_path: Path) -> None:
+    words = ["--policy", "vllm", "--policy", "lru", "--policy", "ladder", "--html", str(tmp_path / "plan.html")]
+    done = run("synthetic", *SMALL, *SIZES, *words, "--jobs", "1")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"--cache-policy (lru|ladder) ", done.stdout.splitlines()[-1])
+    assert "Knee of vllm: " in done.stdout
+    rows = re.findall(r"^ *(vllm|lru|ladder) +\d.*iB", done.stdout, re.MULTILINE)
+    assert rows == ["vllm"] * 4 + ["lru"] * 4 + ["ladder"] * 4
+    text = (tmp_path / "plan.html").read_text("utf-8")
+    assert text.count("<polyline") == 2 * 6
+    assert "vllm, host 500.0 MiB" in text
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--policy", "vllm"], "--policy must name one to serve by as well: one of ladder, lru"),
+        (["--policy", "best"], "--policy 'best' is unknown"),
         (["--device", "lots"], "--device must be"),
         (["--profile", "nowhere"], "--profile 'nowhere' is neither"),
         (["--lanes", "0"], "--lanes must be"),

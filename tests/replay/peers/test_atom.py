@@ -28,7 +28,7 @@ def short_hit(peer: AtomCache) -> Ints:
     serve(peer, LONG[:1000])
     serve(peer, LONG)
     serve(peer, LONG[:1000])
-    serve(peer, text(2, 36_620))
+    serve(peer, text(2, 36_760))
     return np.concatenate((LONG, text(3, 500)))
 
 
