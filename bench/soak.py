@@ -6,8 +6,8 @@ The real server and engine loop on the tell-tale (bench/server.py --serve), with
 talk in turns that grow and branch; some hang up at a random moment, some read slowly, some close their half of the socket
 and read on, some send nonsense. Ends with one line of JSON.
 
-`throughput_end_over_start` compares what the server did for its processor time, not what the clock on the wall saw: events that
-callers heard for each processor second of the server, in the last fifth of the time over the second fifth. As others on the
+`throughput_end_over_start` compares what the server did for its processor time, not what the clock on the wall saw: tokens
+generated for each processor second of the server, in the last fifth of the time over the second fifth. As others on the
 machine make such a second worth more or less, a fixed piece of work (the yardstick) is timed beside it every second, and processor
 seconds count in yardsticks. The table shows the ratios without it, and by the wall clock, too.
 """
@@ -40,7 +40,7 @@ NONSENSE = (b"{", b'{"prompt": [-1]}', b'{"prompt": "x", "max_tokens": "many"}',
 
 @dataclass(slots=True)
 class Sums:
-    """What callers did and got; `events` are those of all streams together."""
+    """What callers did and got."""
 
     requests: int = 0
     whole: int = 0
@@ -50,7 +50,6 @@ class Sums:
     nonsense: int = 0
     refused: int = 0
     broken: list[str] = field(default_factory=list)
-    events: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,6 @@ async def call(world: World, rng: random.Random, kind: str, body: bytes) -> None
 async def read(world: World, rng: random.Random, kind: str, reader: asyncio.StreamReader) -> None:
     heard = b""
     while part := await reader.read(256 if kind == "slow" else 2**16):
-        world.sums.events += part.count(b"\n\n")
         heard += part
         if kind == "slow":
             await asyncio.sleep(rng.random() * 0.02)
@@ -151,13 +149,14 @@ def yardstick() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The server's processes at one moment: when, their memory, their processor seconds so far, events that callers have heard,
-    seconds that the yardstick took."""
+    """The server's processes at one moment: when, their memory, their processor seconds so far, tokens that the front end has
+    had of the engine (events of streams would not do: a busy front end puts several tokens into one), seconds that the
+    yardstick took."""
 
     at: float
     resident_mb: float
     processor: float
-    events: int
+    tokens: int
     yardstick: float
 
 
@@ -166,35 +165,42 @@ async def watch(pids: Sequence[int], world: World) -> list[Look]:
     looks = []
     while time.monotonic() < world.until:
         memory, spent = sum(map(resident_mb, pids)), sum(map(processor_seconds, pids))
-        looks.append(Look(time.monotonic(), memory, spent, world.sums.events, yardstick()))
+        tokens = int((await numbers(world.port))["stepwell_generation_tokens_total"])
+        looks.append(Look(time.monotonic(), memory, spent, tokens, yardstick()))
         await asyncio.sleep(1)
     return looks
 
 
 async def soak(port: int, pids: Sequence[int], seconds: float, callers: int) -> tuple[Sums, list[Look]]:
     world = World(port, time.monotonic() + seconds, Sums())
-    looks, *_ = await asyncio.gather(watch(pids, world), *(caller(world, seed) for seed in range(callers)))
-    return world.sums, looks
+    looks = asyncio.create_task(watch(pids, world))
+    await asyncio.gather(*(caller(world, seed) for seed in range(callers)))
+    return world.sums, await looks
+
+
+async def numbers(port: int) -> dict[str, float]:
+    """What /metrics shows."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    text = (await reader.read(-1)).decode()
+    writer.close()
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("stepwell_")]
+    return {name: float(value) for name, value in lines}
 
 
 async def settled(port: int) -> dict[str, float]:
     """Numbers of /metrics once nothing is in the engine any more."""
     for _ in range(100):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        text = (await reader.read(-1)).decode()
-        writer.close()
-        lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("stepwell_")]
-        numbers = {name: float(value) for name, value in lines}
-        if not sum(value for name, value in numbers.items() if name.startswith("stepwell_queue_requests")):
-            return numbers
+        shown = await numbers(port)
+        if not sum(value for name, value in shown.items() if name.startswith("stepwell_queue_requests")):
+            return shown
         await asyncio.sleep(0.1)
     raise SystemExit("the engine did not come to rest: requests are left in its queues")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From the second fifth of the time (the first one warms up) to the last: memory in MB, and as ratios events a second,
+    """From the second fifth of the time (the first one warms up) to the last: memory in MB, and as ratios tokens a second,
     a second of the server's processor time, and a yardstick of it."""
 
     memory: float
@@ -207,11 +213,11 @@ def change(looks: list[Look]) -> Change:
     fifth = len(looks) // 5
     parts = looks[fifth : 2 * fifth + 1], looks[-fifth - 1 :]
     memory = [statistics.median(look.resident_mb for look in part) for part in parts]
-    events = [part[-1].events - part[0].events for part in parts]
+    tokens = [part[-1].tokens - part[0].tokens for part in parts]
     wall = [part[-1].at - part[0].at for part in parts]
     spent = [part[-1].processor - part[0].processor for part in parts]
     yardsticks = [statistics.mean(look.yardstick for look in part) for part in parts]
-    more, longer, dearer = events[1] / events[0], wall[1] / wall[0], spent[1] / spent[0]
+    more, longer, dearer = tokens[1] / tokens[0], wall[1] / wall[0], spent[1] / spent[0]
     return Change(memory[1] - memory[0], more / longer, more / dearer, more / dearer * yardsticks[1] / yardsticks[0])
 
 
@@ -224,34 +230,34 @@ def main() -> None:
         try:
             port, *pids = map(int, process.stdout.readline().split())
             sums, looks = asyncio.run(soak(port, pids, options.minutes * 60, options.callers))
-            numbers = asyncio.run(settled(port))
+            shown = asyncio.run(settled(port))
             process.stdin.close()
             said = json.loads(process.stdout.readline())
         finally:
             process.kill()
     changed = change(looks)
-    show(sums, numbers, said, changed)
+    show(sums, shown, said, changed)
     line = {
         "requests": sums.requests,
         "aborts": sums.aborts,
         "ended_once": said["taken"] == said["ended"] and not said["ended_twice"] and not sums.broken,
-        "leases_after": int(numbers["stepwell_leases"]),
+        "leases_after": int(shown["stepwell_leases"]),
         "rss_growth_mb": round(changed.memory, 1),
         "throughput_end_over_start": round(changed.yardstick, 3),
     }
     print(json.dumps(line))
 
 
-def show(sums: Sums, numbers: dict[str, float], said: dict[str, float], changed: Change) -> None:
+def show(sums: Sums, shown: dict[str, float], said: dict[str, float], changed: Change) -> None:
     table = Table("", "", box=None)
     for name in ("requests", "whole", "aborts", "slow", "half_closed", "nonsense", "refused"):
         table.add_row(name, f"{getattr(sums, name):,}")
     table.add_row("sequences taken, ended", f"{said['taken']:,}, {said['ended']:,}")
-    cached = sum(numbers[f'stepwell_prompt_tokens_total{{source="{tier}"}}'] for tier in ("device", "host", "disk"))
-    cold = numbers['stepwell_prompt_tokens_total{source="recomputed"}']
+    cached = sum(shown[f'stepwell_prompt_tokens_total{{source="{tier}"}}'] for tier in ("device", "host", "disk"))
+    cold = shown['stepwell_prompt_tokens_total{source="recomputed"}']
     table.add_row("prompt tokens reused", f"{cached / max(1, cached + cold):.1%}")
-    table.add_row("preemptions", f"{numbers['stepwell_preemptions_total']:,.0f}")
-    table.add_row("end over start: events a second", f"{changed.wall:.3f}")
+    table.add_row("preemptions", f"{shown['stepwell_preemptions_total']:,.0f}")
+    table.add_row("end over start: tokens a second", f"{changed.wall:.3f}")
     table.add_row("… a second of the server's processor time", f"{changed.processor:.3f}")
     table.add_row("… a yardstick of it", f"{changed.yardstick:.3f}")
     console = Console()
