@@ -19,7 +19,7 @@ from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.disk_tier import CHUNK, DiskTier, disk_mover, identity, open_disk, with_disk
-from stepwell.engine.doubts import doubts
+from stepwell.engine.doubts import doubts, longest_context
 from stepwell.engine.grammars import Grammars, GuideError
 from stepwell.engine.guide import Guides
 from stepwell.engine.owned import OwnedLoop
@@ -150,17 +150,7 @@ def _device(name: str) -> torch.device:
 
 def _sizes(config: EngineConfig, model: HybridConfig, geometry: Geometry, device: torch.device) -> Sizes:
     pages = _device_budget(config, device, config.max_num_seqs * geometry.image_bytes) // geometry.page_bytes
-    least = geometry.image_pages + geometry.pages_for(config.rung_grid + 1)
-    if pages < least:
-        raise ConfigError(
-            f"--device-memory holds {pages} pages of {format_size(geometry.page_bytes)}, but one prompt of "
-            f"{config.rung_grid} tokens and its rung need {least}: give at least {format_size(least * geometry.page_bytes)}"
-        )
-    longest = model.max_positions if config.max_model_len is None else config.max_model_len
-    if longest > model.max_positions:
-        raise ConfigError(
-            f"--max-model-len {longest} is more than the {model.max_positions} positions the checkpoint was made for"
-        )
+    longest = longest_context(config, geometry, pages, model.max_positions)
     return Sizes(geometry, pages, config.host_memory // geometry.page_bytes, longest)
 
 

@@ -19,7 +19,6 @@ _AT_LEAST_ONE = (
     "rung_grid",
     "max_num_seqs",
     "max_num_batched_tokens",
-    "state_checkpoint_interval_tokens",
     "decode_rung_tokens",
 )
 
@@ -164,6 +163,11 @@ class EngineConfig:
     def _check_grids(self) -> None:
         _multiple("rung_grid", self.rung_grid, "block_size", self.block_size)
         interval = self.state_checkpoint_interval_tokens
+        if interval < 1:
+            raise ConfigError(
+                f"--state-checkpoint-interval-tokens {interval} would leave no rung on the way of a long prompt: give a multiple "
+                f"of --rung-grid {self.rung_grid} (a large one for few), or --no-enable-prefix-caching for no cache at all"
+            )
         _multiple("state_checkpoint_interval_tokens", interval, "rung_grid", self.rung_grid)
         _multiple("decode_rung_tokens", self.decode_rung_tokens, "block_size", self.block_size)
         least = self.max_num_seqs - 1 + self.rung_grid

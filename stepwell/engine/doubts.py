@@ -1,10 +1,31 @@
-"""What an engine as configured can do, but hardly as its user means it: told at the start, with what to change."""
+"""What an engine as configured cannot do, or can, but hardly as its user means it: told at the start, with what to change."""
 
 from __future__ import annotations
 
+from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
 from stepwell.base.units import format_size
 from stepwell.engine.config import EngineConfig
+
+
+def longest_context(config: EngineConfig, geometry: Geometry, pages: int, positions: int) -> int:
+    """Tokens of prompt and answer together, before the pool cuts them.
+
+    positions  that the checkpoint was made for
+    Raises ConfigError where not even the shortest prompt that leaves a rung fits, or more is asked for than the model can.
+    """
+    least = geometry.image_pages + geometry.pages_for(config.rung_grid + 1)
+    if pages < least:
+        raise ConfigError(
+            f"--device-memory holds {pages} pages of {format_size(geometry.page_bytes)}, but one prompt of "
+            f"{config.rung_grid} tokens and its rung need {least}: give at least {format_size(least * geometry.page_bytes)}"
+        )
+    longest = positions if config.max_model_len is None else config.max_model_len
+    if longest > positions:
+        raise ConfigError(
+            f"--max-model-len {longest} is more than the {positions} positions the checkpoint was made for"
+        )
+    return longest
 
 
 def doubts(config: EngineConfig, geometry: Geometry, pages: int, slots: int, wanted: int) -> tuple[str, ...]:

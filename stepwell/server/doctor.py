@@ -22,8 +22,10 @@ from rich.table import Table
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.base.geometry import Geometry
 from stepwell.base.units import format_size
-from stepwell.engine.doubts import doubts
+from stepwell.engine.disk_tier import layout_of
+from stepwell.engine.doubts import doubts, longest_context
 from stepwell.server.options import ServeOptions
+from stepwell.store.disk.store import size_of_segments
 
 if TYPE_CHECKING:
     from stepwell.model.config import HybridConfig
@@ -54,6 +56,7 @@ def examine(options: ServeOptions) -> list[Finding]:
         ("checkpoint", _checkpoint),
         ("memory", _memory),
         ("disk", _disk),
+        ("traces", _traces),
         ("port", _port),
         ("system", _system),
     )
@@ -174,7 +177,9 @@ def _memory(options: ServeOptions) -> Iterator[Finding]:
     pages, slots = config.device_memory // sizes.page_bytes, config.host_memory // sizes.page_bytes
     room = pages * sizes.block
     yield Finding("ok", "device pages", f"{pages:,} of {format_size(sizes.page_bytes)}: {room:,} tokens of KV")
-    for doubt in doubts(config, sizes, pages, slots, config.max_model_len or _model(options).max_positions):
+    for doubt in doubts(
+        config, sizes, pages, slots, longest_context(config, sizes, pages, _model(options).max_positions)
+    ):
         yield Finding("warning", "caching", "will hardly do what it is there for", doubt)
 
 
@@ -209,6 +214,21 @@ def _disk(options: ServeOptions) -> Iterator[Finding]:
         yield Finding("warning", "disk", found, "free some, or ask for less with --disk-cache")
     else:
         yield Finding("ok", "disk", found)
+    if (Path(options.config.model) / "config.json").is_file():
+        size_of_segments(wanted.bytes, layout_of(_geometry(options), {}))  # raises ConfigError where records do not fit
+
+
+def _traces(options: ServeOptions) -> Iterator[Finding]:
+    if options.traces is None:
+        return
+    try:
+        for name in ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"):
+            metadata.version(name)
+    except metadata.PackageNotFoundError as error:
+        advice = "install Stepwell with its extra [otel], or leave out --otlp-endpoint"
+        yield Finding("error" if options.traces.asked else "warning", "traces", f"no {error.name}", advice)
+    else:
+        yield Finding("ok", "traces", f"to {options.traces.url}")
 
 
 def _port(options: ServeOptions) -> Iterator[Finding]:

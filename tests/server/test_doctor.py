@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from stepwell.cli import app
 from stepwell.engine.config import DiskCache, EngineConfig
 from stepwell.server.doctor import Finding, examine, show
 from stepwell.server.options import ServeOptions
+from stepwell.server.settings import TraceTarget
 from stepwell.testing.checkpoint import write_checkpoint
 
 
@@ -61,12 +63,34 @@ def test_every_fault_is_told_with_what_to_do(model: Path, tmp_path: Path) -> Non
     assert "safetensors" in worst(examine(options(broken)), "checkpoint").advice
     assert worst(examine(options(tmp_path / "none")), "checkpoint").level == "error"
     assert "--host-memory" in worst(examine(options(model, host_memory=1 << 60)), "memory").advice
-    small = worst(examine(options(model, device_memory=1 << 18, max_model_len=None)), "caching")
+    small = worst(examine(options(model, device_memory=1 << 20, max_model_len=None)), "caching")
     assert small.level == "warning" and "--device-memory" in small.advice
+    none = worst(examine(options(model, device_memory=1 << 14)), "memory")
+    assert none.level == "error" and "--device-memory holds" in none.advice
+    long = worst(examine(options(model, device_memory=1 << 24, max_model_len=10**6)), "memory")
+    assert long.level == "error" and "--max-model-len 1000000" in long.advice
+    little = worst(examine(options(model, disk_cache=DiskCache(str(tmp_path / "cache"), 1 << 16))), "disk")
+    assert little.level == "error" and "--disk-cache: 64.0 KiB is too little" in little.advice
     full = DiskCache(str(tmp_path / "cache"), 1 << 60)
     assert worst(examine(options(model, disk_cache=full)), "disk").level == "warning"
     (tmp_path / "file").write_text("x")
     assert worst(examine(options(model, disk_cache=DiskCache(str(tmp_path / "file"), 1))), "disk").level == "error"
+
+
+def absent(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
+
+
+def test_where_traces_go_is_told_and_what_they_need(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TraceTarget("http://127.0.0.1:4318/v1/traces", asked=True)
+    assert not [f for f in examine(options(model)) if f.what == "traces"]
+    monkeypatch.setattr(metadata, "version", lambda name: "9")
+    assert target.url in worst(examine(replace(options(model), traces=target)), "traces").found
+    monkeypatch.setattr(metadata, "version", absent)
+    assert "[otel]" in worst(examine(replace(options(model), traces=target)), "traces").advice
+    asked = worst(examine(replace(options(model), traces=target)), "traces")
+    told = worst(examine(replace(options(model), traces=replace(target, asked=False))), "traces")
+    assert (asked.level, told.level) == ("error", "warning")
 
 
 def test_a_port_in_use_and_an_open_door_are_told(model: Path) -> None:

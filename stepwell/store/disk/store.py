@@ -78,7 +78,7 @@ class DiskStore:
     def open(cls, path: Path, budget: int, layout: Layout, options: Options | None = None) -> DiskStore:
         """Open PATH, made where only it is missing, for at most `budget` bytes. ConfigError says what to change."""
         options = options or Options()
-        segment_bytes = _segment_bytes(budget, layout)
+        segment_bytes = size_of_segments(budget, layout)
         lock = prepare(path)
         try:
             return _build(cls, path, budget, segment_bytes, layout, options, lock)
@@ -192,7 +192,7 @@ class _Owned:
     batch_bytes: int
 
 
-def _segment_bytes(budget: int, layout: Layout) -> int:
+def size_of_segments(budget: int, layout: Layout) -> int:
     """Bytes of one segment. ConfigError if the budget is too small to work with."""
     size = max(min(LARGEST_SEGMENT, budget // 16), layout.largest)
     least = max(8 * layout.largest, 1 << 20)
