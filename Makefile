@@ -16,7 +16,7 @@ KEY := $(shell { cat pyproject.toml; echo '$(TORCH) $(TORCH_ARGS) $(CURDIR)'; } 
 ENGINE := $(VENV)/.stepwell-engine-$(KEY)
 DEV := $(VENV)/.stepwell-dev-$(KEY)
 
-.PHONY: help demo replay-demo test lint format lines clean
+.PHONY: help demo replay-demo test lint format fast pure lines clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -43,6 +43,12 @@ lint: $(DEV) ## ruff, formatting, types, direction of imports
 format: $(DEV) ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+fast: $(DEV) ## compile what decides, in place (minutes, needs a C compiler); after an edit there: again, or `make pure`
+	@$(BIN)/python tools/fast.py
+
+pure: $(BIN)/python ## remove what `make fast` has compiled
+	@$(BIN)/python tools/fast.py --pure
 
 lines: $(BIN)/python ## source lines by package, largest files and functions
 	@$(BIN)/python tools/lines.py stepwell

@@ -1,0 +1,48 @@
+"""What `make fast` compiles, and what of it is stale."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.test_deploy import tool
+from tests.test_repository import ROOT
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A package of three modules, one of them compiled a second after it was written."""
+    cache, sched = tmp_path / "stepwell" / "cache", tmp_path / "stepwell" / "sched"
+    for path in (cache / "__init__.py", cache / "tree.py", cache / "plan.py", sched / "loop.py"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    module = cache / "tree.cpython-311-x86_64-linux-gnu.so"
+    module.touch()
+    os.utime(cache / "tree.py", (1000, 1000))
+    os.utime(module, (1001, 1001))
+    return tmp_path
+
+
+def test_nothing_compiled_here_is_older_than_its_source() -> None:
+    assert not tool("fast").stale(ROOT), "make fast again, or make pure"
+
+
+def test_every_decision_is_compiled_and_no_package_itself() -> None:
+    found = tool("fast").sources(ROOT)
+    names = {str(path.relative_to(ROOT)) for path in found}
+    assert {"stepwell/cache/directory.py", "stepwell/sched/loop.py", "stepwell/base/geometry.py"} <= names
+    assert all(path.exists() and path.name != "__init__.py" for path in found)
+
+
+def test_a_source_is_stale_once_it_is_newer(tree: Path) -> None:
+    fast = tool("fast")
+    assert fast.stale(tree) == []
+    os.utime(tree / "stepwell" / "cache" / "tree.py", (1002, 1002))
+    assert fast.stale(tree) == [tree / "stepwell" / "cache" / "tree.py"]
+
+
+def test_what_is_not_compiled_is_not_stale(tree: Path) -> None:
+    os.utime(tree / "stepwell" / "cache" / "plan.py", (9999, 9999))
+    assert tool("fast").stale(tree) == []
