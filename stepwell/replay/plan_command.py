@@ -111,7 +111,7 @@ def serve_flags(chosen: Point, profile: Profile, params: Params) -> list[str]:
     kv = profile.costs.kv_bytes_per_token
     words = [f"--device-memory {_gib(chosen.device_tokens * kv)}", f"--host-memory {_gib(chosen.host_tokens * kv)}"]
     if chosen.disk_tokens:
-        words.append(f"--disk-memory {_gib(chosen.disk_tokens * kv)}")
+        words.append(f"--disk-cache FOLDER:{_gib(chosen.disk_tokens * kv)}")
     words.append(f"--cache-policy {chosen.policy}")
     words += [f"--block-size {params['block_size']}", f"--rung-grid {params['rung_grid']}"]
     words.append(f"--state-checkpoint-interval-tokens {params['state_checkpoint_interval_tokens']}")
@@ -134,6 +134,7 @@ def _table(points: Sequence[Point], chosen: Point, profile: Profile) -> Table:
     table = narrow(head, ())
     table.title = f"{profile.name}, memory of one rank; bound {chosen.bound:.1%}"
     table.title_justify = "left"
+    table.columns[1].no_wrap = False  # three sizes may not fit beside the rest
     for p in points:
         shares = (f"{share:.1%}" for share in (p.hit, p.device, p.excess))
         times = (format_seconds(p.ttft_p50), format_seconds(p.ttft_p99))

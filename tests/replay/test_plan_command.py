@@ -55,16 +55,28 @@ def test_a_plan_ends_with_the_words_to_serve_by(tmp_path: Path) -> None:
 
 
 def test_every_size_is_tried_under_each_policy_and_the_flags_are_of_one_of_our_own(tmp_path: Path) -> None:
-    words = ["--policy", "vllm", "--policy", "lru", "--policy", "ladder", "--html", str(tmp_path / "plan.html")]
+    words = [
+        "--policy",
+        "vllm",
+        "--policy",
+        "lru",
+        "--policy",
+        "ladder",
+        "--disk",
+        "1GiB",
+        "--html",
+        str(tmp_path / "plan.html"),
+    ]
     done = run("synthetic", *SMALL, *SIZES, *words, "--jobs", "1")
     assert done.exit_code == 0, done.output
     assert re.search(r"--cache-policy (lru|ladder) ", done.stdout.splitlines()[-1])
+    assert " --disk-cache FOLDER:1.0GiB " in done.stdout.splitlines()[-1]
     assert "Knee of vllm: " in done.stdout
     rows = re.findall(r"^ *(vllm|lru|ladder) +\d.*iB", done.stdout, re.MULTILINE)
     assert rows == ["vllm"] * 4 + ["lru"] * 4 + ["ladder"] * 4
     text = (tmp_path / "plan.html").read_text("utf-8")
     assert text.count("<polyline") == 2 * 6
-    assert "vllm, host 500.0 MiB" in text
+    assert "vllm, host 500.0 MiB, disk " in text
 
 
 @pytest.mark.parametrize(
