@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -74,6 +75,9 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
         cache=not chance(rng, 4),
         load_timeout=0.003 if seed % 4 == 2 else 0.0,  # three steps
         think_prefetch=seed % 3 == 0,
+        coalesce=seed % 8 != 7,
+        priority_ageing=0.01,  # ten steps
+        fair_salts=seed % 2 == 1,
     )
     disk = number(rng, 10**9, 10**9, 10**5)  # bytes a second; the least is hardly worth a write
     costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, disk), latency_s=1e-6)
@@ -157,8 +161,18 @@ class Driver:
             read, write = not chance(rng, 8), not chance(rng, 8)
             session = f"s{self._count % 3}" if self._count % 2 else None
             keep_s = 0.01 if self._count % 3 == 0 else None  # ten steps
-            request = Request(f"r{self._count}", prompt, params, salt, read, write, session, keep_s)
+            priority = (0, 0, -1, 2)[self._count % 4]
+            request = Request(f"r{self._count}", prompt, params, salt, read, write, session, keep_s, priority)
             harness.submit(request)
+            if self._count % 4 == 1:
+                self._company(request)
+
+    def _company(self, request: Request) -> None:
+        """Others that begin alike come at once: the same prompt, and one that goes on or leaves it."""
+        prompt = request.prompt
+        half = np.concatenate([prompt[: len(prompt) // 2], np.full(9, 7, np.int32)])
+        for name, tokens in (("twin", prompt), ("half", half[: self.harness.loop.longest - 1])):
+            self.harness.submit(replace(request, id=f"{request.id} {name}", prompt=tokens, priority=0))
 
     def step(self) -> None:
         self.harness.step(number(self.rng, 1, 1, 1, 2, 5))

@@ -117,7 +117,18 @@ def test_no_random_run_breaks_a_law(pytestconfig: pytest.Config) -> None:
 
 
 MUST_HAPPEN = (
-    *("device", "host", "boundaries", "readmissions", "preemptions", "failed", "delayed", "duplicated", "dropped"),
+    *(
+        "device",
+        "host",
+        "boundaries",
+        "readmissions",
+        "preemptions",
+        "coalesced",
+        "failed",
+        "delayed",
+        "duplicated",
+        "dropped",
+    ),
     *("length", "stop", "abort", "error", Reason.LOAD_FAILED_KV, Reason.LOAD_FAILED_STATE, Reason.NOT_READ),
 )
 
@@ -127,6 +138,6 @@ def _happened(harness: Harness) -> Counter[str]:
     seen = Counter(told.finished.reason for told in harness.told.values() if told.finished)
     seen.update(harness.mover.tally)
     seen.update(tally.reasons)
-    seen.update(device=tally.device, host=tally.host, readmissions=tally.readmissions)
+    seen.update(device=tally.device, host=tally.host, readmissions=tally.readmissions, coalesced=tally.coalesced)
     seen.update(boundaries=tally.boundaries, preemptions=stats.preemptions)
     return seen
