@@ -82,40 +82,14 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     grammars = _grammars(Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep), owned)
     guides = Guides(grammars, model.shape.vocab, keep)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
-    cache = CacheConfig(
-        sizes.geometry,
-        sizes.pages,
-        sizes.slots,
-        tier.store.slots if tier is not None else 0,
-        CHUNK,
-        interval=config.state_checkpoint_interval_tokens,
-        min_load_tokens=config.min_load_tokens,
-        write_idle=config.disk_write_when == "idle",
-        policy=config.cache_policy,
-        keep_share=config.keep_share,
-    )
-    rules = SchedConfig(
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-        sizes.max_model_len,
-        config.decode_rung_tokens,
-        model.eos_token_ids,
-        model.shape.vocab,
-        config.enable_prefix_caching,
-        config.load_timeout,
-        think_prefetch=config.think_prefetch,
-        coalesce=config.coalesce,
-        priority_ageing=config.priority_ageing,
-        fair_salts=config.fair_salts,
-    )
     host = _host(config, sizes, device)
     mover = _with_faults(_mover(arena, host, live, tier, owned), config, arena, host)
     costs = with_disk(Costs(prefill_tokens_per_s=_prefill_speed(runner, sizes, config)), tier)
     auditor = Auditor(config.verify_resume, _TOLERANCE[dtype], random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
     loop = OwnedLoop(
-        cache,
-        rules,
+        _cache_rules(config, sizes, tier.store.slots if tier is not None else 0),
+        _sched_rules(config, sizes, model),
         runner,
         mover,
         WallClock(),
@@ -130,6 +104,38 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     causes = doubts(config, sizes.geometry, sizes.pages, sizes.slots, sizes.max_model_len)
     report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan, causes))
     return loop
+
+
+def _cache_rules(config: EngineConfig, sizes: Sizes, disk_slots: int) -> CacheConfig:
+    return CacheConfig(
+        sizes.geometry,
+        sizes.pages,
+        sizes.slots,
+        disk_slots,
+        CHUNK,
+        interval=config.state_checkpoint_interval_tokens,
+        min_load_tokens=config.min_load_tokens,
+        write_idle=config.disk_write_when == "idle",
+        policy=config.cache_policy,
+        keep_share=config.keep_share,
+    )
+
+
+def _sched_rules(config: EngineConfig, sizes: Sizes, model: HybridConfig) -> SchedConfig:
+    return SchedConfig(
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        sizes.max_model_len,
+        config.decode_rung_tokens,
+        model.eos_token_ids,
+        model.shape.vocab,
+        config.enable_prefix_caching,
+        config.load_timeout,
+        think_prefetch=config.think_prefetch,
+        coalesce=config.coalesce,
+        priority_ageing=config.priority_ageing,
+        fair_salts=config.fair_salts,
+    )
 
 
 def _grammars(grammars: Grammars, owned: ExitStack) -> Grammars:

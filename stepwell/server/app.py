@@ -71,7 +71,12 @@ def create_app(parts: Parts) -> FastAPI:
     app.add_api_route("/cache/reset", cache.reset, methods=["POST"])
     app.add_api_route("/dashboard", dashboard.page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/dashboard/events", dashboard.events, methods=["GET"], include_in_schema=False)
+    _guard(app, parts)
+    return app
 
+
+def _guard(app: FastAPI, parts: Parts) -> None:
+    """What every call passes on its way in, and what its errors pass on their way out."""
     known = {route.path for route in app.routes if isinstance(route, Route)}
 
     async def answer(request: Request, error: Exception) -> Response:
@@ -96,7 +101,6 @@ def create_app(parts: Parts) -> FastAPI:
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "x-stepwell-resume", "retry-after"),
         )
-    return app
 
 
 class Routes:
