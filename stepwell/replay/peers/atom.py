@@ -106,9 +106,8 @@ class AtomCache:
 
     def _joint(self, job: Job, boundary: int, hit: int, reach: int, stored: int) -> Start | None:
         """KV and state up to `boundary`; None where the pages for it are not there."""
-        split = min(
-            boundary, reach // self._chunk * self._chunk
-        )  # at or above it the chunks are read, below it pages are shared
+        # Below the split pages are shared, from it on whole chunks are read into private ones.
+        split = min(boundary, reach // self._chunk * self._chunk)
         key = job.keys[boundary - 1]
         near = state_key(key) in self._device
         held = hold(self._device, job, self.page, split, self._image, state_key(key) if near else None)

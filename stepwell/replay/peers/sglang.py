@@ -20,7 +20,8 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import Reason
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.peers.job import Job, Load, Past, Start
-from stepwell.replay.peers.radix import Node, Radix
+from stepwell.replay.peers.nodes import Node
+from stepwell.replay.peers.radix import Radix
 from stepwell.replay.runner import Links
 
 PAGE = 64

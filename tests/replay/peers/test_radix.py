@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from stepwell.replay.peers.job import Keys
-from stepwell.replay.peers.radix import Node, Radix
+from stepwell.replay.peers.nodes import Node
+from stepwell.replay.peers.radix import Radix
 from tests.replay.peers.play import text
 
 PAGES = 40
