@@ -55,7 +55,7 @@ class ResponsesForm:
         self._name = name
         self._echo = echo
         self._place = place
-        self._thought = _THOUGHT if (echo["reasoning"] or {}).get("summary") is None else _SUMMARY
+        self._thought = _THOUGHT if echo["reasoning"]["summary"] is None else _SUMMARY
         self._items = Items()
         self._ids: dict[int, str] = {}
         self._sent = 0
@@ -149,7 +149,9 @@ class ResponsesForm:
         return where if item.kind == "call" else {**where, self._words(item).index: 0}
 
     def _id(self, item: Item) -> str:
-        return self._ids.setdefault(item.index, f"{_PREFIXES[item.kind]}_{secrets.token_hex(12)}")
+        if item.index not in self._ids:
+            self._ids[item.index] = f"{_PREFIXES[item.kind]}_{secrets.token_hex(12)}"
+        return self._ids[item.index]
 
     def _item(self, item: Item, status: Status) -> dict[str, Any]:
         head = {"id": self._id(item), "status": status}

@@ -60,7 +60,7 @@ class ResponsesRoutes:
     async def find(self, request: Request, response_id: str) -> Response:
         stored = self._kept.find(caller_of(request).owner, response_id)
         if stored is None:
-            raise _missing(response_id, None, "response_not_found", "look at it while it is there")
+            raise _missing(response_id, None, "response_not_found", "make it again")
         return Response(stored.body, media_type="application/json")
 
     async def delete(self, request: Request, response_id: str) -> Response:

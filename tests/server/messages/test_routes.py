@@ -105,7 +105,7 @@ def test_a_stream_adds_up_to_the_whole_answer(api: anthropic.Anthropic, talking:
     assert eventually(lambda: talking.client.open == 0)
 
 
-def test_events_come_in_the_order_that_clients_expect(talking: Running) -> None:
+def test_events_come_in_the_order_that_clients_expect(talking: Running, talker: Tokenizer) -> None:
     asked = {"stream": True, "tools": TOOLS, "chat_template_kwargs": {"thinking": True}}
     events = events_of(post(talking, messages=said(f"so</think>yes {CALL}"), **asked))
     assert all(kind == data["type"] for kind, data in events)
@@ -124,7 +124,8 @@ def test_events_come_in_the_order_that_clients_expect(talking: Running) -> None:
     assert start["content"] == [] and start["stop_reason"] is None
     assert start["usage"]["input_tokens"] == delta["usage"]["input_tokens"] > 0
     assert delta["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    assert 0 < delta["usage"]["output_tokens_details"]["thinking_tokens"] < delta["usage"]["output_tokens"]
+    thought = len(talker.encode("so</think>", special=False))
+    assert delta["usage"]["output_tokens_details"] == {"thinking_tokens": thought}
 
 
 def test_the_async_client_reads_many_answers_at_once(talking: Running) -> None:
