@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine.messages import Stats
-from stepwell.server.metrics import Metrics
+from stepwell.engine.stats import COPIES, PAGE_STATES, PHASES
+from stepwell.sched.request import FinishReason
+from stepwell.server import errors
+from stepwell.server.metrics import STATUSES, Metrics
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 OUTCOME = AdmissionOutcome("a", 40, 16, 8, 0, 16, 24, 16, Tier.HOST, Reason.COMPLETE, ((Loss.NEW, 16),))
@@ -57,3 +61,45 @@ def test_only_answers_that_ended_by_themselves_can_be_empty() -> None:
     values = shown(metrics)
     assert values["stepwell_empty_completions_total"] == 1
     assert values['stepwell_requests_total{finish_reason="abort"}'] == 1
+
+
+def labelled(metrics: Metrics) -> set[str]:
+    """Every time series that has labels, but for buckets and the disk's causes of trouble, which are any text."""
+    return {name for name in shown(metrics) if "{" in name and "le=" not in name and "cause=" not in name}
+
+
+def test_every_label_is_there_from_the_start_and_use_adds_none() -> None:
+    metrics = Metrics()
+    stats = Stats()
+    metrics.watch(lambda: stats, lambda: True)
+    before = labelled(metrics)
+    tiers = [None, *Tier]
+    for number, reason in enumerate(Reason):
+        lost = tuple((loss, 1) for loss in Loss)
+        outcome = replace(
+            OUTCOME, reason=reason, lost=lost, recomputed=len(lost), state_tier=tiers[number % len(tiers)]
+        )
+        metrics.admitted(outcome)
+    for end in get_args(FinishReason):
+        metrics.finished(end, empty=True)
+    for status in (400, 404, 418, 429, 500, 503):
+        metrics.refused(status)
+    pages = {tier.name.lower(): dict.fromkeys(PAGE_STATES, 1) for tier in Tier}
+    stats = Stats(queues=dict.fromkeys(PHASES, 1), pages=pages, copied=[1] * len(COPIES))
+    assert labelled(metrics) == before
+    assert len(before) > 60
+
+
+def test_recomputed_tokens_are_lost_to_something_each() -> None:
+    metrics = Metrics()
+    for outcome in (OUTCOME, replace(OUTCOME, lost=((Loss.NO_RUNG, 10), (Loss.NEW, 6)))):
+        metrics.admitted(outcome)
+    values = shown(metrics)
+    lost = sum(value for name, value in values.items() if name.startswith("stepwell_recomputed_tokens_total{"))
+    assert lost == values['stepwell_prompt_tokens_total{source="recomputed"}'] == 32
+
+
+def test_every_status_that_the_server_answers_with_is_counted() -> None:
+    sources = (Path(errors.__file__).parent).rglob("*.py")
+    used = {status for path in sources for status in re.findall(r"Problem\(\s*(\d{3})", path.read_text("utf-8"))}
+    assert len(used) > 8 and used <= set(STATUSES)
