@@ -183,6 +183,9 @@ class Driver:
         loop, rng = self.harness.loop, self.rng
         salt, prompt = self._prompt()
         session = f"s{rng.randint(0, 3)}"
+        told = list(self.harness.told.values())
+        if told and chance(rng, 60):  # what has been served is worth more hints than what has not
+            salt, prompt = told[-1].request.salt, told[-1].request.prompt
         subject = Subject(salt, None, session) if chance(rng, 40) or not len(prompt) else Subject(salt, prompt)
         roll = rng.randint(1, 100)
         if roll <= 35:
@@ -192,6 +195,8 @@ class Driver:
         elif roll <= 55:
             loop.end_session(salt, session)
         else:
+            if chance(rng, 60):
+                self.harness.flush(Tier.DEVICE, demote_first=True)
             order = len(self._orders) + 1
             self._orders[order] = None
             loop.prefetch(order, subject)
