@@ -12,7 +12,8 @@ def keep(directory: Directory, label: Label, salt: str, tokens: Ints, until: flo
     """Keep the longest part of `tokens` that could be resumed from, in whichever tiers it is; how many tokens that is.
 
     rungs   images that are kept, the deepest ones
-    A keep of the same label ends. Fewer tokens are kept where the share for it is used up; 0 where nothing is there or fits.
+    A keep of the same label ends, and others than pins that end sooner give way. Fewer tokens are kept where the share for it is used up by
+    what stays; 0 where nothing is there or fits.
     """
     found = directory.survey(salt, tokens)
     path = [node for node in found.path if node.end <= found.matched]
@@ -24,7 +25,10 @@ def keep_path(
 ) -> int:
     """The same for nodes from the top down; without `pin` not on the device, where there is a tier below it."""
     unkeep(directory, label)
-    tips = _fitting(directory, path, rungs) if len(directory.keeps.known) < MOST_KEEPS else []
+    deepest = max((node.end for node in path if node.rung is not None), default=0)
+    tips = _fitting(directory, path, rungs)
+    while (not tips or tips[-1].end < deepest) and _give_way(directory, until):
+        tips = _fitting(directory, path, rungs)
     if not tips:
         return 0
     tip = tips[-1]
@@ -36,10 +40,19 @@ def keep_path(
     return tip.end
 
 
+def _give_way(directory: Directory, until: float) -> bool:
+    """End the keep that would end first, unless it is a pin or lasts as long as the new one; False if there is none."""
+    soonest = directory.keeps.soonest()
+    if soonest is None or soonest.until >= until:
+        return False
+    _end(directory, soonest)
+    return True
+
+
 def _fitting(directory: Directory, path: list[Node], rungs: int) -> list[Node]:
     """The nodes with a rung on `path`, the last of which is the deepest that could be kept with `rungs` images."""
     keeps = directory.keeps
-    left = keeps.most - keeps.pages
+    left = keeps.most - keeps.pages if len(keeps.known) < MOST_KEEPS else -1
     tips: list[Node] = []
     last = 0
     for node in path:

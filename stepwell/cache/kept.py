@@ -8,7 +8,8 @@ dropped for good only where nothing else can go, so no keep ever makes a request
 
 A *pin* goes last on the device as well; any other keep only below it, where there is a tier below: on the device, whoever comes
 back sooner is worth more than whoever has asked for more time. Kept pages are bounded: all in all by a share of the largest
-tier, and in each tier no more than that share of it goes last.
+tier, and in each tier no more than that share of it goes last. Where the bound is reached, those that are no pins and end soonest
+give way: were the first to stay, who goes on would give way to who may never come back.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Keeps:
         self.guarded = dict.fromkeys(totals, 0)
         self.known: dict[Label, Keep] = {}
         self.at: dict[Node, list[Keep]] = {}
-        self._ends: list[tuple[float, int, Keep]] = []
+        self._ends: dict[bool, list[tuple[float, int, Keep]]] = {True: [], False: []}  # pins, and the others
         self._serial = 0
 
     def size(self, item: Item) -> int:
@@ -79,7 +80,7 @@ class Keeps:
             for tier in self.caps:
                 self.placed(item, tier, item.at[tier], item.at[tier])
         self._serial += 1
-        heapq.heappush(self._ends, (keep.until, self._serial, keep))
+        heapq.heappush(self._ends[keep.pin], (keep.until, self._serial, keep))
 
     def end(self, keep: Keep) -> list[Item]:
         """Count `keep` out; whoever does not go last any more somewhere."""
@@ -108,14 +109,23 @@ class Keeps:
 
     def ended(self, now: float) -> Keep | None:
         """A keep whose time is over, to be ended; None if there is none. O(1) then."""
-        while self._ends and self._ends[0][0] <= now:
-            keep = heapq.heappop(self._ends)[2]
-            if keep.open:
-                return keep
-        if len(self._ends) > 2 * len(self.known) + 64:  # those that were renewed or ended early
-            self._ends = [entry for entry in self._ends if entry[2].open]
-            heapq.heapify(self._ends)
+        for ends in self._ends.values():
+            first = self._first(ends)
+            if first is not None and first.until <= now:
+                return first
         return None
+
+    def soonest(self) -> Keep | None:
+        """The keep that ends first of those that are no pins."""
+        return self._first(self._ends[False])
+
+    def _first(self, ends: list[tuple[float, int, Keep]]) -> Keep | None:
+        while ends and not ends[0][2].open:
+            heapq.heappop(ends)
+        if len(ends) > 2 * len(self.known) + 64:  # those that were renewed or ended early
+            ends[:] = [entry for entry in ends if entry[2].open]
+            heapq.heapify(ends)
+        return ends[0][2] if ends else None
 
     def placed(self, item: Item, tier: Tier, before: Ints | None, after: Ints | None) -> None:
         """The copy of kept `item` in `tier` moves from slots to others (None: nowhere)."""

@@ -126,6 +126,20 @@ def test_what_is_not_pinned_is_kept_below_the_device_alone() -> None:
     check(shelf)
 
 
+def test_who_ends_sooner_gives_way_unless_pinned() -> None:
+    shelf = directory(pages=40, host=0)  # twenty pages may be kept
+    keep(shelf, PROMPT, 40, rungs=(40,))
+    keep(shelf, OTHER, 40, rungs=(40,))
+    ends = {name: node_ending(shelf, tokens, 40) for name, tokens in (("one", PROMPT), ("two", OTHER))}
+    assert keeps.keep_path(shelf, ("turn", "", "one"), [ends["one"]], 10.0, pin=False) == 40
+    assert keeps.keep_path(shelf, ("turn", "", "two"), [ends["two"]], 5.0, pin=False) == 0, "it ends sooner itself"
+    assert keeps.keep_path(shelf, ("turn", "", "two"), [ends["two"]], 20.0, pin=False) == 40
+    assert list(shelf.keeps.known) == [("turn", "", "two")]
+    assert pinned(shelf, until=30.0) == 40
+    assert keeps.keep_path(shelf, ("turn", "", "two"), [ends["two"]], 90.0, pin=False) == 0, "pins stay"
+    check(shelf)
+
+
 def test_nothing_is_kept_that_could_not_be_resumed() -> None:
     shelf = directory()
     keep(shelf, PROMPT, 40, rungs=(20,))
