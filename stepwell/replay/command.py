@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -18,45 +19,23 @@ from stepwell.replay.live import LiveReplay, play_live
 from stepwell.replay.output import expect_folders, write_text
 from stepwell.replay.page import page
 from stepwell.replay.policies import expect_policies
-from stepwell.replay.profile import DEFAULT, load_profile
+from stepwell.replay.profile import load_profile
 from stepwell.replay.report import Summary
 from stepwell.replay.setup import Params, phases_from, rules_from, settings_of, sizes_from, source_from, trace_from
+from stepwell.replay.shared import with_played
 from stepwell.replay.simulated import Setting, simulated
 from stepwell.replay.terminal import show, told
 from stepwell.replay.text import Text
 from stepwell.replay.wire import Server
 
 
+@with_played
 def replay_command(
     ctx: typer.Context,
     trace: flags.TraceFile,
-    lanes: flags.LaneCount = 56,
-    warmup: flags.Warmup = 900.0,
-    duration: flags.Duration = 3600.0,
-    seed: flags.Seed = 0,
-    start: flags.Start = (0.25, 0.75),
-    once: flags.Once = False,
-    think_cap: flags.ThinkCap = 300.0,
-    idle_gap_cap: flags.IdleGapCap = None,
-    max_prompt: flags.MaxPrompt = 256_000,
-    conversations: flags.Conversations = 200,
-    scale: flags.Scale = 1.0,
-    agents: flags.Agents = 0.005,
-    fan_out: flags.FanOut = 1,
-    profile: flags.ProfileName = DEFAULT,
     device_tokens: flags.DeviceTokens = "8e6",
     host_tokens: flags.HostTokens = "33e6",
     disk_tokens: flags.DiskTokens = "0",
-    rung_tokens: flags.RungTokens = None,
-    block_size: flags.BlockSize = 64,
-    rung_grid: flags.RungGrid = 64,
-    state_checkpoint_interval_tokens: flags.Interval = 8192,
-    decode_rung_tokens: flags.DecodeRungTokens = None,
-    max_num_seqs: flags.MaxNumSeqs = 64,
-    max_num_batched_tokens: flags.MaxNumBatchedTokens = 16_384,
-    coalesce: flags.Coalesce = True,
-    policy: flags.Policies = [DEFAULT_POLICY],  # noqa: B006 (typer copies it)
-    peer_failure_rate: flags.PeerFailureRate = 0.0,
     jobs: flags.Jobs = None,
     live: flags.Live = None,
     model: flags.Model = None,
@@ -70,6 +49,7 @@ def replay_command(
     html: flags.HtmlFile = None,
     convert: flags.Convert = None,
     convert_to: flags.ConvertTo = "own",
+    **shared: Any,
 ) -> None:
     """Play a trace of conversations through the real scheduler and cache on a virtual clock, or against a live server.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -11,18 +12,19 @@ from rich.table import Table
 
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.base.units import format_size
-from stepwell.cache.policy import DEFAULT as DEFAULT_POLICY
 from stepwell.cache.policy import SAID
 from stepwell.replay import flags
 from stepwell.replay.output import expect_folders, write_text
 from stepwell.replay.plan_page import plan_page
 from stepwell.replay.policies import expect_policies, is_own
-from stepwell.replay.profile import DEFAULT, Profile, load_profile
+from stepwell.replay.profile import Profile, load_profile
 from stepwell.replay.setup import Params, settings_of
+from stepwell.replay.shared import with_played
 from stepwell.replay.sweep import Point, knee, machines, sweep
 from stepwell.replay.terminal import format_seconds, narrow, told
 
 
+@with_played
 def plan_command(
     ctx: typer.Context,
     trace: flags.TraceFile,
@@ -31,31 +33,9 @@ def plan_command(
     disk: flags.DiskSizes = ["0"],  # noqa: B006
     host_price: flags.HostPrice = 0.1,
     jobs: flags.Jobs = None,
-    lanes: flags.LaneCount = 56,
-    warmup: flags.Warmup = 900.0,
     duration: flags.Duration = 1800.0,
-    seed: flags.Seed = 0,
-    start: flags.Start = (0.25, 0.75),
-    once: flags.Once = False,
-    think_cap: flags.ThinkCap = 300.0,
-    idle_gap_cap: flags.IdleGapCap = None,
-    max_prompt: flags.MaxPrompt = 256_000,
-    conversations: flags.Conversations = 200,
-    scale: flags.Scale = 1.0,
-    agents: flags.Agents = 0.005,
-    fan_out: flags.FanOut = 1,
-    profile: flags.ProfileName = DEFAULT,
-    rung_tokens: flags.RungTokens = None,
-    block_size: flags.BlockSize = 64,
-    rung_grid: flags.RungGrid = 64,
-    state_checkpoint_interval_tokens: flags.Interval = 8192,
-    decode_rung_tokens: flags.DecodeRungTokens = None,
-    max_num_seqs: flags.MaxNumSeqs = 64,
-    max_num_batched_tokens: flags.MaxNumBatchedTokens = 16_384,
-    coalesce: flags.Coalesce = True,
-    policy: flags.Policies = [DEFAULT_POLICY],  # noqa: B006
-    peer_failure_rate: flags.PeerFailureRate = 0.0,
     html: flags.HtmlFile = None,
+    **shared: Any,
 ) -> None:
     """Simulate a trace at many sizes of memory, say where more stops paying, and print the flags for `stepwell serve`.
 
@@ -68,8 +48,8 @@ def plan_command(
     errors = Console(stderr=True)
     try:
         expect_folders(html)
-        speeds = load_profile(profile)
-        own = [name for name in expect_policies(policy) if is_own(name)]
+        speeds = load_profile(shared["profile"])
+        own = [name for name in expect_policies(shared["policy"]) if is_own(name)]
         if not own:
             raise ConfigError(f"--policy must name one to serve by as well: one of {', '.join(SAID)}")
         points = _points(ctx.params, speeds, errors)
