@@ -89,6 +89,7 @@ def _shown(told: Explanation) -> dict[str, Any]:
         ],
         "pages_needed": told.pages_needed,
         "pages_available": told.pages_available,
+        "waits_for": told.waits_for,
         "outcome": None if told.outcome is None else _outcome(told.outcome),
     }
 

@@ -59,7 +59,7 @@ def test_config_and_facts_survive_the_journey() -> None:
 
 def test_answers_about_the_cache_survive_the_journey() -> None:
     start = Start(40, 20, "host", (("host", 20, 40),))
-    told = Explanation(48, 40, 20, 40, 20, ((20, "device"),), (30,), 41, (start,), 7, None, OUTCOME)
+    told = Explanation(48, 40, 20, 40, 20, ((20, "device"),), (30,), 41, (start,), 7, None, OUTCOME, 36)
     for reply in (messages.Explained(5, told), messages.WasReset(6, {"device": 3})):
         assert messages.decode_answer(messages.encode(reply)) == reply
     for command in (messages.Explain(5, b"\0\0\0\0", "salt", True), messages.Reset(6, None), messages.Reset(7, "")):

@@ -40,6 +40,7 @@ def test_plan_is_told_as_the_admission_then_is(served: Running) -> None:
     assert told["tokens"] == usage["prompt_tokens"]
     assert told["outcome"]["device"] == usage["prompt_tokens_details"]["cached_tokens"] == told["hit"] > 0
     assert told["starts"][0]["boundary"] == told["hit"] and told["rungs"]
+    assert told["waits_for"] is None
     assert sum(told["outcome"]["lost_to"].values()) == told["outcome"]["recomputed"]
 
 
