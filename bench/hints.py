@@ -5,7 +5,7 @@
 
     none      no session ids                       early   session ids and --think-prefetch
     session   session ids                          ttl     session ids, and every call asks for five minutes (cache_ttl)
-    end       session ids, and each conversation is ended when its last turn has been answered (POST /cache/end)
+    end       session ids, and each conversation is ended once it is over (POST /cache/end)
 
 Ends with one line of JSON: shares of prompt tokens by source, prefill beyond what the bound needs, times to first token in ms.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -76,21 +76,26 @@ class Hinted:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Lanes that tell the engine when a conversation is over."""
+    """Lanes that tell the engine when a conversation is over: all its streams have ended, and the lane plays the next one."""
 
     lanes: Lanes
     engine: EngineLoop
+    played: dict[int, str] = field(default_factory=dict)
 
     def due(self, now: float) -> list[TraceRequest]:
-        return self.lanes.due(now)
+        sent = self.lanes.due(now)
+        for request in sent:
+            before = self.played.get(request.lane, request.session)
+            self.played[request.lane] = request.session
+            if before != request.session:
+                self.engine.end_session("", before)
+        return sent
 
     def next_time(self) -> float | None:
         return self.lanes.next_time()
 
     def finished(self, request: TraceRequest, now: float) -> None:
         self.lanes.finished(request, now)
-        if request.stream == 0 and request.index + 1 == len(request.conversation.streams[0].turns):
-            self.engine.end_session("", request.session)
 
 
 def play(kind: str, trace: Trace, sizes: MachineSizes, rules: LaneRules, phases: Phases) -> dict[str, float]:
