@@ -68,7 +68,7 @@ class GenerationRoutes:
             raise RequestError(f"best_of must be n, not {call.best_of}: answers are not ranked", "best_of")
         if call.max_tokens == 0 and not call.echo and call.prompt_logprobs is None:
             raise RequestError("max_tokens 0 gives nothing without echo or prompt_logprobs", "max_tokens")
-        params = with_grammar(self._params(call), await structure(call, self._parts.readers), None)
+        params = with_grammar(self._params(call), await structure(call, self._parts.grammars), None)
         return await self._choices(request, Wish(call, tuple(prompts), arrived, params, echo=call.echo))
 
     async def chat_completions(self, request: Request) -> Response:
@@ -79,7 +79,7 @@ class GenerationRoutes:
         """A chat, read and checked. Raises RequestError."""
         use = read_use(call)
         prompt = await self._prompts.chat(call, use.shown)
-        grammar = await structure(call, self._parts.readers, use, self._dialect)
+        grammar = await structure(call, self._parts.grammars, use, self._dialect)
         params = with_grammar(self._params(call), grammar, self._dialect.after(prompt.start))
         if use.shown and not use.allowed and self._dialect.opening_of_call is not None:
             params = replace(params, logit_bias=(*params.logit_bias, (self._dialect.opening_of_call, float("-inf"))))

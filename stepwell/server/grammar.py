@@ -1,12 +1,16 @@
 """What an answer must look like, as a grammar for the engine: JSON, a regular expression, a choice, calls of tools.
 
-The grammar is checked here, so that a call with a wrong one is refused; the engine only follows it.
+A draft is only written down. It is read once before its call is made, so that a wrong one is refused; the engine only follows it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +27,21 @@ _TEXT = "(?s:.*)"
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """A grammar that nobody has read, and the field of the call that it comes from."""
+
+    grammar: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallForm:
     """How a model writes calls: `tagged`, each parameter between marks of its own, or as one JSON object."""
 
     tagged: bool
 
 
-def of_response_format(value: Mapping[str, Any]) -> str:
+def of_response_format(value: Mapping[str, Any]) -> Draft:
     """OpenAI's `response_format`, other than text, as a grammar. Raises RequestError."""
     return _json(schema_of(value), "response_format")
 
@@ -49,22 +61,19 @@ def schema_of(value: Mapping[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def of_structured_outputs(value: Mapping[str, Any] | None) -> str:
-    """One of `json`, `regex`, `choice` and `grammar` (Lark) as a grammar; "" where none is given. Raises RequestError."""
+def of_structured_outputs(value: Mapping[str, Any]) -> Draft:
+    """One of `json`, `regex`, `choice` and `grammar` (Lark) as a grammar. Raises RequestError."""
     field = "structured_outputs"
-    given = {name: v for name, v in (value or {}).items() if v is not None}
     known = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _lark}
-    wanted = sorted(set(given) & set(known))
-    if not given:
-        return ""
+    wanted = sorted(set(value) & set(known))
     if len(wanted) != 1:
         raise RequestError(f"{field} needs exactly one of json, regex, choice and grammar", field)
-    return known[wanted[0]](given[wanted[0]], f"{field}.{wanted[0]}")
+    return known[wanted[0]](value[wanted[0]], f"{field}.{wanted[0]}")
 
 
 def of_calls(
     tools: Sequence[Mapping[str, Any]], form: CallForm, several: bool, answer: Mapping[str, Any] | None = None
-) -> str:
+) -> Draft:
     """At least one call of one of `tools` and nothing else, or JSON of the schema `answer` instead, where one is given.
 
     Raises RequestError where a schema cannot be used.
@@ -82,7 +91,7 @@ def of_calls(
         _bounded(sum(map(len, lines)), "tools")
     if answer is not None:
         lines.append(f"answer: %json {_written({**answer, 'x-guidance': _JSON}, 'response_format')}")
-    return _checked(LLMatcher.grammar_from_lark("\n".join(lines) + "\n"), "tools")
+    return _draft(LLMatcher.grammar_from_lark("\n".join(lines) + "\n"), "tools")
 
 
 def _object(i: int, function: Mapping[str, Any]) -> list[str]:
@@ -126,7 +135,7 @@ def _value(of: object, schema: Mapping[str, Any]) -> str:
     return f"%json {_written({**shared, **own, 'x-guidance': _JSON}, 'tools')}"
 
 
-def _json(value: object, field: str) -> str:
+def _json(value: object, field: str) -> Draft:
     if isinstance(value, str):
         _bounded(len(value), field)
         try:
@@ -136,27 +145,27 @@ def _json(value: object, field: str) -> str:
     if not isinstance(value, dict):
         raise RequestError(f"{field} must be a JSON schema", field)
     _bounded(len(_written(value, field)), field)
-    return _checked(LLMatcher.grammar_from_json_schema(value, _JSON), field)
+    return _draft(LLMatcher.grammar_from_json_schema(value, _JSON), field)
 
 
-def _regex(value: object, field: str) -> str:
+def _regex(value: object, field: str) -> Draft:
     if not isinstance(value, str) or not value:
         raise RequestError(f"{field} must be a regular expression", field)
-    return _checked(LLMatcher.grammar_from_regex(value), field)
+    return _draft(LLMatcher.grammar_from_regex(value), field)
 
 
-def _choice(value: object, field: str) -> str:
+def _choice(value: object, field: str) -> Draft:
     if not isinstance(value, list) or not value or not all(isinstance(v, str) and v for v in value):
         raise RequestError(f"{field} must be a list of texts to choose from", field)
     if len(value) > MAX_CHOICES:
         raise RequestError(f"{field} holds {len(value):,} texts: give at most {MAX_CHOICES:,}", field)
-    return _checked(LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, value)) + "\n"), field)
+    return _draft(LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, value)) + "\n"), field)
 
 
-def _lark(value: object, field: str) -> str:
+def _lark(value: object, field: str) -> Draft:
     if not isinstance(value, str) or not value:
         raise RequestError(f"{field} must be a grammar in Lark's notation", field)
-    return _checked(LLMatcher.grammar_from_lark(value), field)
+    return _draft(LLMatcher.grammar_from_lark(value), field)
 
 
 def _quoted(text: str) -> str:
@@ -178,14 +187,44 @@ def _bounded(characters: int, field: str) -> None:
         )
 
 
-def _checked(grammar: str, field: str) -> str:
-    """`grammar`, once it has been read with a vocabulary of bytes. That is bounded work: llguidance gives up on what takes longer."""
+def _draft(grammar: str, field: str) -> Draft:
     _bounded(len(grammar), field)
+    return Draft(grammar, field)
+
+
+class GrammarReader:
+    """Reads drafts in threads of its own, and remembers what it made of the last few. Lives in one event loop.
+
+    That is bounded work: what is too long is refused before, and llguidance gives up on what takes it too many steps.
+    """
+
+    def __init__(self, threads: int = 2, keep: int = 1024) -> None:
+        self._threads = ThreadPoolExecutor(threads, "grammar")
+        self._keep = keep
+        self._faults: OrderedDict[bytes, str] = OrderedDict()
+
+    async def read(self, draft: Callable[[], Draft]) -> str:
+        """The grammar that `draft`, called in a thread, gives. Raises RequestError where it cannot be used."""
+        loop = asyncio.get_running_loop()
+        made = await loop.run_in_executor(self._threads, draft)
+        digest = hashlib.blake2b(made.grammar.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        fault = self._faults.get(digest)
+        if fault is None:
+            fault = await loop.run_in_executor(self._threads, _fault, made.grammar)
+            self._faults[digest] = fault
+        self._faults.move_to_end(digest)
+        if len(self._faults) > self._keep:
+            self._faults.popitem(last=False)
+        if fault:
+            raise RequestError(f"{made.field} cannot be used: {fault}", made.field)
+        return made.grammar
+
+
+def _fault(grammar: str) -> str:
+    """Why nothing can follow `grammar`, read with a vocabulary of bytes; empty where something can."""
     trial = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
-    fault = trial.get_error() if trial.is_error() else ""
+    fault = str(trial.get_error()) if trial.is_error() else ""
     if not fault:
         trial.compute_bitmask()
         fault = "no text follows it" if trial.is_error() else ""
-    if fault:
-        raise RequestError(f"{field} cannot be used: {' '.join(fault.split())[:200]}", field)
-    return grammar
+    return " ".join(fault.split())[:200]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.client import EngineClient
 from stepwell.server.gate import Door
+from stepwell.server.grammar import GrammarReader
 from stepwell.server.keys import Keys
 from stepwell.server.metrics import Metrics
 
@@ -37,7 +37,7 @@ class Parts:
     origins      web pages that may call, as CORS names them
     allow_reset  whether callers may empty the cache
     otlp         where calls are traced to
-    readers      threads that read grammars
+    grammars     reads those that calls bring
     """
 
     client: EngineClient
@@ -51,4 +51,4 @@ class Parts:
     origins: tuple[str, ...] = ()
     allow_reset: bool = False
     otlp: Otlp | None = None
-    readers: Executor = field(default_factory=lambda: ThreadPoolExecutor(2, "grammar"))
+    grammars: GrammarReader = field(default_factory=GrammarReader)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import replace
 
 from stepwell.base.errors import RequestError
 from stepwell.sched.request import SamplingParams
 from stepwell.server.dialect import Dialect
-from stepwell.server.grammar import of_calls, of_response_format, of_structured_outputs, schema_of
+from stepwell.server.grammar import Draft, GrammarReader, of_calls, of_response_format, of_structured_outputs, schema_of
 from stepwell.server.schema import ChatCall, CompletionCall
 from stepwell.server.tools import ToolUse
 
 
 async def structure(
-    call: CompletionCall | ChatCall, readers: Executor, use: ToolUse | None = None, dialect: Dialect | None = None
+    call: CompletionCall | ChatCall, reader: GrammarReader, use: ToolUse | None = None, dialect: Dialect | None = None
 ) -> str:
-    """The grammar of the answer, read by one of `readers`; "" where it is free.
+    """The grammar of the answer, read by `reader`; "" where it is free.
 
     Raises RequestError where it is wrong or is asked for twice.
     """
-    wanted: list[tuple[str, Callable[[], str]]] = []
+    wanted: list[tuple[str, Callable[[], Draft]]] = []
     if use is not None and dialect is not None and use.forced:
         wanted.append(("tool_choice", lambda: of_calls(use.forced, dialect.form, use.several)))
     asked = call.response_format
@@ -40,8 +38,7 @@ async def structure(
     if len(wanted) > 1:
         names = " and ".join(name for name, _ in wanted)
         raise RequestError(f"{names} both say what the answer must be: give one", wanted[-1][0])
-    # A large grammar takes long to read: never between streams, and never in the threads that read prompts.
-    return await asyncio.get_running_loop().run_in_executor(readers, wanted[0][1])
+    return await reader.read(wanted[0][1])
 
 
 def with_grammar(params: SamplingParams, grammar: str, after: int | None) -> SamplingParams:
@@ -60,4 +57,5 @@ def _outputs(call: CompletionCall | ChatCall) -> dict[str, object]:
         "grammar": call.guided_grammar,
     }
     given = {name: value for name, value in older.items() if value is not None}
-    return {**(call.structured_outputs or {}), **given}
+    asked = {**(call.structured_outputs or {}), **given}
+    return {name: value for name, value in asked.items() if value is not None}

@@ -1,0 +1,82 @@
+"""Grammars of calls: written down, measured before they are read, and read once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from stepwell.base.errors import RequestError
+from stepwell.server import grammar
+from stepwell.server.grammar import MAX_GRAMMAR, CallForm, Draft, GrammarReader, of_calls, of_structured_outputs
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {"properties": {"a": {"type": "integer"}}, "$defs": {"d": {"enum": ["x" * 900]}}},
+    },
+}
+
+
+def regex(pattern: str) -> Callable[[], Draft]:
+    return lambda: of_structured_outputs({"regex": pattern})
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What has been read, in order."""
+    seen: list[str] = []
+    whole = grammar._fault
+
+    def counted(text: str) -> str:
+        seen.append(text)
+        return whole(text)
+
+    monkeypatch.setattr(grammar, "_fault", counted)
+    return seen
+
+
+def test_a_grammar_is_read_once_right_or_wrong_until_it_is_forgotten(read: list[str]) -> None:
+    async def run() -> None:
+        reader = GrammarReader(keep=2)
+        for _ in range(3):
+            assert "a+" in await reader.read(regex("a+"))
+            with pytest.raises(RequestError, match=r"structured_outputs\.grammar cannot be used"):
+                await reader.read(lambda: of_structured_outputs({"grammar": "start: ("}))
+        assert len(read) == 2
+        await reader.read(regex("b"))
+        await reader.read(regex("a+"))
+        assert len(read) == 4
+
+    asyncio.run(run())
+
+
+def test_a_fault_names_the_field_of_the_call_that_has_it(read: list[str]) -> None:
+    async def run() -> None:
+        reader = GrammarReader()
+        for field in ("one", "other"):
+            with pytest.raises(RequestError, match=f"^{field} cannot be used: no text follows it") as told:
+                await reader.read(lambda field=field: Draft("start: start", field))  # type: ignore[misc]
+            assert told.value.param == field
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("form", [CallForm(tagged=True), CallForm(tagged=False)])
+def test_what_is_too_long_is_refused_with_the_limit_before_it_is_read(form: CallForm, read: list[str]) -> None:
+    function = TOOL["function"]
+    assert isinstance(function, dict)
+    many = {"properties": {f"p{i}": {"type": "integer"} for i in range(200)}, "$defs": {"d": {"enum": ["x" * 900]}}}
+    for tools in ([TOOL] * 200, [{"function": {"name": "f", "parameters": many}}] * 20):
+        with pytest.raises(RequestError, match=f"tools makes a grammar of .* at most {MAX_GRAMMAR:,}"):
+            of_calls(tools, form, several=False)
+    for value in (
+        {"json": {"enum": ["x" * MAX_GRAMMAR]}},
+        {"json": "[" * (MAX_GRAMMAR + 1)},
+        {"regex": "a" * MAX_GRAMMAR},
+    ):
+        with pytest.raises(RequestError, match=f"at most {MAX_GRAMMAR:,}"):
+            of_structured_outputs(value)
+    assert read == []
