@@ -125,7 +125,7 @@ def _lease_path(directory: Directory, plan: Plan, now: float) -> Lease:
     root = directory.tree.root(plan.salt, now)
     if reach == 0:
         return directory.lease(root.kv, Tier.DEVICE)
-    covering = next(n for n in plan.survey.path if n.end >= reach)
+    covering = next(n for n in reversed(plan.survey.path) if n.start < reach)
     return directory.lease(directory.node_at(covering, reach).kv, Tier.DEVICE)
 
 

@@ -33,12 +33,15 @@ def check(directory: Directory, private: Iterable[Ints] = (), promised: int | No
 def _check_node(directory: Directory, node: Node) -> None:
     block, parent = directory.tree.block, node.parent
     assert parent is not None
-    assert len(node.tokens) > 0 and len(node.tokens) % block == 0, f"{node!r} is not a run of whole blocks"
+    assert node.end > node.start and (node.end - node.start) % block == 0, f"{node!r} is not a run of whole blocks"
+    assert len(node.tokens) == node.end - node.start, f"{node!r} has {len(node.tokens)} tokens"
     assert node.start == parent.end, f"{node!r} does not follow {parent!r}"
-    assert parent.children.get(directory.tree.key(node.tokens, 0)) is node, f"{node!r} is filed wrongly"
+    assert parent.children.get(directory.tree.head(node)) is node, f"{node!r} is filed wrongly"
     for tier in Tier:
         slots = node.kv.at[tier]
-        assert slots is None or len(slots) * block == len(node.tokens), f"{node.kv!r} has an extent of another length"
+        assert slots is None or len(slots) * block == node.end - node.start, (
+            f"{node.kv!r} has an extent of another length"
+        )
     if node.kv.at[Tier.DEVICE] is not None and parent.parent is not None:
         assert parent.kv.at[Tier.DEVICE] is not None, f"{node!r} is on the device below a gap"
     children = [child.kv for child in node.children.values()]
@@ -84,7 +87,7 @@ def _check_totals(directory: Directory, nodes: list[Node]) -> None:
         assert 0 <= dormant <= free, f"{dormant} dormant pages on disk, {free} slots for them"
     _check_clean(directory, nodes)
     assert directory.items == len(items), f"{directory.items} items, counted {len(items)}"
-    ghosts = sum(len(n.tokens) for n in nodes if all(a is None for a in n.kv.at)) // directory.tree.block
+    ghosts = sum(n.end - n.start for n in nodes if all(a is None for a in n.kv.at)) // directory.tree.block
     assert directory.ghost_blocks == ghosts, f"{directory.ghost_blocks} ghost blocks, counted {ghosts}"
 
 

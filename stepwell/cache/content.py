@@ -11,7 +11,7 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.succession import overtaken
 from stepwell.cache.survey import Survey
 from stepwell.cache.table import BlockTable
-from stepwell.cache.tree import OLD, Node, Rung, RungKind
+from stepwell.cache.tree import OLD, TOKEN_BYTES, Node, Rung, RungKind
 
 
 def publish(
@@ -41,11 +41,12 @@ def follow(directory: Directory, node: Node, tokens: Ints, end: int, now: float)
     child = node.children.get(directory.tree.key(tokens, at))
     if child is None:
         return directory.attach(node, tokens[at:end], now)
-    size = min(len(child.tokens), end - at)
-    same = child.tokens[:size] == tokens[at : at + size]
-    common = size if same.all() else int(same.argmin())
-    common -= common % block
-    return directory.split(child, at + common) if common < len(child.tokens) else child
+    size = min(child.end, end) - at
+    common = size
+    if child.raw[: size * TOKEN_BYTES] != tokens[at : at + size].tobytes():
+        common = int((child.tokens[:size] == tokens[at : at + size]).argmin())
+        common -= common % block
+    return directory.split(child, at + common) if at + common < child.end else child
 
 
 def _fill(directory: Directory, node: Node, table: BlockTable) -> None:
@@ -125,6 +126,8 @@ def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int,
         rung.used = now
         rung.uses += 1
         rung.depth = 0
+    if Tier.DISK not in directory.pools:
+        return
     items = (*(node.kv for node in used), *((rung.image,) if rung is not None else ()))
     on_disk = [slots for item in items if (slots := item.at[Tier.DISK]) is not None]
     if on_disk:

@@ -15,8 +15,9 @@ from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.kept import Keeps
 from stepwell.cache.leases import Flight, Lease, TierUse
+from stepwell.cache.locks import lock, lock_path, unlock, unlock_path
 from stepwell.cache.moves import Tier
-from stepwell.cache.offers import Offers
+from stepwell.cache.offers import Offers, attached
 from stepwell.cache.outcome import Reason
 from stepwell.cache.plan import Plan, Room, Wait, plan, plan_return
 from stepwell.cache.policy import policy_named
@@ -91,17 +92,15 @@ class Directory:
         lease = Lease(item, tier)
         self.leases.add(lease)
         self.epoch += 1
-        for held in self._path(item):
-            self._lock(held, tier)
+        if item.what == "image":
+            lock(self, item, tier)
+        else:
+            lock_path(self, item.node, None, tier)
         return lease
 
     def extend(self, lease: Lease, node: Node) -> None:
         """Move a KV lease down to `node`, a descendant of where it ends now."""
-        top = lease.item.node
-        for below in node.up():
-            if below is top:
-                break
-            self._lock(below.kv, lease.tier)
+        lock_path(self, node, lease.item.node, lease.tier)
         lease.item = node.kv
         self.epoch += 1
 
@@ -112,36 +111,12 @@ class Directory:
         lease.open = False
         self.leases.remove(lease)
         self.epoch += 1
-        path = self._path(lease.item)
-        for held in path:
-            self._unlock(held, lease.tier)
-        for held in path:  # only now: a copy must not go while what hangs on it is still locked
-            if held.bad[lease.tier] and not held.locks[lease.tier]:
+        image = lease.item.what == "image"
+        failed = unlock(self, lease.item, lease.tier) if image else unlock_path(self, lease.item.node, lease.tier)
+        for held in failed:  # only now: a copy must not go while what hangs on it is still locked
+            if attached(held):  # else it has joined what was dropped before it
                 self.drop(held, lease.tier)
         self.tidy(lease.item.node)
-
-    @staticmethod
-    def _path(item: Item) -> list[Item]:
-        return [item] if item.what == "image" else [n.kv for n in item.node.up()]
-
-    def _lock(self, item: Item, tier: Tier) -> None:
-        item.locks[tier] += 1
-        slots = item.at[tier]
-        if item.locks[tier] == 1 and slots is not None:
-            self.leased[tier] += len(slots)
-            if tier == Tier.DEVICE:
-                self._weigh(item)
-
-    def _unlock(self, item: Item, tier: Tier) -> None:
-        assert item.locks[tier] > 0, f"{item!r} is not locked"
-        item.locks[tier] -= 1
-        slots = item.at[tier]
-        if item.locks[tier] or slots is None:
-            return
-        self.leased[tier] -= len(slots)
-        if tier == Tier.DEVICE:
-            self._weigh(item)
-        self.offers.add(item, self.items, tier)
 
     # ---- pages --------------------------------------------------------------------------------------------
 
@@ -174,27 +149,39 @@ class Directory:
 
     def place(self, item: Item, tier: Tier, slots: Ints | None) -> None:
         """Set where the copy of `item` in `tier` is (None: nowhere), with every total that depends on it."""
-        assert slots is None or item.at[tier] is None, f"{item!r} has a copy in {tier.name.lower()} already"
-        blocks = len(item.node.tokens) // self.tree.block
-        self._count(item, -1)
-        if item.what == "kv" and all(a is None for a in item.at):
-            self.ghost_blocks -= blocks
-            self.ghosts.pop(item.node, None)
-        if item.what == "kv" and item.node.parent is not None and (item.at[tier] is None) != (slots is None):
-            item.node.parent.kv.below[tier] += 1 if slots is not None else -1
+        before = item.at[tier]
+        assert slots is None or before is None, f"{item!r} has a copy in {tier.name.lower()} already"
+        backed = self._backed(item)
         if item.kept:
-            self.keeps.placed(item, tier, item.at[tier], slots)
+            self.keeps.placed(item, tier, before, slots)
         item.at[tier] = slots
         item.bad[tier] = False
-        if item.what == "kv" and all(a is None for a in item.at):
-            self.ghost_blocks += blocks
-        self._count(item, +1)
-        self._weigh(item)
+        gained = (0 if slots is None else len(slots)) - (0 if before is None else len(before))
+        self.cached[tier] += gained
+        if item.locks[tier]:
+            self.leased[tier] += gained
+        self.backed += self._backed(item) - backed
+        if item.what == "kv" and (before is None) != (slots is None):
+            self._appeared(item.node, tier, slots is not None)
+        self.weigh(item)
         self.epoch += 1
         self.offer(item)
         if tier == Tier.DEVICE and slots is not None:
-            for gained in item.node.items() if item.what == "kv" else (item,):
-                self.reconsider(gained)
+            self.reconsider(item)
+            if item.what == "kv" and item.node.rung is not None:
+                self.reconsider(item.node.rung.image)
+
+    def _appeared(self, node: Node, tier: Tier, here: bool) -> None:
+        """KV of `node` is in `tier` now, or is no longer: its parent counts that, and without any copy it is a ghost."""
+        if node.parent is not None:
+            node.parent.kv.below[tier] += 1 if here else -1
+        copies = sum(at is not None for at in node.kv.at)
+        blocks = (node.end - node.start) // self.tree.block
+        if here and copies == 1:
+            self.ghost_blocks -= blocks
+            self.ghosts.pop(node, None)
+        elif copies == 0:
+            self.ghost_blocks += blocks
 
     def drop(self, item: Item, tier: Tier) -> None:
         """Forget the unlocked copy of `item` in `tier`."""
@@ -214,10 +201,10 @@ class Directory:
         """A load from this copy failed: nobody is to find it again, and it goes when the last reader lets go."""
         if item.at[tier] is None:
             return
-        self._count(item, -1)
+        backed = self._backed(item)
         item.bad[tier] = True
-        self._count(item, +1)
-        self._weigh(item)
+        self.backed += self._backed(item) - backed
+        self.weigh(item)
         self.epoch += 1
         if item.locks[tier]:
             self.offer(item)
@@ -226,10 +213,10 @@ class Directory:
 
     def refuse(self, item: Item, tier: Tier) -> None:
         """No copy of `item` will be made in `tier`: the one above it may be dropped as it is."""
-        self._count(item, -1)
+        backed = self._backed(item)
         item.refused[tier] = True
-        self._count(item, +1)
-        self._weigh(item)
+        self.backed += self._backed(item) - backed
+        self.weigh(item)
         self.offer(item)
         if item.node.parent is not None:
             self.offer(item.node.parent.kv)
@@ -237,10 +224,10 @@ class Directory:
     def reconsider(self, item: Item) -> None:
         """`item` is worth more than when its copy was refused, if it was: try again."""
         if any(item.refused):
-            self._count(item, -1)
+            backed = self._backed(item)
             item.refused = [False] * len(item.refused)
-            self._count(item, +1)
-            self._weigh(item)
+            self.backed += self._backed(item) - backed
+            self.weigh(item)
             self.offer(item)
 
     def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
@@ -323,7 +310,7 @@ class Directory:
                 continue
             self.tree.detach(ghost)
             self.items -= 1
-            self.ghost_blocks -= len(ghost.tokens) // self.tree.block
+            self.ghost_blocks -= (ghost.end - ghost.start) // self.tree.block
             self._reshape(parent)
 
     def _reshape(self, node: Node) -> None:
@@ -353,19 +340,12 @@ class Directory:
 
     # ---- totals and candidates ----------------------------------------------------------------------------------------
 
-    def _count(self, item: Item, sign: int) -> None:
-        for tier in self.pools:
-            slots = item.at[tier]
-            if slots is None:
-                continue
-            size = sign * len(slots)
-            self.cached[tier] += size
-            if item.locks[tier]:
-                self.leased[tier] += size
-            if tier == Tier.HOST and self.offers.safe(item, tier):
-                self.backed += size
+    def _backed(self, item: Item) -> int:
+        """Slots of `item` in host that could go without losing what is meant to be kept."""
+        slots = item.at[Tier.HOST]
+        return len(slots) if slots is not None and self.offers.safe(item, Tier.HOST) else 0
 
-    def _weigh(self, item: Item) -> None:
+    def weigh(self, item: Item) -> None:
         """Bring `clean` up to date with what has changed about `item`, and with what that means for the KV above it."""
         while True:
             here = item.at[Tier.DEVICE] is not None

@@ -9,29 +9,28 @@ A copy in a tier is safe once the next tier has one too, or will not get one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from stepwell.cache.moves import Tier
 from stepwell.cache.policy import Policy
-from stepwell.cache.ranking import Latest, Ranking, exposed
+from stepwell.cache.ranking import Latest, Ranking
 from stepwell.cache.tree import Item
 
 
 class Offers:
     """The rankings of one directory. Whoever changes an item offers it again; who stays a candidate is found out when popped."""
 
-    __slots__ = ("_all", "_of", "dirty", "drops", "latest", "lower")
+    __slots__ = ("_tiers", "dirty", "drops", "latest", "lower")
 
     def __init__(self, tiers: tuple[Tier, ...], policy: Policy) -> None:
+        def ranking(tier: Tier, live: Callable[[Item], bool]) -> Ranking:
+            return Ranking(tier, live, policy.value, policy.weights, self.latest)
+
         self.latest = Latest()
         self.lower: dict[Tier, Tier | None] = dict(zip(tiers, (*tiers[1:], None), strict=True))
-        self.drops = {
-            tier: Ranking(tier, self._droppable(tier), policy.value, policy.weights, self.latest) for tier in tiers
-        }
-        self.dirty = {
-            tier: Ranking(tier, self._demotable(tier), policy.value, policy.weights, self.latest) for tier in tiers[:-1]
-        }
-        self._of = {t: tuple(r[t] for r in (self.drops, self.dirty) if t in r) for t in tiers}
-        self._all = tuple(ranking for rankings in self._of.values() for ranking in rankings)
+        self.drops = {tier: ranking(tier, partial(self.droppable, tier)) for tier in tiers}
+        self.dirty = {tier: ranking(tier, partial(self.demotable, tier)) for tier in tiers[:-1]}
+        self._tiers = tiers
 
     @property
     def next_tier(self) -> Tier:
@@ -45,30 +44,28 @@ class Offers:
 
     def add(self, item: Item, items: int, tier: Tier | None = None) -> None:
         """`item` may have become a candidate, or lost value, in `tier` (None: in any). `items` are there in all."""
-        for ranking in self._all if tier is None else self._of[tier]:
-            if ranking.offer(item):
-                ranking.trim(items)
+        for here in self._tiers if tier is None else (tier,):
+            if item.at[here] is None or item.locks[here]:
+                continue
+            if self.droppable(here, item):
+                self.drops[here].add(item, items)
+            elif self.demotable(here, item):
+                self.dirty[here].add(item, items)
 
-    def _droppable(self, tier: Tier) -> Callable[[Item], bool]:
-        def live(item: Item) -> bool:
-            if item.at[tier] is None or item.locks[tier] or not attached(item) or not exposed(item, tier):
-                return False
-            # in host, the copy that lets a resident one be dropped at once stays: dropping it would win nothing
-            return (tier != Tier.HOST or item.at[Tier.DEVICE] is None) and self.safe(item, tier)
+    def droppable(self, tier: Tier, item: Item) -> bool:
+        """Whether the copy of `item` in `tier` may go as it is."""
+        if item.at[tier] is None or item.locks[tier] or item.below[tier] or not self.safe(item, tier):
+            return False
+        # in host, the copy that lets a resident one be dropped at once stays: dropping it would win nothing
+        return (tier != Tier.HOST or item.at[Tier.DEVICE] is None) and attached(item)
 
-        return live
-
-    def _demotable(self, tier: Tier) -> Callable[[Item], bool]:
-        def live(item: Item) -> bool:
-            if item.at[tier] is None or item.locks[tier] or item.pending is not None or not attached(item):
-                return False
-            if self.safe(item, tier):
-                return False
-            if tier == Tier.DEVICE:
-                return item.soiled == 0
-            return item.at[Tier.DEVICE] is None and exposed(item, tier)
-
-        return live
+    def demotable(self, tier: Tier, item: Item) -> bool:
+        """Whether the copy of `item` in `tier` is to be copied down before it goes."""
+        if item.at[tier] is None or item.locks[tier] or item.pending is not None or self.safe(item, tier):
+            return False
+        if tier == Tier.DEVICE:
+            return item.soiled == 0 and attached(item)
+        return item.at[Tier.DEVICE] is None and not item.below[tier] and attached(item)
 
 
 def attached(item: Item) -> bool:

@@ -182,7 +182,7 @@ def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
         victim = ranking.pop()
         if victim is None:
             break
-        if ranking.age(victim) <= ranking.age(last):
+        if ranking.outlasts(victim, last):
             directory.offer(victim)
             break
         directory.drop(victim, Tier.DISK)

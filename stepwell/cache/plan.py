@@ -100,7 +100,7 @@ def plan(found: Survey, salt: str, epoch: int, room: Room, rules: CacheConfig, c
     base = hit.position if hit else 0
     aims, reason, skipped = _aims(found, base, rules, costs)
     # every chain shares what is resident, so what that pins is the same for all of them
-    spendable = room.free + room.idle - room.reserved - pinned_kv(found)
+    spendable = room.free + room.idle - room.reserved - pinned_kv(found, rules.geometry.block)
     for aim in aims:
         need = _need(aim, found.tokens, rules)
         weakest = (aim, Option(0, found.device))
@@ -136,7 +136,7 @@ def plan_return(
     if aim.loads and expected_seconds(aim, computed, rules, costs) >= (computed - base) / costs.prefill_tokens_per_s:
         return None
     need = _need(aim, found.tokens, rules) - (rules.geometry.pages_for(computed) - whole // block)
-    spendable = room.free + room.idle - room.reserved - pinned_kv(found)
+    spendable = room.free + room.idle - room.reserved - pinned_kv(found, rules.geometry.block)
     for weakened, chain in enumerate(_fallbacks(aim, found, hit)):
         if need <= spendable - pinned_images(chain):
             return Plan(epoch, salt, found, chain, need, base, Reason.COMPLETE, 0, weakened > 0)
@@ -145,7 +145,7 @@ def plan_return(
 
 def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[list[Option], Reason, int]:
     """Options above the hit, best first; and why there are none, with the boundary that was passed over."""
-    above = [f for f in found.footholds if f.position > hit]
+    above = found.footholds[_count_to(found.footholds, hit) :]
     if not above:
         last = floor_to(found.tokens - 1, rules.geometry.rung_grid)
         if last == 0:
@@ -215,7 +215,7 @@ def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tup
     """
     shared = found.device
     cold = Option(0, shared)
-    resident = [f for f in found.footholds if f.position <= min(shared, aim.boundary - 1)]
+    resident = found.footholds[: _count_to(found.footholds, min(shared, aim.boundary - 1))]
     deepest = resident[-1:] if resident and (hit is None or resident[-1].position > hit.position) else []
     steps = [*deepest, *([hit] if hit else [])]
     yield (aim, *(Option(f.position, shared, f) for f in steps), cold)
@@ -224,6 +224,14 @@ def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tup
         if copy is not None:
             yield (aim, Option(copy.position, shared, copy), cold)
             return
+
+
+def _count_to(footholds: tuple[Foothold, ...], position: int) -> int:
+    """How many of the footholds, which ascend, are not past `position`. Those that are asked for are among the last."""
+    count = len(footholds)
+    while count and footholds[count - 1].position > position:
+        count -= 1
+    return count
 
 
 def _below(foothold: Foothold) -> Foothold | None:
@@ -252,13 +260,15 @@ def _need(option: Option, tokens: int, rules: CacheConfig) -> int:
     return max(rules.geometry.pages_for(tokens), option.leg_end // block) - option.shared // block
 
 
-def pinned_kv(found: Survey) -> int:
+def pinned_kv(found: Survey, block: int) -> int:
     """Device pages of resident KV that are idle now and leased by any plan."""
-    pages = 0
-    for node, a, b in kv_nodes(found.path, 0, found.device):
-        if not node.kv.locks[Tier.DEVICE]:
-            pages += node.kv.size(Tier.DEVICE) * (b - a) // len(node.tokens)
-    return pages
+    idle: int | None = None  # where the idle part begins: locks hold all that is above them
+    for node in reversed(found.path):
+        if node.start < found.device:
+            if node.kv.locks[Tier.DEVICE]:
+                break
+            idle = node.start
+    return 0 if idle is None else (found.device - idle) // block
 
 
 def pinned_images(chain: tuple[Option, ...]) -> int:

@@ -145,7 +145,7 @@ def _begin(directory: Directory, part: list[Node], missing: list[Item], status: 
         source = item.best()
         assert source is not None, f"{item!r} was found to be there"
         if item.what == "kv":
-            loads[source] = loads.get(source, 0) + len(item.node.tokens)
+            loads[source] = loads.get(source, 0) + (item.node.end - item.node.start)
         moves.append(begin(directory, item, source, Tier.DEVICE))
     return Fetch(status, tip.end, tip, tuple(sorted(loads.items())), tuple(moves), hold)
 

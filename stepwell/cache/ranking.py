@@ -43,7 +43,7 @@ class Ranking:
     An item must be offered whenever it may have become a candidate or has lost value; gains are found at the top.
     """
 
-    __slots__ = ("_count", "_latest", "_queues", "_tier", "_value", "_weights", "live")
+    __slots__ = ("_count", "_entries", "_latest", "_queues", "_tier", "_value", "_weights", "live")
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Ranking:
         )  # what is guarded by a keep, under any policy: it never ages (`stepwell.cache.kept`)
         self._queues: list[list[tuple[float, int, Item]]] = [[] for _ in self._weights]
         self._latest = latest
-        self._count = 0
+        self._count = self._entries = 0
         self.live = live
 
     def offer(self, item: Item) -> bool:
@@ -71,10 +71,17 @@ class Ranking:
         self._push(item, *self._place(item))
         return True
 
+    def add(self, item: Item, items: int) -> None:
+        """Consider `item`, which is a candidate; `items` are there in all."""
+        self._push(item, *self._place(item))
+        if self._entries > 4 * items + 1024:
+            self.trim(items)
+
     def pop(self) -> Item | None:
         """The least valuable candidate, no longer offered; None if there is none. Amortised O(log n)."""
         while (queue := self._oldest()) is not None:
             used, _, item = heapq.heappop(self._queues[queue])
+            self._entries -= 1
             if not self.live(item):
                 continue
             now = self._place(item)
@@ -88,14 +95,26 @@ class Ranking:
         """How old `item` counts as: of two, the older goes first."""
         return self._age(*self._place(item))
 
+    def outlasts(self, item: Item, other: Item) -> bool:
+        """Whether `item` is not to go for the sake of `other`: used as lately, whatever they are, or guarded.
+
+        By plain use: were an image to weigh more here than KV, two runs that do not fit together could each be written in the place
+        of the other's KV for ever.
+        """
+        queue, used = self._place(item)
+        guarded = queue == len(self._queues) - 1
+        return guarded or (queue > 0 and used >= self._value(other, self._tier)[1])
+
     def _place(self, item: Item) -> Value:
         if item.guarded >> self._tier & 1:
             return len(self._queues) - 1, 0.0
         return self._value(item, self._tier)
 
     def _push(self, item: Item, queue: int, used: float) -> None:
-        self._latest.use = max(self._latest.use, used)
+        if used > self._latest.use:
+            self._latest.use = used
         self._count += 1
+        self._entries += 1
         heapq.heappush(self._queues[queue], (used, self._count, item))
 
     def _age(self, queue: int, used: float) -> float:
@@ -112,11 +131,11 @@ class Ranking:
         return best
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues))
+        return self._entries
 
     def trim(self, live_items: int) -> None:
         """Rebuild when stale entries dominate, so that memory follows what is cached."""
-        if len(self) > 4 * live_items + 1024:
+        if self._entries > 4 * live_items + 1024:
             seen = {id(item): item for heap in self._queues for _, _, item in heap}
             self.clear()
             for item in seen.values():
@@ -124,6 +143,7 @@ class Ranking:
 
     def clear(self) -> None:
         """Forget every offer."""
+        self._entries = 0
         for heap in self._queues:
             heap.clear()
 

@@ -127,6 +127,7 @@ def landed(directory: Directory, report: Report) -> bool:
         item.pending = None
         if pending.tier == Tier.DEVICE:
             _risen(directory, item, pending, flight.lease.tier, report.ok)
+            directory.offer(item)  # what is copied is no candidate, wherever else it is
         elif report.ok and not item.bad[flight.lease.tier]:  # condemned meanwhile: so is the copy
             directory.place(item, pending.tier, pending.slots)
         else:

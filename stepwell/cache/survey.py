@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.moves import Tier
-from stepwell.cache.tree import Node, Rung, Tree
+from stepwell.cache.tree import TOKEN_BYTES, Node, Rung, Tree
 
 
-@dataclass(frozen=True, slots=True)
-class Foothold:
+class Foothold(NamedTuple):
     """A rung on the prompt's path with an image somewhere: a boundary the state leg can reach."""
 
     position: int
@@ -53,27 +53,26 @@ class Survey:
 
 
 def survey(tree: Tree, salt: str, prompt: Ints) -> Survey:
-    """Walk `prompt` under `salt`. Exact: compares tokens, not hashes. O(prompt) compares in numpy, O(path) steps in Python."""
+    """Walk `prompt` under `salt`. Exact: compares tokens, not hashes. O(prompt) bytes compared, O(path) steps in Python."""
     node: Node | None = tree.roots.get(salt)
-    count = len(prompt)
+    count, block = len(prompt), tree.block
+    raw = prompt.tobytes()
     path: list[Node] = []
     matched = 0
     diverged: int | None = None
-    while node is not None:
-        if matched + tree.block > count:
-            break
-        child = node.children.get(tree.key(prompt, matched))
+    while node is not None and matched + block <= count:
+        child = node.children.get(raw[matched * TOKEN_BYTES : (matched + block) * TOKEN_BYTES])
         if child is None:
             diverged = _divergence(node, prompt, matched)
             break
         path.append(child)
-        common = _common(child.tokens, prompt[matched : matched + len(child.tokens)])
-        if common < len(child.tokens):
+        if not raw.startswith(child.raw, matched * TOKEN_BYTES):
+            common = _common(child.tokens, prompt[matched : child.end])
             if matched + common < count:
                 diverged = matched + common
-            matched += floor_to(common, tree.block)
+            matched += floor_to(common, block)
             break
-        matched += common
+        matched = child.end
         node = child
     return _measure(tuple(path), matched, count, diverged)
 
@@ -85,16 +84,20 @@ def _measure(path: tuple[Node, ...], matched: int, count: int, diverged: int | N
     lost: list[int] = []
     for node in path:
         end = min(node.end, matched)
-        best = node.kv.best()
-        whole_device = whole_device and node.kv.has(Tier.DEVICE)
-        whole = whole and best is not None
-        device = end if whole_device else device
-        union = end if whole else union
-        lost.extend(p for p in node.lost if p <= matched)
-        if whole and node.rung is not None and node.end <= matched and node.end < count:
-            tier = node.rung.image.best()
+        here = node.kv.has(Tier.DEVICE)
+        whole_device = whole_device and here
+        if whole_device:
+            device = end
+        whole = whole and (here or node.kv.best() is not None)
+        if whole:
+            union = end
+        if node.lost:
+            lost.extend(p for p in node.lost if p <= matched)
+        rung = node.rung
+        if rung is not None and whole and node.end == end < count:
+            tier = rung.image.best()
             if tier is not None:
-                footholds.append(Foothold(node.end, node.rung, tier))
+                footholds.append(Foothold(end, rung, tier))
     return Survey(count, path, matched, device, union, tuple(footholds), tuple(lost), diverged)
 
 
@@ -116,6 +119,8 @@ def _divergence(node: Node, prompt: Ints, at: int) -> int | None:
 
 def kv_nodes(path: tuple[Node, ...], start: int, end: int) -> list[tuple[Node, int, int]]:
     """The nodes of `path` that cover [start, end), each with the part of it that they cover."""
+    if start >= end:
+        return []  # not an empty part of the node around it
     return [(n, max(start, n.start), min(end, n.end)) for n in path if n.start < end and n.end > start]
 
 
@@ -128,5 +133,12 @@ def slots_between(node: Node, tier: Tier, start: int, end: int, block: int) -> I
 
 def gather(path: tuple[Node, ...], tier: Tier, start: int, end: int, block: int) -> Ints:
     """Slots in `tier` of the KV of [start, end), in order."""
-    parts = [slots_between(n, tier, a, b, block) for n, a, b in kv_nodes(path, start, end)]
+    parts: list[Ints] = []
+    for node in path:
+        if node.end <= start or node.start >= end:
+            continue
+        slots = node.kv.at[tier]
+        assert slots is not None
+        whole = node.start >= start and node.end <= end
+        parts.append(slots if whole else slots_between(node, tier, max(start, node.start), min(end, node.end), block))
     return np.concatenate(parts) if parts else np.empty(0, np.int32)

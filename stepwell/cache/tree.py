@@ -23,6 +23,8 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Tier
 
 TIERS = tuple(Tier)
+TOKEN_BYTES = 4
+"""Bytes of a token: int32."""
 
 
 class RungKind(IntEnum):
@@ -145,15 +147,16 @@ class Rung:
 
 
 class Node:
-    """A run of whole blocks below `parent`: tokens of positions [start, end)."""
+    """A run of whole blocks below `parent`: tokens of positions [start, end), as the bytes `raw`, which compare fastest."""
 
-    __slots__ = ("awaited", "children", "kv", "lost", "parent", "rung", "start", "tokens", "used", "uses")
+    __slots__ = ("awaited", "children", "end", "kv", "lost", "parent", "raw", "rung", "start", "used", "uses")
 
-    def __init__(self, parent: Node | None, start: int, tokens: Ints, now: float) -> None:
+    def __init__(self, parent: Node | None, start: int, raw: bytes, now: float) -> None:
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         self.start = start
-        self.tokens = tokens
+        self.end = start + len(raw) // TOKEN_BYTES
+        self.raw = raw
         self.kv = Item("kv", self)
         self.rung: Rung | None = None
         self.used = now
@@ -164,8 +167,9 @@ class Node:
         """Suspended requests that go on at `end` with a state of their own."""
 
     @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
+    def tokens(self) -> Ints:
+        """The tokens of [start, end): a read-only view."""
+        return np.frombuffer(self.raw, np.int32)
 
     def up(self) -> Iterator[Node]:
         """This node and its ancestors, the root last."""
@@ -189,7 +193,7 @@ class Root(Node):
     __slots__ = ("salt",)
 
     def __init__(self, salt: str, now: float) -> None:
-        super().__init__(None, 0, np.empty(0, np.int32), now)
+        super().__init__(None, 0, b"", now)
         self.salt = salt
 
 
@@ -226,32 +230,36 @@ class Tree:
         """What a child is filed under: its first block, exactly."""
         return tokens[at : at + self.block].tobytes()
 
+    def head(self, node: Node) -> bytes:
+        """What `node` is filed under."""
+        return node.raw[: self.block * TOKEN_BYTES]
+
     def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
         """A new child holding a copy of `tokens` (whole blocks, at least one)."""
-        node = Node(parent, parent.end, tokens.copy(), now)
-        parent.children[self.key(node.tokens, 0)] = node
+        node = Node(parent, parent.end, tokens.tobytes(), now)
+        parent.children[self.head(node)] = node
         return node
 
     def detach(self, node: Node) -> None:
         """Take a childless node out of the tree."""
         assert node.parent is not None and not node.children
-        del node.parent.children[self.key(node.tokens, 0)]
+        del node.parent.children[self.head(node)]
         node.parent = None
 
     def split(self, node: Node, at: int) -> Node:
         """Cut `node` at position `at`; returns the new upper half. `node` stays the lower one, so leases and rung stay with it."""
         assert node.parent is not None and node.start < at < node.end and at % self.block == 0
-        cut = at - node.start
-        upper = Node(node.parent, node.start, node.tokens[:cut].copy(), node.used)
+        cut = (at - node.start) * TOKEN_BYTES
+        upper = Node(node.parent, node.start, node.raw[:cut], node.used)
         upper.uses = node.uses
         upper.lost = tuple(p for p in node.lost if p <= at)
-        node.parent.children[self.key(node.tokens, 0)] = upper
-        node.tokens = node.tokens[cut:].copy()
+        node.parent.children[self.head(node)] = upper
+        node.raw = node.raw[cut:]
         node.start = at
         node.parent = upper
         node.lost = tuple(p for p in node.lost if p > at)
-        upper.children[self.key(node.tokens, 0)] = node
-        _divide(node.kv, upper.kv, cut // self.block)
+        upper.children[self.head(node)] = node
+        _divide(node.kv, upper.kv, (upper.end - upper.start) // self.block)
         return upper
 
     def joinable(self, node: Node) -> bool:
@@ -280,14 +288,14 @@ class Tree:
             above, below = parent.kv.at[tier], node.kv.at[tier]
             if above is not None and below is not None:
                 node.kv.at[tier] = np.concatenate([above, below])
-        node.tokens = np.concatenate([parent.tokens, node.tokens])
+        node.raw = parent.raw + node.raw
         node.start = parent.start
         node.lost = parent.lost + node.lost
         node.used = max(node.used, parent.used)
         node.uses = max(node.uses, parent.uses)
         node.kv.ready += parent.kv.ready
         node.parent = parent.parent
-        node.parent.children[self.key(node.tokens, 0)] = node
+        node.parent.children[self.head(node)] = node
         parent.parent = None
         parent.children = {}
 

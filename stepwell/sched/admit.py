@@ -91,7 +91,7 @@ def _giving_reason(plan: Plan, given_up: tuple[Reason, int] | None) -> Plan:
 def _must_wait(queues: Queues, directory: Directory, plan: Plan) -> bool:
     """Whether the target pages of a load become free without a loss once copies downwards have ended."""
     pages = (plan.aim.leg_end - plan.aim.shared) // directory.tree.block
-    pinned = pinned_kv(plan.survey) + pinned_images(plan.options)  # what the plan itself will hold is no room for it
+    pinned = pinned_kv(plan.survey, directory.tree.block) + pinned_images(plan.options)  # what the plan itself will hold is no room for it
     instant = directory.room().instant - pinned
     if pages == 0 or pages <= instant:
         return False
@@ -146,7 +146,7 @@ def _enter(
         queues.moves.extend(state.moves)
         queues.parked[job.request.id] = Parked(job, slot, state, now, kept)
         if job.starts == 0:
-            queues.events.append(Loads(job.request.id))
+            queues.events.append(Loads(job.request.id, now))
         return
     gained = max(0, state.boundary - job.alone) if job.waits and not job.starts else 0
     outcome = replace(state.outcome, readmission=job.starts > 0, coalesced=gained)
@@ -155,7 +155,7 @@ def _enter(
         queues.tally.add(outcome)
     if job.starts == 0:
         job.resumed = outcome
-        queues.events.append(Admitted(job.request.id, outcome))
+        queues.events.append(Admitted(job.request.id, outcome, now))
     job.starts += 1
     running = Running(
         job,

@@ -133,7 +133,8 @@ def _grow_or_preempt(queues: Queues, directory: Directory, running: Running, end
         if victim is queues.running[0]:
             if let_go_all(queues, directory):
                 continue
-            assert queues.parked or queues.draining, "the oldest request alone fits: its length was clamped to the pool"
+            loads = queues.parked or queues.draining or directory.in_flight
+            assert loads, "the oldest request alone fits: its length was clamped to the pool"
             return False
         preempt(queues, directory, victim)
         if victim is running:

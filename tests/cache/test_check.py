@@ -59,7 +59,7 @@ HARMS: dict[str, Harm] = {
     "a lock without a lease": lambda s: lower(s).kv.locks.__setitem__(Tier.HOST, 1),
     "a lease without a lock": lambda s: upper(s).kv.locks.__setitem__(0, 0),
     "a lease forgotten": lambda s: s.leases.clear(),
-    "a run filed under other tokens": lambda s: lower(s).tokens.__setitem__(0, lower(s).tokens[0] + 1),
+    "a run filed under other tokens": lambda s: setattr(lower(s), "raw", lower(s).raw[4:] + bytes(4)),
     "a run that starts elsewhere": lambda s: setattr(lower(s), "start", 24),
     "a rung without an image": lambda s: setattr(rung_at(s, PROMPT, 20).image, "at", [None, None, None]),
     "a candidate nobody offers": lambda s: s.offers.drops[Tier.DEVICE].clear(),

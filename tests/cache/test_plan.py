@@ -10,6 +10,7 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import Loss, Reason
 from stepwell.cache.plan import Plan, Source, Wait, losses, pinned_images, pinned_kv
 from tests.cache.builders import (
+    BLOCK,
     COSTS,
     copy_down,
     directory,
@@ -144,9 +145,9 @@ class TestRoom:
     def test_what_the_plan_pins_is_not_room(self) -> None:
         shelf = layered()
         plan = planned(shelf, PROMPT)
-        assert pinned_kv(plan.survey) + pinned_images(plan.options) == 6, "five pages of KV and the hit's image"
+        assert pinned_kv(plan.survey, BLOCK) + pinned_images(plan.options) == 6, "five pages of KV and the hit's image"
         lease = shelf.lease(rung_at(shelf, PROMPT, 20).image, Tier.DEVICE)
-        assert pinned_kv(plan.survey) + pinned_images(plan.options) == 5, (
+        assert pinned_kv(plan.survey, BLOCK) + pinned_images(plan.options) == 5, (
             "what is leased already is nobody's room anyway"
         )
         shelf.release(lease)

@@ -223,6 +223,6 @@ def test_hundreds_of_small_conversations_take_no_more_memory_than_the_first() ->
     finally:
         tracemalloc.stop()
     for node in engine.loop.directory.tree.nodes():
-        for array in (node.tokens, *(slots for item in node.items() for slots in item.at if slots is not None)):
+        for array in (slots for item in node.items() for slots in item.at if slots is not None):
             assert array.base is None or array.base.nbytes == array.nbytes, f"{node!r} keeps more than its own alive"
     assert after - before < 15_000, f"{after - before} bytes more after 140 requests more"
