@@ -286,16 +286,18 @@ class TestRefusal:
 
 class TestFailedPaths:
     def test_two_failed_runs_that_join_as_they_go_give_their_slots_back_once(self) -> None:
-        shelf = directory(64, 64)
-        keep(shelf, PROMPT, 40, rungs=(8, 16, 24))
+        shelf = directory(64, 64, ghosts=0)
+        keep(shelf, PROMPT, 24, rungs=(8, 16, 24))
         copy_down(shelf)
         forget(shelf, PROMPT, Tier.DEVICE, 0, (8, 16, 24))
         lease = shelf.lease(node_ending(shelf, PROMPT, 24).kv, Tier.HOST)
-        for position in (16, 24):
-            rung = rung_at(shelf, PROMPT, position)
-            shelf.drop(rung.image, Tier.HOST)
-        for node in list(lease.item.node.up())[:-1]:
-            shelf.condemn(node.kv, Tier.HOST)
+        top, middle, bottom = shelf.survey("", PROMPT).path
+        shelf.condemn(middle.kv, Tier.HOST)
+        for node in (top, middle, bottom):
+            assert node.rung is not None
+            shelf.drop(node.rung.image, Tier.HOST)
+        shelf.condemn(top.kv, Tier.HOST)
+        shelf.condemn(bottom.kv, Tier.HOST)
         shelf.release(lease)
         check(shelf)
-        assert not shelf.survey("", PROMPT).footholds
+        assert shelf.use(Tier.HOST).free == 64
