@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepwell.base.units import floor_to
-from stepwell.cache import admission, archive, content, names, offers, plan, prefetch, recall, shed, survey, tree
+from stepwell.cache import admission, archive, content, names, offers, plan, recall, shed, survey, tree
 from stepwell.cache import directory as directories
 from stepwell.cache.moves import Tier
 from stepwell.cache.table import BlockTable
@@ -440,19 +440,6 @@ def a_failed_prefetch_is_published(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@bug(5)
-def a_prefetch_lands_below_a_gap(patch: pytest.MonkeyPatch) -> None:
-    def blind(directory: Any, item: Any, pending: Any, source: Tier, ok: bool) -> None:
-        if ok and item.at[Tier.DEVICE] is None:
-            directory.place(item, Tier.DEVICE, pending.slots)
-        else:
-            directory.give(Tier.DEVICE, pending.slots)
-            if not ok:
-                directory.condemn(item, source)
-
-    patch.setattr(shed, "_risen", blind)
-
-
 @bug(0, 5)
 def a_split_forgets_what_is_kept(patch: pytest.MonkeyPatch) -> None:
     real = tree.Tree.split
@@ -468,15 +455,6 @@ def a_split_forgets_what_is_kept(patch: pytest.MonkeyPatch) -> None:
 @bug(5)
 def a_prefetch_never_lets_go(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(retention.Retention, "_end", lambda self, order: self._tell(retention._outcome(order)))
-
-
-@bug(0, 5, 9)
-def a_prefetch_takes_what_is_promised(patch: pytest.MonkeyPatch) -> None:
-    def greedy(directory: Any, part: Any) -> tuple[int, int]:
-        room = directory.room()
-        return room.free + room.idle, room.instant
-
-    patch.setattr(prefetch, "_room", greedy)
 
 
 def _first_failure(likely: int) -> BaseException | None:
