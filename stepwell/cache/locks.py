@@ -55,7 +55,7 @@ def unlock(directory: Directory, item: Item, tier: Tier) -> list[Item]:
     directory.leased[tier] -= len(slots)
     if tier == Tier.DEVICE:
         directory.weigh(item)
-    directory.offers.add(item, directory.items, tier)
+    directory.offers.add(item, directory.items)
     return [item] if item.bad[tier] else []
 
 
@@ -78,7 +78,8 @@ def unlock_path(directory: Directory, node: Node | None, tier: Tier) -> list[Ite
                 directory.clean += kv.ready
                 kv.stuck = False
                 parent.kv.held_up -= 1
-            directory.offers.add(kv, directory.items, tier)
+            if not kv.below[tier] or (kv.dirty and not kv.soiled):  # no candidate else
+                directory.offers.add(kv, directory.items)
             if kv.bad[tier]:
                 failed.append(kv)
         node = parent

@@ -18,19 +18,24 @@ from stepwell.cache.tree import Item
 
 
 class Offers:
-    """The rankings of one directory. Whoever changes an item offers it again; who stays a candidate is found out when popped."""
+    """The rankings of one directory. Whoever changes an item offers it again; who stays a candidate is found out when popped.
 
-    __slots__ = ("_tiers", "dirty", "drops", "latest", "lower")
+    What is offered is looked at when somebody next asks for a candidate: a request changes the same few items many times over.
+    """
+
+    __slots__ = ("_fresh", "_items", "_tiers", "dirty", "drops", "latest", "lower")
 
     def __init__(self, tiers: tuple[Tier, ...], policy: Policy) -> None:
         def ranking(tier: Tier, live: Callable[[Item], bool]) -> Ranking:
-            return Ranking(tier, live, policy.value, policy.weights, self.latest)
+            return Ranking(tier, live, policy.value, policy.weights, self.latest, self.settle)
 
         self.latest = Latest()
         self.lower: dict[Tier, Tier | None] = dict(zip(tiers, (*tiers[1:], None), strict=True))
         self.drops = {tier: ranking(tier, partial(self.droppable, tier)) for tier in tiers}
         self.dirty = {tier: ranking(tier, partial(self.demotable, tier)) for tier in tiers[:-1]}
         self._tiers = tiers
+        self._fresh: dict[Item, None] = {}
+        self._items = 0
 
     @property
     def next_tier(self) -> Tier:
@@ -42,15 +47,26 @@ class Offers:
         lower = self.lower[tier]
         return lower is None or item.refused[lower] or (item.at[lower] is not None and not item.bad[lower])
 
-    def add(self, item: Item, items: int, tier: Tier | None = None) -> None:
-        """`item` may have become a candidate, or lost value, in `tier` (None: in any). `items` are there in all."""
-        for here in self._tiers if tier is None else (tier,):
-            if item.at[here] is None or item.locks[here]:
-                continue
-            if self.droppable(here, item):
-                self.drops[here].add(item, items)
-            elif self.demotable(here, item):
-                self.dirty[here].add(item, items)
+    def add(self, item: Item, items: int) -> None:
+        """`item` may have become a candidate, or lost value. `items` are there in all."""
+        self._fresh[item] = None
+        self._items = items
+        if len(self._fresh) > _FRESH:
+            self.settle()
+
+    def settle(self) -> None:
+        """Rank what has been offered."""
+        if not self._fresh:
+            return
+        fresh, self._fresh = self._fresh, {}
+        for item in fresh:
+            for tier in self._tiers:
+                if item.at[tier] is None or item.locks[tier]:
+                    continue
+                if self.droppable(tier, item):
+                    self.drops[tier].add(item, self._items)
+                elif self.demotable(tier, item):
+                    self.dirty[tier].add(item, self._items)
 
     def droppable(self, tier: Tier, item: Item) -> bool:
         """Whether the copy of `item` in `tier` may go as it is."""
@@ -66,6 +82,10 @@ class Offers:
         if tier == Tier.DEVICE:
             return item.soiled == 0 and attached(item)
         return item.at[Tier.DEVICE] is None and not item.below[tier] and attached(item)
+
+
+_FRESH = 4096
+"""Offers that are looked at without being asked for: so that they are bounded where nothing ever has to go."""
 
 
 def attached(item: Item) -> bool:

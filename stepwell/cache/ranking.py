@@ -43,7 +43,7 @@ class Ranking:
     An item must be offered whenever it may have become a candidate or has lost value; gains are found at the top.
     """
 
-    __slots__ = ("_count", "_entries", "_latest", "_queues", "_tier", "_value", "_weights", "live")
+    __slots__ = ("_count", "_entries", "_latest", "_queues", "_settle", "_tier", "_value", "_weights", "live")
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Ranking:
         value: Callable[[Item, Tier], Value],
         weights: tuple[float, ...],
         latest: Latest,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._tier = tier
         self._value = value
@@ -62,6 +63,7 @@ class Ranking:
         self._queues: list[list[tuple[float, int, Item]]] = [[] for _ in self._weights]
         self._latest = latest
         self._count = self._entries = 0
+        self._settle = settle
         self.live = live
 
     def offer(self, item: Item) -> bool:
@@ -79,6 +81,7 @@ class Ranking:
 
     def pop(self) -> Item | None:
         """The least valuable candidate, no longer offered; None if there is none. Amortised O(log n)."""
+        self._settle()
         while (queue := self._oldest()) is not None:
             used, _, item = heapq.heappop(self._queues[queue])
             self._entries -= 1
@@ -122,12 +125,12 @@ class Ranking:
 
     def _oldest(self) -> int | None:
         """The queue whose head has the greatest age; of equal ones the first."""
-        best, greatest = None, -1.0
-        for queue, heap in enumerate(self._queues):
-            if heap:
-                age = self._age(queue, heap[0][0])
-                if age > greatest:
-                    best, greatest = queue, age
+        if self._queues[0]:
+            return 0
+        best, greatest, now = None, -math.inf, self._latest.use
+        for queue, (heap, weight) in enumerate(zip(self._queues, self._weights, strict=True)):
+            if heap and (age := (now - heap[0][0]) * weight) > greatest:
+                best, greatest = queue, age
         return best
 
     def __len__(self) -> int:
@@ -149,4 +152,5 @@ class Ranking:
 
     def items(self) -> set[int]:
         """Ids of everything on offer: for checks."""
+        self._settle()
         return {id(item) for heap in self._queues for _, _, item in heap}

@@ -84,11 +84,12 @@ def _measure(path: tuple[Node, ...], matched: int, count: int, diverged: int | N
     lost: list[int] = []
     for node in path:
         end = min(node.end, matched)
-        here = node.kv.has(Tier.DEVICE)
+        kv = node.kv
+        here = kv.at[Tier.DEVICE] is not None and not kv.bad[Tier.DEVICE]
         whole_device = whole_device and here
         if whole_device:
             device = end
-        whole = whole and (here or node.kv.best() is not None)
+        whole = whole and (here or kv.best() is not None)
         if whole:
             union = end
         if node.lost:
