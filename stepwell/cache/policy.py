@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import log2
 from types import MappingProxyType
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from stepwell.base.errors import ConfigError
 from stepwell.cache.moves import Tier
@@ -55,7 +55,9 @@ class Ladder:
     thins = True
     weights = (0.0, 1.0, 8.0, 4.0, 64.0, 0.1, 0.25, 2.0)
     _BY_DEPTH = (1, 2, 3, 4)
-    _POPULAR, _BELOW, _SUPERSEDED_BELOW = 5, 6, 7
+    _POPULAR = 5
+    _BELOW = 6
+    _SUPERSEDED_BELOW = 7
 
     def value(self, item: Item, tier: Tier) -> Value:
         node = item.node
@@ -106,7 +108,7 @@ class Worth:
 
     thins = True
     _MIDDLE = 7
-    weights = (0.0, *(2.0 ** (7 - queue) for queue in range(1, 14)))
+    weights: ClassVar[tuple[float, ...]] = (0.0, *(2.0 ** (7 - queue) for queue in range(1, 14)))
 
     def __init__(self, block: int) -> None:
         self._block = block
