@@ -56,7 +56,7 @@ def test_a_prefetched_prompt_gives_the_same_answer_from_the_device(tmp_path: Pat
     model = write_checkpoint(tmp_path / "model", hidden=64, layers=4, vocab=512)
     flags = {"device": "cpu", "dtype": "float32", "device_memory": "1536KiB", "host_memory": "16MiB", "max_num_seqs": 2}
     rng, six = np.random.default_rng(0), SamplingParams(max_tokens=6, ignore_eos=True)
-    prompts = [rng.integers(3, 512, 150).astype(np.int32) for _ in range(10)]
+    prompts = [rng.integers(3, 512, 150).astype(np.int32) for _ in range(6)]
     disk = f"{tmp_path / 'disk'}:64MiB"
     with LLM(str(model), **flags, disk_cache=disk, max_num_batched_tokens=128) as llm:
         cold = [llm.generate(prompt, six)[0] for prompt in prompts]
@@ -66,7 +66,7 @@ def test_a_prefetched_prompt_gives_the_same_answer_from_the_device(tmp_path: Pat
         assert again.token_ids == cold[0].token_ids
         assert again.outcome.device == done.tokens == 128 and not again.outcome.loaded
         assert llm.pin(prompts[0], 60.0) == 128
-        for prompt in prompts[1:]:
+        for prompt in prompts[1:5]:
             llm.generate(prompt, six, session="s", keep_s=60.0)
         assert llm.generate(prompts[0], six)[0].outcome.device == 128
         assert llm.unpin(prompts[0]) == 128

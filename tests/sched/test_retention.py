@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import LiveState, Tier
 from stepwell.cache.prefetch import Status
 from stepwell.cache.shed import demote
+from stepwell.sched import retention
 from stepwell.sched.request import Request, SamplingParams
-from stepwell.sched.retention import MOST_ORDERS, Prefetched, Retention, Subject
+from stepwell.sched.retention import Prefetched, Retention, Subject
 from tests.cache.builders import join, numbers
 from tests.sched.rig import Rig
 
@@ -107,16 +110,17 @@ def test_what_is_unknown_or_too_much_is_answered_at_once() -> None:
     assert [done.number for done in rig.loop.prefetched()] == [1]
 
 
-def test_only_so_many_are_open_at_once() -> None:
-    rig = Rig(pages=512, host=512)
-    prompts = [numbers(10, seed) for seed in range(MOST_ORDERS + 1)]
+def test_only_so_many_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "MOST_ORDERS", 4)
+    rig = Rig()
+    prompts = [numbers(10, seed) for seed in range(5)]
     for seed, prompt in enumerate(prompts):
         rig.ask(f"r{seed}", prompt)
     sink(rig)
     for number, prompt in enumerate(prompts, 1):
         rig.loop.prefetch(number, Subject("", prompt))
     (busy,) = rig.loop.prefetched()
-    assert (busy.number, busy.status) == (MOST_ORDERS + 1, Status.BUSY)
+    assert (busy.number, busy.status) == (5, Status.BUSY)
     rig.run()
     assert {done.status for done in rig.loop.prefetched()} == {Status.LOADED}
 
