@@ -26,7 +26,7 @@ def passed(command: messages.Command) -> messages.Command:
 def test_each_hint_is_answered_under_its_number() -> None:
     loop = ScriptedLoop()
     prompt, session = messages.about(Subject("", PROMPT)), messages.about(Subject("", None, "s"))
-    asked = [
+    asked: list[tuple[messages.Command, messages.Answer]] = [
         (messages.Keep(1, prompt, 5.0), messages.Kept(1, True, 9)),
         (messages.Keep(2, session, 5.0), messages.Kept(2, False, 0)),
         (messages.Keep(3, prompt, None), messages.Kept(3, True, 9)),
