@@ -82,6 +82,38 @@ def leave_rung(
     return rung
 
 
+def advance(
+    directory: Directory, lease: Lease, rung: Rung, tokens: Ints, end: int, table: BlockTable, pages: Ints, now: float
+) -> bool:
+    """Move a rolling `rung` at the end of the leased path to `end`, along the computed blocks up to there; its new image is in
+    `pages`. The same as to publish, retract and leave, without a change of shape.
+
+    False, and nothing is changed, where anyone else has to do with its node.
+    """
+    node = rung.image.node
+    if node.rung is not rung or not _alone(lease, rung) or not pages.size:
+        return False
+    first, last = node.end // directory.tree.block, end // directory.tree.block
+    own = table.pages[first:last].copy()
+    assert table.is_private(first, last), f"pages past {node!r} are not this request's to publish"
+    table.share(first, own)
+    old = directory.lengthen(node, tokens[node.end : end], own, pages)
+    directory.give(Tier.DEVICE, old)
+    directory.offers.latest.use = node.used = rung.used = now
+    return True
+
+
+def _alone(lease: Lease, rung: Rung) -> bool:
+    """Whether the request of `lease` is the only one who knows of the rung at its end: a leaf, on the device alone."""
+    node = lease.item.node
+    kv, image = node.kv, rung.image
+    idle = kv.pending is None and image.pending is None and not node.awaited and True not in kv.refused
+    only = kv.locks == [1, 0, 0] and image.locks == [0, 0, 0] and not (kv.kept or image.kept)
+    below = (kv.at[Tier.HOST], kv.at[Tier.DISK], image.at[Tier.HOST], image.at[Tier.DISK])
+    here = all(copy is None for copy in below) and kv.has(Tier.DEVICE) and image.has(Tier.DEVICE)
+    return image.node is node and rung.kind == RungKind.ROLLING and not node.children and idle and only and here
+
+
 def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
     """The new `rung` makes others less valuable, or is itself of an answer that hardly anybody will go on from."""
     above, answers = overtaken(rung.image.node)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from stepwell.base.geometry import Ints
 from stepwell.cache.answers import Answers
 from stepwell.cache.archive import Archive
@@ -245,6 +247,19 @@ class Directory:
         node.lost = tuple(p for p in node.lost if p != node.end)
         node.rung = Rung(node, kind, now)
         return node.rung
+
+    def lengthen(self, node: Node, tokens: Ints, pages: Ints, image: Ints) -> Ints:
+        """Let a leaf on the device, which one lease holds, and its unlocked rung end further down; the image's old pages."""
+        assert node.rung is not None and not node.children and node.kv.locks[Tier.DEVICE] == 1
+        here, old = node.kv.at[Tier.DEVICE], node.rung.image.at[Tier.DEVICE]
+        assert here is not None and old is not None
+        self.tree.lengthen(node, tokens)
+        node.kv.at[Tier.DEVICE] = np.concatenate([here, pages])
+        node.rung.image.at[Tier.DEVICE] = image
+        self.cached[Tier.DEVICE] += len(pages)
+        self.leased[Tier.DEVICE] += len(pages)
+        self.epoch += 1
+        return old
 
     def remove_rung(self, rung: Rung) -> None:
         """Take out an unlocked rung with all its copies, by choice: it does not count as lost."""

@@ -262,6 +262,12 @@ class Tree:
         _divide(node.kv, upper.kv, (upper.end - upper.start) // self.block)
         return upper
 
+    def lengthen(self, node: Node, tokens: Ints) -> None:
+        """Let a leaf go on by `tokens` (whole blocks)."""
+        assert not node.children and len(tokens) % self.block == 0
+        node.raw += tokens.tobytes()
+        node.end += len(tokens)
+
     def joinable(self, node: Node) -> bool:
         """Whether `node` and its parent say the same about every tier, so that one node can stand for both."""
         parent = node.parent

@@ -59,8 +59,9 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
         queues.waiting.pop(at)
         queues.order.served(waiting.job.request, waiting.job.order)
         slot = queues.slots.pop() if waiting.kept is None else waiting.kept.slot
-        # a copy: the tokens of a job may move while its load is in flight, a plan's may not
-        job, now, tokens = waiting.job, clock.now(), waiting.job.tokens.view.copy()
+        job, now, tokens = waiting.job, clock.now(), waiting.job.tokens.view
+        if answer.aim.loads:
+            tokens = tokens.copy()  # those of a job may move while its load is in flight
         state = commit(directory, _giving_reason(answer, job.given_up), job.request.id, tokens, slot, now)
         _enter(queues, directory, config, waiting, slot, state, now)
 
@@ -91,7 +92,9 @@ def _giving_reason(plan: Plan, given_up: tuple[Reason, int] | None) -> Plan:
 def _must_wait(queues: Queues, directory: Directory, plan: Plan) -> bool:
     """Whether the target pages of a load become free without a loss once copies downwards have ended."""
     pages = (plan.aim.leg_end - plan.aim.shared) // directory.tree.block
-    pinned = pinned_kv(plan.survey, directory.tree.block) + pinned_images(plan.options)  # what the plan itself will hold is no room for it
+    pinned = pinned_kv(plan.survey, directory.tree.block) + pinned_images(
+        plan.options
+    )  # what the plan itself will hold is no room for it
     instant = directory.room().instant - pinned
     if pages == 0 or pages <= instant:
         return False

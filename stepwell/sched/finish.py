@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell.base.units import floor_to
-from stepwell.cache.content import leave_rung, publish, retract
+from stepwell.cache.content import advance, leave_rung, publish, retract
 from stepwell.cache.directory import Directory
 from stepwell.cache.ladder import Trail
 from stepwell.cache.moves import Tier
@@ -76,6 +76,8 @@ def _publish(directory: Directory, share: Share, now: float) -> None:
     end = floor_to(known, directory.tree.block)
     if end <= running.path.item.node.end and not share.rungs:
         return
+    if _advance(directory, share, end, now):
+        return
     publish(directory, running.path, job.tokens.view, end, running.table, now, adopt=job.request.read_cache)
     published = running.path.item.node.end
     for position, kind, pages in share.rungs:
@@ -87,6 +89,17 @@ def _publish(directory: Directory, share: Share, now: float) -> None:
         rung = leave_rung(directory, running.path, position, pages, kind, now)
         running.rolling = rung if kind == RungKind.ROLLING else None
     running.rungs = tuple(r for r in running.rungs if r[0] > share.end)
+
+
+def _advance(directory: Directory, share: Share, end: int, now: float) -> bool:
+    """Move the rolling rung of an answer on, where that is all there is to do: by far the most frequent case."""
+    running = share.running
+    if running.rolling is None or len(share.rungs) != 1:
+        return False
+    position, kind, pages = share.rungs[0]
+    if position != end or kind != RungKind.ROLLING:
+        return False
+    return advance(directory, running.path, running.rolling, running.job.tokens.view, end, running.table, pages, now)
 
 
 def _take(job: Job, sampled: tuple[int, ...], config: SchedConfig) -> tuple[tuple[int, ...], FinishReason | None]:

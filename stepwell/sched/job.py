@@ -28,9 +28,9 @@ class Tokens:
 
     __slots__ = ("_buffer", "_count")
 
-    def __init__(self, prompt: Ints) -> None:
+    def __init__(self, prompt: Ints, room: int = 64) -> None:
         self._count = len(prompt)
-        self._buffer: Ints = np.empty(self._count + 64, np.int32)
+        self._buffer: Ints = np.empty(self._count + room, np.int32)
         self._buffer[: self._count] = prompt
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Tokens:
     def extend(self, tokens: tuple[int, ...]) -> None:
         end = self._count + len(tokens)
         if end > len(self._buffer):
-            self._buffer = np.concatenate([self._buffer, np.empty(end, np.int32)])
+            self._buffer = np.concatenate([self.view, np.empty(end, np.int32)])
         self._buffer[self._count : end] = tokens
         self._count = end
 

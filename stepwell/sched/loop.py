@@ -43,6 +43,8 @@ from stepwell.sched.step import Mover, Runner
 from stepwell.sched.suspend import let_go
 
 _IDLE_WAIT = 0.05
+_ROOM = 4096
+"""Tokens of answer for which room is made at once, so that a long prompt is not copied again for a short answer."""
 
 
 class EngineLoop:
@@ -123,7 +125,10 @@ class EngineLoop:
         if self.config.cache and request.read_cache:
             recall(self.directory, request.salt, request.prompt, self._clock.now())
         place = self.queues.order.place(request, self._clock.now())
-        enqueue(self.queues, Job(request, place, Tokens(request.prompt), limit, root_number(request.salt)))
+        enqueue(
+            self.queues,
+            Job(request, place, Tokens(request.prompt, min(limit - count, _ROOM)), limit, root_number(request.salt)),
+        )
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; unknown ids are ignored. Nothing it held outlives the copies that use it."""
