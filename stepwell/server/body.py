@@ -17,7 +17,8 @@ _DRAINED_AT_MOST = 64 * 2**20
 async def read_json(request: Request, limit: int, seconds: float = 60.0) -> dict[str, Any]:
     """The body as an object.
 
-    Raises ApiError: 413 above `limit` bytes, 408 if it is not there after `seconds`, 400 where it is not JSON or not an object.
+    Raises ApiError: 413 above `limit` bytes, 408 if it is not there after `seconds`, 415 where it is compressed, 400 where it is
+    not JSON or not an object.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -27,6 +28,10 @@ async def read_json(request: Request, limit: int, seconds: float = 60.0) -> dict
         raise ApiError(Problem(408, message, None, "body_timeout", {"connection": "close"})) from error
     except ClientDisconnect as error:
         raise ApiError(Problem(499, "the client has gone")) from error
+    encoding = request.headers.get("content-encoding", "")
+    if encoding.lower() not in ("", "identity"):
+        message = f"the body is encoded as {encoding[:40]!r}: send it uncompressed, without the header content-encoding"
+        raise ApiError(Problem(415, message, None, "body_encoding"))
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:

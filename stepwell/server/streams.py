@@ -13,6 +13,8 @@ from stepwell.server.errors import ApiError, Problem
 
 _Result = TypeVar("_Result")
 _DIRECT_SEND = "stepwell.send"
+_BEAT = 15.0  # seconds; proxies are often set to cut what has been silent for a minute
+_COMMENT = b": still here\n\n"
 
 
 def note_direct_send(scope: Scope, send: Send) -> None:
@@ -40,21 +42,34 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) 
 
 
 class EventStream(Response):
-    """Server-sent events from `chunks`; `close` is called once in any case, even if no chunk was ever asked for."""
+    """Server-sent events from `chunks`; `close` is called once in any case, even if no chunk was ever asked for.
+
+    After `beat` seconds without a chunk a comment is sent, which clients skip, so that nobody between takes a long prefill for
+    a dead connection.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncIterator[bytes], close: Callable[[], None], headers: dict[str, str]) -> None:
+    def __init__(
+        self, chunks: AsyncIterator[bytes], close: Callable[[], None], headers: dict[str, str], beat: float = _BEAT
+    ) -> None:
         super().__init__(None, 200, {"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._chunks = chunks
         self._close = close
+        self._beat = beat
+        self._waiting = False  # for a chunk; otherwise one is being sent, or nothing may be sent
+        self._sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.create_task(self._pump(scope, send))
         gone = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
+            seen = -1
+            while not (await _first(pump, gone, timeout=self._beat)):
+                if self._waiting and self._sent == seen:
+                    await direct_send(scope, send)(_part(_COMMENT))
+                seen = self._sent
             if pump.done():
                 pump.result()
         finally:
@@ -64,9 +79,24 @@ class EventStream(Response):
     async def _pump(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         send = direct_send(scope, send)
+        self._waiting = True
         async for chunk in self._chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            self._waiting = False
+            await send(_part(chunk))
+            self._sent += 1
+            self._waiting = True
+        self._waiting = False
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _part(chunk: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}
+
+
+async def _first(*tasks: asyncio.Task[Any], timeout: float) -> bool:
+    """Whether one of `tasks` has ended within `timeout` seconds."""
+    done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -305,6 +306,14 @@ def test_bodies_over_the_limit_are_a_413(tokenizer: Tokenizer) -> None:
 
         check(server, httpx.post(url, content=pieces(), timeout=20), 413)  # no Content-Length to look at
         assert httpx.post(url, json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_a_compressed_body_is_told_what_is_wrong_with_it(server: Running) -> None:
+    body = gzip.compress(json.dumps({"prompt": "x", "max_tokens": 1}).encode())
+    answer = httpx.post(server.url + "/v1/completions", content=body, headers={"content-encoding": "gzip"})
+    assert answer.status_code == 415 and "uncompressed" in answer.json()["error"]["message"]
+    headers = {"content-encoding": "identity"}
+    assert httpx.post(server.url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers).is_success
 
 
 def test_unknown_models_routes_and_methods(server: Running) -> None:
