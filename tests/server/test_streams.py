@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from openai._streaming import SSEDecoder
-from starlette.types import Message
+from starlette.types import Message, Scope
 
-from stepwell.server.streams import EventStream
+from stepwell.server.streams import EventStream, note_direct_send
 
 
 class Wire:
@@ -84,3 +84,22 @@ def test_nothing_is_added_while_a_part_is_on_its_way() -> None:
 def test_clients_skip_the_comment() -> None:
     events = list(SSEDecoder().iter_bytes(iter([COMMENT, b'data: {"a": 1}\n\n'])))
     assert [event.data for event in events] == ['{"a": 1}']
+
+
+def test_parts_go_past_what_is_there_for_headers() -> None:
+    async def run() -> tuple[list[str], list[bytes]]:
+        wire, wrapped = Wire(), []
+
+        async def wrapper(message: Message) -> None:
+            wrapped.append(message["type"])
+            await wire.send(message)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"data: 1\n\n"
+
+        scope: Scope = {"type": "http"}
+        note_direct_send(scope, wire.send)
+        await EventStream(chunks(), lambda: None, {})(scope, wire.receive, wrapper)
+        return wrapped, wire.bodies
+
+    assert asyncio.run(run()) == (["http.response.start"], [b"data: 1\n\n", b""])
