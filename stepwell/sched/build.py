@@ -49,8 +49,10 @@ class _Pages(Enum):
 def build(queues: Queues, directory: Directory, config: SchedConfig, max_repeat: int = 1) -> Built | None:
     """The next step, or None where nothing can be computed now. Takes the pages it writes."""
     shares: list[Share] = []
-    decodes = [r for r in queues.running if r.remaining == 1]
-    prompts = [r for r in queues.running if r.remaining > 1]
+    decodes: list[Running] = []
+    prompts: list[Running] = []
+    for running in queues.running:
+        (decodes if running.remaining == 1 else prompts).append(running)
     repeat = _repeat(queues, decodes, directory, config, max_repeat) if decodes and not prompts else 1
     for running in decodes:
         end = running.computed + repeat
@@ -90,7 +92,7 @@ def _repeat(queues: Queues, decodes: list[Running], directory: Directory, config
 def _passes(running: Running, config: SchedConfig) -> int:
     """Decode passes until the answer must end. One that a token may end goes to its next rolling rung, and leaves it, at most."""
     job, every = running.job, config.decode_rung_tokens
-    left = job.limit - len(job.tokens)
+    left = job.limit - job.tokens.count
     may_stop = job.request.params.stop_token_ids or (config.eos and not job.request.params.ignore_eos)
     return min(left, every - running.computed % every) if may_stop else left
 
@@ -182,11 +184,11 @@ def _cuts(directory: Directory, config: SchedConfig, running: Running, end: int)
     """Prompt rungs within this part, and the rolling one at its last suitable boundary."""
     if not config.cache or not running.job.request.write_cache:
         return []
-    cuts = [(p, kind) for p, kind in running.rungs if running.computed < p <= end]
-    prompt = running.remaining > 1
+    start, prompt = running.computed, running.remaining > 1
+    cuts = [(p, kind) for p, kind in running.rungs if start < p <= end] if running.rungs else []
     rolling = floor_to(end, directory.config.geometry.rung_grid if prompt else config.decode_rung_tokens)
-    in_answer = not prompt or end < len(running.job.tokens)
-    if in_answer and rolling > running.computed and all(p != rolling for p, _ in cuts):
+    in_answer = not prompt or end < running.job.tokens.count
+    if rolling > start and in_answer and all(p != rolling for p, _ in cuts):
         cuts.append((rolling, RungKind.ROLLING))
     return sorted(cuts)
 
@@ -203,7 +205,7 @@ def _image_pages(directory: Directory) -> Ints | None:
 
 def _work(share: Share) -> Work:
     running, job = share.running, share.running.job
-    samples = share.end >= len(job.tokens)
+    samples = share.end >= job.tokens.count
     return Work(
         request_id=job.request.id,
         slot=running.slot,
@@ -213,7 +215,7 @@ def _work(share: Share) -> Work:
         pages=running.table.pages,
         write_from=running.shared,
         state=running.start,
-        cuts=tuple(Cut(position, pages) for position, _, pages in share.rungs),
+        cuts=tuple([Cut(position, pages) for position, _, pages in share.rungs]),
         sample=_sample(job) if samples else None,
         score=_score(job, running.computed, share.end),
     )
@@ -228,5 +230,7 @@ def _sample(job: Job) -> Sample:
 def _score(job: Job, start: int, end: int) -> Score | None:
     """The prompt tokens whose log-probabilities this part of the prompt yields, if they are wanted."""
     top = job.request.params.prompt_logprobs
+    if top is None:
+        return None
     targets = job.request.prompt[start + 1 : end + 1]
-    return None if top is None or len(targets) == 0 else Score(targets, top)
+    return Score(targets, top) if len(targets) else None

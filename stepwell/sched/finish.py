@@ -72,7 +72,7 @@ def _apply(
 def _publish(directory: Directory, share: Share, now: float) -> None:
     """Make the whole blocks findable, then the rungs; each new rung replaces the last rolling one."""
     running, job = share.running, share.running.job
-    known = min(share.end, len(job.tokens))
+    known = min(share.end, job.tokens.count)
     end = floor_to(known, directory.tree.block)
     if end <= running.path.item.node.end and not share.rungs:
         return
@@ -105,7 +105,7 @@ def _advance(directory: Directory, share: Share, end: int, now: float) -> bool:
 def _take(job: Job, sampled: tuple[int, ...], config: SchedConfig) -> tuple[tuple[int, ...], FinishReason | None]:
     """Append sampled tokens up to the one that ends the answer."""
     params = job.request.params
-    kept = sampled[: job.limit - len(job.tokens)]
+    kept = sampled[: job.limit - job.tokens.count]
     reason: FinishReason | None = None
     ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *config.eos)
     if ends:
@@ -114,6 +114,6 @@ def _take(job: Job, sampled: tuple[int, ...], config: SchedConfig) -> tuple[tupl
         if stop is not None:
             kept, reason = kept[: stop + 1], "stop"
     job.tokens.extend(kept)
-    if reason is None and len(job.tokens) >= job.limit:
+    if reason is None and job.tokens.count >= job.limit:
         reason = "length"
     return kept, reason

@@ -28,25 +28,27 @@ class Tokens:
 
     __slots__ = ("_buffer", "_count")
 
+    __slots__ = ("_buffer", "count")
+
     def __init__(self, prompt: Ints, room: int = 64) -> None:
-        self._count = len(prompt)
-        self._buffer: Ints = np.empty(self._count + room, np.int32)
-        self._buffer[: self._count] = prompt
+        self.count = len(prompt)
+        self._buffer: Ints = np.empty(self.count + room, np.int32)
+        self._buffer[: self.count] = prompt
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     @property
     def view(self) -> Ints:
         """All tokens; valid until it next grows."""
-        return self._buffer[: self._count]
+        return self._buffer[: self.count]
 
     def extend(self, tokens: tuple[int, ...]) -> None:
-        end = self._count + len(tokens)
+        end = self.count + len(tokens)
         if end > len(self._buffer):
             self._buffer = np.concatenate([self.view, np.empty(end, np.int32)])
-        self._buffer[self._count : end] = tokens
-        self._count = end
+        self._buffer[self.count : end] = tokens
+        self.count = end
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +79,7 @@ class Job:
 
     @property
     def generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+        return self.tokens.count - len(self.request.prompt)
 
     @property
     def keeps_logits(self) -> bool:
@@ -155,4 +157,4 @@ class Running:
     @property
     def remaining(self) -> int:
         """Known tokens not yet computed; 1: the next step decodes."""
-        return len(self.job.tokens) - self.computed
+        return self.job.tokens.count - self.computed
