@@ -26,8 +26,6 @@ from stepwell.sched.step import StateStart
 class Tokens:
     """Prompt and answer so far: an int32 array that grows at the end."""
 
-    __slots__ = ("_buffer", "_count")
-
     __slots__ = ("_buffer", "count")
 
     def __init__(self, prompt: Ints, room: int = 64) -> None:
