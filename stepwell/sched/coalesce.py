@@ -24,6 +24,7 @@ from stepwell.sched.queues import Queues
 MOST_WAITS = 8
 """A request waits for so many leaders at most: were each to fail, it would still be served."""
 
+_SLACK = 1.0  # s: a copy is heard of between two steps, however short it was
 _MOST_COMPARED = 16  # prompts, token by token; few begin alike and differ
 
 
@@ -120,9 +121,9 @@ class Coalescing:
         return [*running, *(p for p in self.queues.parked.values() if _shares(p.job, salt) and self._in_time(p))]
 
     def _in_time(self, parked: Parked) -> bool:
-        """Whether its load may still be waited for: it has been heard of within twice the time that all of it should take."""
+        """Whether its load may still be waited for: it has been heard of within twice the time that all of it should take, and some."""
         option = parked.loading.option
-        return self.now - parked.heard <= 2 * self._seconds(option, option.boundary)
+        return self.now - parked.heard <= 2 * self._seconds(option, option.boundary) + _SLACK
 
     def _seconds(self, option: Option, tokens: int) -> float:
         return expected_seconds(option, tokens, self.rules, self.costs)
