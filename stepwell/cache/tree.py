@@ -25,6 +25,8 @@ from stepwell.cache.moves import Tier
 TIERS = tuple(Tier)
 TOKEN_BYTES = 4
 """Bytes of a token: int32."""
+MOST_JOINED = 8192
+"""Tokens of a run that is joined of two: so that joining copies little, and a long run does not go all at once."""
 
 
 class RungKind(IntEnum):
@@ -273,7 +275,7 @@ class Tree:
         parent = node.parent
         if parent is None or parent.parent is None or len(parent.children) != 1:
             return False
-        if parent.rung is not None or parent.awaited:
+        if parent.rung is not None or parent.awaited or node.end - parent.start > MOST_JOINED:
             return False
         a, b = parent.kv, node.kv
         return (
