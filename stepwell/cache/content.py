@@ -11,7 +11,7 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.succession import overtaken
 from stepwell.cache.survey import Survey
 from stepwell.cache.table import BlockTable
-from stepwell.cache.tree import OLD, TOKEN_BYTES, Node, Rung, RungKind
+from stepwell.cache.tree import MOST_JOINED, OLD, TOKEN_BYTES, Node, Rung, RungKind
 
 
 def publish(
@@ -88,10 +88,12 @@ def advance(
     """Move a rolling `rung` at the end of the leased path to `end`, along the computed blocks up to there; its new image is in
     `pages`. The same as to publish, retract and leave, without a change of shape.
 
-    False, and nothing is changed, where anyone else has to do with its node.
+    False, and nothing is changed, where anyone else has to do with its node, or that is long enough.
     """
     node = rung.image.node
-    if node.rung is not rung or not _alone(lease, rung) or not pages.size:
+    if node.rung is not rung or not pages.size or end - node.start > MOST_JOINED:
+        return False
+    if not (_alone(lease, rung) and _as_new(directory, rung)):
         return False
     first, last = node.end // directory.tree.block, end // directory.tree.block
     own = table.pages[first:last].copy()
@@ -112,6 +114,12 @@ def _alone(lease: Lease, rung: Rung) -> bool:
     below = (kv.at[Tier.HOST], kv.at[Tier.DISK], image.at[Tier.HOST], image.at[Tier.DISK])
     here = all(copy is None for copy in below) and kv.has(Tier.DEVICE) and image.has(Tier.DEVICE)
     return image.node is node and rung.kind == RungKind.ROLLING and not node.children and idle and only and here
+
+
+def _as_new(directory: Directory, rung: Rung) -> bool:
+    """Whether a rolling `rung` is worth what one left now would be: nobody has resumed from it, and it is given up if answers are."""
+    in_vain = directory.policy.thins and directory.answers.in_vain
+    return (rung.uses, rung.depth, True in rung.image.refused) == (0, OLD if in_vain else 0, in_vain)
 
 
 def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:

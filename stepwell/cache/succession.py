@@ -13,8 +13,10 @@ def overtaken(node: Node) -> tuple[list[Rung], list[Rung]]:
     below = node
     while (parent := below.parent) is not None and len(above) < OLD:
         if len(parent.children) > 1:
+            if len(parent.children) > _FEW:
+                break
             others = [child for child in parent.children.values() if child is not below]
-            if len(others) >= _FEW or not all(map(is_answer, others)):
+            if not all(map(is_answer, others)):
                 break
             answers += [other.rung for other in others if other.rung is not None]
         if parent.rung is not None:

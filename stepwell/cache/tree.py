@@ -243,10 +243,11 @@ class Tree:
         return node
 
     def detach(self, node: Node) -> None:
-        """Take a childless node out of the tree."""
+        """Take a childless node out of the tree. Whoever remembers it still does not keep its tokens."""
         assert node.parent is not None and not node.children
         del node.parent.children[self.head(node)]
         node.parent = None
+        node.raw = b""
 
     def split(self, node: Node, at: int) -> Node:
         """Cut `node` at position `at`; returns the new upper half. `node` stays the lower one, so leases and rung stay with it."""
@@ -306,6 +307,7 @@ class Tree:
         node.parent.children[self.head(node)] = node
         parent.parent = None
         parent.children = {}
+        parent.raw = b""
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first."""

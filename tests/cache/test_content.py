@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from stepwell.base.geometry import Ints
+from stepwell.cache import content
 from stepwell.cache.check import check
-from stepwell.cache.content import leave_rung, publish, retract
+from stepwell.cache.content import advance, leave_rung, publish, retract
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
 from stepwell.cache.moves import Tier
 from stepwell.cache.shed import demote
 from stepwell.cache.table import BlockTable
-from stepwell.cache.tree import Rung, RungKind
+from stepwell.cache.tree import OLD, Rung, RungKind
 from tests.cache.builders import copy_down, device_pages, directory, forget, join, keep, node_ending, numbers, rung_at
 
 PROMPT = numbers(40)
@@ -34,6 +35,17 @@ class Writer:
     def rung(self, position: int, kind: RungKind = RungKind.ROLLING, now: float = 0.0) -> Rung | None:
         pages = self.shelf.pools[Tier.DEVICE].take(self.shelf.config.geometry.image_pages)
         return leave_rung(self.shelf, self.lease, position, pages, kind, now)
+
+    def advance(self, rung: Rung, tokens: Ints, end: int, now: float = 0.0) -> Rung:
+        """The rolling rung at `end` in the place of `rung`: moved on where that may be."""
+        pages = self.shelf.pools[Tier.DEVICE].take(self.shelf.config.geometry.image_pages)
+        if advance(self.shelf, self.lease, rung, tokens, end, self.table, pages, now):
+            return rung
+        self.publish(tokens, end, now)
+        retract(self.shelf, rung)
+        new = leave_rung(self.shelf, self.lease, end, pages, RungKind.ROLLING, now)
+        assert new is not None
+        return new
 
     def close(self) -> None:
         self.shelf.release(self.lease)
@@ -197,6 +209,54 @@ class TestRetract:
         retract(shelf, rung)
         assert node_ending(shelf, PROMPT, 20).rung is not None
         check(shelf)
+
+
+class TestAdvance:
+    """A rolling rung that moves on in place leaves what publishing, retracting and leaving one anew would."""
+
+    def left(self, monkeypatch: pytest.MonkeyPatch, before: int = 0) -> tuple[Directory, Writer, Rung]:
+        if before:
+            monkeypatch.setattr(content, "MOST_JOINED", before)
+        shelf = directory(host=0)
+        keep(shelf, PROMPT, 8, rungs=(8,))
+        writer = Writer(shelf, 10)
+        writer.publish(PROMPT, 12)
+        rung = writer.rung(12)
+        assert rung is not None
+        return shelf, writer, rung
+
+    @pytest.mark.parametrize("most", [1, 20, 8192])
+    def test_by_whichever_way_the_tree_is_the_same(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+        shelf, writer, rung = self.left(monkeypatch, most)
+        for end in (16, 24, 28, 40):
+            rung = writer.advance(rung, PROMPT, end, float(end))
+            check(shelf, [writer.table.private])
+        assert [(n.end, n.rung is not None) for n in shelf.survey("", PROMPT).path] == [(8, True), (40, True)]
+        assert rung_at(shelf, PROMPT, 40).used == 40.0 and rung_at(shelf, PROMPT, 8).depth == 1
+        writer.close()
+        check(shelf, [], 0)
+        assert shelf.use(Tier.DEVICE).cached == 12
+
+    def test_a_run_that_is_long_enough_stays_as_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As where two are not joined to one that long: else a long answer would go all at once."""
+        _, writer, rung = self.left(monkeypatch, 20)
+        for end in (16, 32):
+            assert (writer.advance(rung, PROMPT, end) is rung) == (end == 16)
+        writer.close()
+
+    def test_what_is_given_up_and_what_is_not_is_as_of_now(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        shelf, writer, rung = self.left(monkeypatch)
+        shelf.answers.left_out = 100.0
+        rung = writer.advance(rung, PROMPT, 16)
+        assert rung.depth == OLD
+        assert writer.advance(rung, PROMPT, 20) is rung, "nothing new: moved on in place"
+        shelf.answers.left_out = 0.0
+        rung = writer.advance(rung, PROMPT, 24)
+        assert rung.depth == 0 and not any(rung.image.refused)
+        rung.uses = 2
+        assert writer.advance(rung, PROMPT, 28).uses == 0, "nobody has resumed from the new one"
+        writer.close()
+        check(shelf, [], 0)
 
 
 def test_publishing_again_takes_no_page() -> None:

@@ -127,6 +127,15 @@ class TestSuperseding:
         assert overtaken(node_ending(shelf, PROMPT, 48))[0] == [rung_at(shelf, PROMPT, 32)]
         assert not rung_at(shelf, PROMPT, 8).superseded
 
+    def test_nor_past_a_fork_of_many_answers(self) -> None:
+        shelf = directory(pages=100)
+        keep(shelf, PROMPT, 8, rungs=(8,))
+        for count in range(1, 10):
+            keep(shelf, join(PROMPT[:8], numbers(4, 50 + count)), 12, rungs=(12,), kind=RungKind.ROLLING)
+            answer = node_ending(shelf, join(PROMPT[:8], numbers(4, 50 + count)), 12)
+            above, answers = overtaken(answer)
+            assert (len(above), len(answers)) == ((1, count - 1) if count <= 8 else (0, 0))
+
     def test_a_branch_rung_is_kept(self) -> None:
         shelf = directory()
         keep(shelf, PROMPT, 48, rungs=(8,), kind=RungKind.BRANCH)

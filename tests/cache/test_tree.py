@@ -150,6 +150,15 @@ class TestShape:
         tree.detach(node)
         assert list(tree.nodes()) == [upper] and node.parent is None
 
+    def test_what_is_taken_out_keeps_no_tokens(self) -> None:
+        """Sessions, trails and stale offers remember nodes that have gone: not the prompts of them."""
+        tree, _ = tree_of()
+        (node,) = tree.nodes()
+        upper = tree.split(node, 8)
+        tree.join(node)
+        tree.detach(node)
+        assert len(upper.tokens) == len(node.tokens) == 0
+
     def test_the_fastest_readable_copy_is_the_best(self) -> None:
         tree, _ = tree_of()
         (node,) = tree.nodes()
