@@ -137,6 +137,8 @@ class EngineLoop:
         parked = queues.parked.pop(request_id, None)
         if waiting is not None:
             queues.waiting.remove(waiting)
+            if waiting.job.starts == 0 and waiting.job.given_up is None:
+                queues.order.withdrawn(waiting.job.request)
             if waiting.kept is not None:
                 let_go(self.directory, waiting.kept)
                 queues.slots.append(waiting.kept.slot)

@@ -25,7 +25,7 @@ class Order:
     stands before the first colon of a salt counts: a key with a cache of its own has no more turns for naming more salts below it.
     """
 
-    __slots__ = ("_ageing", "_count", "_ends", "_fair", "_now", "_tokens_per_s")
+    __slots__ = ("_ageing", "_count", "_ends", "_fair", "_most", "_now", "_tokens_per_s")
 
     def __init__(self, ageing: float, fair: bool = False, tokens_per_s: float = 1.0) -> None:
         self._ageing = ageing
@@ -34,9 +34,10 @@ class Order:
         self._count = 0
         self._now = 0.0
         self._ends: dict[tuple[str, int], float] = {}
+        self._most = _REMEMBERED
 
     def place(self, request: Request, now: float) -> tuple[float, int]:
-        """Where `request`, which arrives at `now`, stands; lower is sooner. O(1)."""
+        """Where `request`, which arrives at `now`, stands; lower is sooner. Amortised O(1)."""
         self._count += 1
         start = self._start(request) if self._fair else now
         return start + request.priority * self._ageing, self._count
@@ -46,10 +47,24 @@ class Order:
         if self._fair:
             self._now = max(self._now, place[0] - request.priority * self._ageing)
 
+    def withdrawn(self, request: Request) -> None:
+        """A request has left the queue and will not be served: what its salt sends from now on is not behind its work."""
+        key = _key(request)
+        if key in self._ends:
+            self._ends[key] -= self._work(request)
+
     def _start(self, request: Request) -> float:
-        key = request.salt.partition(":")[0], request.priority
+        key = _key(request)
         start = max(self._now, self._ends.get(key, 0.0))
-        if len(self._ends) >= _REMEMBERED:
+        if len(self._ends) >= self._most:
             self._ends = {known: end for known, end in self._ends.items() if end > self._now}
-        self._ends[key] = start + len(request.prompt) / self._tokens_per_s
+            self._most = max(_REMEMBERED, 2 * len(self._ends))
+        self._ends[key] = start + self._work(request)
         return start
+
+    def _work(self, request: Request) -> float:
+        return len(request.prompt) / self._tokens_per_s
+
+
+def _key(request: Request) -> tuple[str, int]:
+    return request.salt.partition(":")[0], request.priority

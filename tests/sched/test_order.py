@@ -106,6 +106,28 @@ class TestTurns:
         b = [order.place(request("", 10, "b"), 0.0) for _ in range(3)]
         assert b[0] < a[0] < b[1] < a[1] < b[2] < a[2]
 
+    def test_what_is_aborted_before_it_is_served_is_no_turn(self) -> None:
+        rig = Rig(seqs=1, fair=True)
+        rig.submit("first", numbers(8, 1), 1, salt="a")
+        rig.step()
+        rig.submit("gone", numbers(60, 2), 1, salt="a")
+        rig.loop.abort("gone")
+        for number in range(4):
+            rig.submit(f"a{number}", numbers(20, number), 1, salt="a")
+            rig.submit(f"b{number}", numbers(20, number), 1, salt="b")
+        rig.run()
+        assert started(rig)[1:5] == ["b0", "a0", "b1", "a1"]
+
+    def test_what_was_served_and_then_aborted_was_a_turn(self) -> None:
+        rig = Rig(seqs=1, fair=True)
+        rig.submit("begun", numbers(60, 1), 9, salt="a")
+        rig.step()
+        rig.loop.abort("begun")
+        rig.submit("a", numbers(20, 2), 1, salt="a")
+        rig.submit("b", numbers(20, 3), 1, salt="b")
+        rig.run()
+        assert started(rig) == ["begun", "b", "a"]
+
     def test_priorities_of_one_salt_do_not_hold_each_other_up(self) -> None:
         order = Order(10.0, fair=True, tokens_per_s=1.0)
         background = [order.place(request("", 10, "a", priority=50), 0.0) for _ in range(20)]
