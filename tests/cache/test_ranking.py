@@ -235,7 +235,7 @@ class TestWeighedAge:
 
 class TestRanking:
     def ranking(self, shelf: Directory, alive: set[int]) -> Ranking:
-        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, value, Ladder.weights, shelf.offers.latest)
+        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, value, Ladder().weights, shelf.offers.latest)
 
     def items(self, shelf: Directory, count: int) -> list[Item]:
         for seed in range(count):
