@@ -32,7 +32,7 @@ def figures(summary: Summary) -> dict[str, Any]:
     ttft = quantiles(summary.ttft)
     told: dict[str, Any] = {name: value for name, value in summary.figures().items() if name != "policy"}
     told |= {f"ttft_{mark}": ttft.get(mark, 0.0) for mark in ("p50", "p90")}
-    return {**told, "bytes_moved": dict(summary.traffic.since(summary.start))}
+    return {**told, "failed": summary.failed, "bytes_moved": dict(summary.traffic.since(summary.start))}
 
 
 def json_line(found: Mapping[str, Summary]) -> str:
@@ -48,6 +48,14 @@ def document(found: Mapping[str, Summary]) -> str:
 def show_compared(found: Mapping[str, Summary], console: Console) -> None:
     """One row a policy."""
     console.print(narrow(head(found.values()), ((name, *cells(found, name)) for name in found)))
+    if any(summary.failed for summary in found.values()):
+        console.print(failures(found), highlight=False)
+
+
+def failures(found: Mapping[str, Summary]) -> str:
+    """How many requests of each policy were refused, or ended in an error: their tokens are in no figure."""
+    counts = ", ".join(f"{name} {summary.failed:,}" for name, summary in found.items())
+    return f"Requests that failed and are in no figure: {counts}"
 
 
 def head(found: Collection[Summary]) -> tuple[str, ...]:

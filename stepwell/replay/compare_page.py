@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from stepwell.replay.compare import cells, head
+from stepwell.replay.compare import cells, failures, head
 from stepwell.replay.page import KINDS
 from stepwell.replay.plots import LINES, Layer, figure, legend, line, shade, table
 from stepwell.replay.policies import policies
@@ -31,7 +31,7 @@ def compare_page(found: Mapping[str, Summary]) -> str:
         _over_time(found),
         "<h2>Figures</h2>",
         table(head(found.values()), [[name, *cells(found, name)] for name in found]),
-        "<p>Bounds differ with the requests that each had time for.</p>",
+        f"<p>Bounds differ with the requests that each had time for. {escape(failures(found))}.</p>",
         "<h2>Policies</h2>",
         "".join(f"<p><b>{escape(name)}</b> {escape(said[name])}</p>" for name in found),
         "<h2>Settings</h2>",

@@ -70,7 +70,7 @@ DecodeRungTokens = Annotated[
 Policies = Annotated[
     list[str],
     _option(
-        "What goes first where memory is short, or whose engine is modelled. Give it several times to compare. "
+        "What goes first where memory is short, or whose engine is modelled. Give it several times to compare.\n\n"
         + "\n\n".join(f"{name}: {said}." for name, said in policies().items()),
         _MACHINE,
         "--policy",

@@ -72,7 +72,7 @@ class Machine:
         rules = SchedConfig(
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
-            decode_rung_tokens=ceil_to(16, sizes.block) if every is None else every,
+            decode_rung_tokens=rolling_every(sizes.block) if every is None else every,
             coalesce=sizes.coalesce,
         )
         self.costs = costs
@@ -94,6 +94,11 @@ class Machine:
         """Decode passes of whoever runs now that end by `when`; at least 1. The loop takes fewer wherever something else can happen."""
         running = self.loop.queues.running
         return passes(self.costs, len(running), sum(r.computed for r in running), when - self.clock.now())
+
+
+def rolling_every(block: int) -> int:
+    """Tokens between two rungs of a running answer, unless told otherwise: the fewest that blocks allow, 16 or more."""
+    return ceil_to(16, block)
 
 
 MOST_PASSES = 4096

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from stepwell.base.errors import ConfigError, StepwellError
-from stepwell.base.units import format_size
+from stepwell.base.units import ceil_div, format_size
 from stepwell.cache.policy import SAID
 from stepwell.replay import flags
+from stepwell.replay.machine import rolling_every
 from stepwell.replay.output import expect_folders, write_text
 from stepwell.replay.plan_page import plan_page
 from stepwell.replay.policies import expect_policies, is_own
@@ -89,23 +90,26 @@ def _show(points: Sequence[Point], chosen: Point, profile: Profile, params: Para
 def serve_flags(chosen: Point, profile: Profile, params: Params) -> list[str]:
     """The words for `stepwell serve` that give each rank this memory, under these rules."""
     kv = profile.costs.kv_bytes_per_token
-    words = [f"--device-memory {_gib(chosen.device_tokens * kv)}", f"--host-memory {_gib(chosen.host_tokens * kv)}"]
+    words = [f"--device-memory {_size(chosen.device_tokens * kv)}", f"--host-memory {_size(chosen.host_tokens * kv)}"]
     if chosen.disk_tokens:
-        words.append(f"--disk-cache FOLDER:{_gib(chosen.disk_tokens * kv)}")
+        words.append(f"--disk-cache FOLDER:{_size(chosen.disk_tokens * kv)}")
     words.append(f"--cache-policy {chosen.policy}")
     words += [f"--block-size {params['block_size']}", f"--rung-grid {params['rung_grid']}"]
     words.append(f"--state-checkpoint-interval-tokens {params['state_checkpoint_interval_tokens']}")
-    if params["decode_rung_tokens"] is not None:
-        words.append(f"--decode-rung-tokens {params['decode_rung_tokens']}")
+    every = params["decode_rung_tokens"]
+    words.append(f"--decode-rung-tokens {rolling_every(params['block_size']) if every is None else every}")
     words += [
         f"--max-num-seqs {params['max_num_seqs']}",
         f"--max-num-batched-tokens {params['max_num_batched_tokens']}",
     ]
-    return words
+    return words if params["coalesce"] else [*words, "--no-coalesce"]
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f}GiB" if size else "0"
+def _size(size: int) -> str:
+    """Rounded up, so that what was simulated fits."""
+    if not size:
+        return "0"
+    return f"{ceil_div(size, 2**20)}MiB" if size < 10 * 2**30 else f"{ceil_div(10 * size, 2**30) / 10:.1f}GiB"
 
 
 def _table(points: Sequence[Point], chosen: Point, profile: Profile) -> Table:

@@ -21,7 +21,7 @@ Params = Mapping[str, Any]
 
 SYNTHETIC = "synthetic"
 _MOST_TOKENS = 1e15
-_NOT_SETTINGS = frozenset({"json_line", "json_file", "html", "convert", "convert_to", "api_key"})
+_NOT_SETTINGS = frozenset({"json_line", "json_file", "html", "convert", "convert_to", "api_key", "jobs"})
 
 
 def trace_from(params: Params) -> Trace:

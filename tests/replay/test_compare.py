@@ -37,7 +37,7 @@ def test_policies_are_compared_in_the_order_in_which_they_were_named(tmp_path: P
     told = json.loads(done.stdout.splitlines()[-1])["policies"]
     assert list(told) == ["sglang", "ladder", "vllm"]
     for name, figures in told.items():
-        assert list(figures) == [*FIGURES[:-1], "ttft_p50", "ttft_p90", "bytes_moved"]
+        assert list(figures) == [*FIGURES[:-1], "ttft_p50", "ttft_p90", "failed", "bytes_moved"]
         assert 0 < figures["hit_device"] + figures["hit_host"] <= figures["bound"]
         assert re.search(rf"^ *{name} ", done.stdout, re.MULTILINE)
     alone = json.loads(run(*WORDS, *named("ladder"), "--json").stdout.splitlines()[-1])
@@ -65,6 +65,14 @@ def test_processes_find_what_one_process_finds() -> None:
     for figures in (*one.values(), *two.values()):
         del figures["requests_per_s"]  # of this machine's clock
     assert one == two
+
+
+def test_requests_that_a_policy_could_not_serve_are_told() -> None:
+    done = run(*WORDS, "--device-tokens", "6000", *named("ladder", "vllm"), "--jobs", "1", "--json")
+    figures = json.loads(done.stdout.splitlines()[-1])["policies"]
+    assert figures["ladder"]["failed"] > 0
+    counts = ", ".join(f"{name} {figures[name]['failed']}" for name in ("ladder", "vllm"))
+    assert f"Requests that failed and are in no figure: {counts}\n" in done.stdout
 
 
 def test_legs_of_a_peers_loads_fail_as_often_as_asked() -> None:

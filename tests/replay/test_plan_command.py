@@ -9,7 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from stepwell.engine.config import engine_config
 from stepwell.replay.plan_command import plan_command
+from stepwell.replay.profile import DEFAULT, load_profile
 from tests.browser import PHONE, browser, missing
 
 SMALL = [
@@ -70,13 +72,28 @@ def test_every_size_is_tried_under_each_policy_and_the_flags_are_of_one_of_our_o
     done = run("synthetic", *SMALL, *SIZES, *words, "--jobs", "1")
     assert done.exit_code == 0, done.output
     assert re.search(r"--cache-policy (lru|ladder) ", done.stdout.splitlines()[-1])
-    assert " --disk-cache FOLDER:1.0GiB " in done.stdout.splitlines()[-1]
+    assert " --disk-cache FOLDER:1024MiB " in done.stdout.splitlines()[-1]
     assert "Knee of vllm: " in done.stdout
     rows = re.findall(r"^ *(vllm|lru|ladder) +\d.*iB", done.stdout, re.MULTILINE)
     assert rows == ["vllm"] * 4 + ["lru"] * 4 + ["ladder"] * 4
     text = (tmp_path / "plan.html").read_text("utf-8")
     assert text.count("<polyline") == 2 * 6
     assert "vllm, host 500.0 MiB, disk " in text
+
+
+def test_the_words_are_those_that_serve_takes() -> None:
+    few = ["--device", "3e4", "--device", "5e4", "--host", "1e5"]
+    done = run("synthetic", *SMALL, *few, "--jobs", "1", "--no-coalesce")
+    assert done.exit_code == 0, done.output
+    words = done.stdout.splitlines()[-1].split()[3:]
+    told = dict(zip(words[:-1:2], words[1:-1:2], strict=True))
+    values = {name[2:].replace("-", "_"): int(v) if v.isdigit() else v for name, v in told.items()}
+    config = engine_config({**values, "model": "MODEL", "coalesce": words[-1] != "--no-coalesce"})
+    assert not config.coalesce
+    assert config.decode_rung_tokens == config.block_size == 64
+    kv = load_profile(DEFAULT).costs.kv_bytes_per_token
+    assert config.device_memory is not None
+    assert any(0 <= config.device_memory - size * kv < 2**20 for size in (30_000, 50_000)), "what was simulated fits"
 
 
 @pytest.mark.parametrize(

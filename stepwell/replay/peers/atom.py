@@ -40,7 +40,7 @@ class AtomCache:
     )  # fmt: skip
 
     def __init__(self, sizes: MachineSizes, kv_bytes_per_token: int, links: Links, unaligned: bool) -> None:
-        if CHUNK % sizes.block:
+        if sizes.block < 1 or CHUNK % sizes.block:
             raise ConfigError(
                 f"--block-size must divide {CHUNK} for --policy atom-before and atom-after, not {sizes.block}"
             )

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from stepwell.base.clock import VirtualClock
+from stepwell.base.errors import ConfigError
 from stepwell.replay.cost import CostModel
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.peers.atom import AtomCache
@@ -50,4 +51,10 @@ def peer_machine(name: str, sizes: MachineSizes, costs: CostModel, failure_rate:
     clock = VirtualClock()
     links = Links(clock, costs)
     cache = PEERS[name].cache(sizes, costs.kv_bytes_per_token, links)
+    least = sizes.max_num_seqs - 1 + cache.page
+    if sizes.max_num_batched_tokens < least:
+        raise ConfigError(
+            f"--max-num-batched-tokens {sizes.max_num_batched_tokens} must be at least {least} for --policy {name}:"
+            f" a decode for all but one of --max-num-seqs {sizes.max_num_seqs}, and one page of {cache.page} prompt tokens"
+        )
     return PeerMachine(PeerLoop(cache, sizes, costs, links, clock, failure_rate, seed), links, clock)

@@ -13,7 +13,6 @@ that fails starts over at token 0; the engine's default is to fail the request.
 
 from __future__ import annotations
 
-from stepwell.base.errors import ConfigError
 from stepwell.base.units import ceil_div, ceil_to
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import Loss, Reason
@@ -37,10 +36,6 @@ class VllmCache:
 
     def __init__(self, sizes: MachineSizes, kv_bytes_per_token: int, links: Links) -> None:
         self.page = ceil_to(ceil_div(sizes.rung_tokens, GROUPS), _BLOCK_MULTIPLE)
-        if self.page > sizes.max_num_batched_tokens:
-            raise ConfigError(
-                f"--max-num-batched-tokens must be at least the block of {self.page} tokens for --policy vllm"
-            )
         self._block_bytes = self.page * kv_bytes_per_token
         self._device = Pool(sizes.device_tokens // self.page)
         self._host = Pool(sizes.host_tokens // self.page)
@@ -102,7 +97,8 @@ class VllmCache:
         for key in self._held[job.id].publish(self._device, self._past, job, self.page):
             written += self._store(key, 1)
         images = 0
-        if job.computed and job.computed in (self._last(job), self._junction[job.id] * self.page):
+        # The state that a request began with is in a block of its own, too: one that was loaded can be found here from now on.
+        if job.computed and job.computed in (job.boundary, self._last(job), self._junction[job.id] * self.page):
             key = job.keys[job.computed // self.page - 1]
             kept = self._device.add(state_key(key), GROUPS)
             if job.computed > job.boundary:

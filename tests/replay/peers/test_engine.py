@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepwell.base.errors import CapacityError
+from stepwell.base.errors import CapacityError, ConfigError
 from stepwell.replay.cost import CostModel
 from stepwell.replay.lanes import LaneRules
 from stepwell.replay.machine import MachineSizes
@@ -100,3 +100,18 @@ def test_decodes_taken_at_once_cost_what_the_single_ones_do() -> None:
 def test_a_request_that_can_never_fit_is_refused() -> None:
     with pytest.raises(CapacityError, match="raise --device-tokens"):
         engine(device_tokens=2000).submit(Request("r", np.ones(3000, np.int32)))
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("vllm", 63 + 112), ("sglang", 63 + 64), ("atom-before", 63 + 64), ("atom-after", 63 + 64)]
+)
+def test_a_step_must_hold_a_page_beside_the_decodes(name: str, least: int) -> None:
+    peer_machine(name, replace(AMPLE, max_num_batched_tokens=least), COSTS, 0.0, 0)
+    with pytest.raises(ConfigError, match=f"must be at least {least} for --policy {name}"):
+        peer_machine(name, replace(AMPLE, max_num_batched_tokens=least - 1), COSTS, 0.0, 0)
+
+
+@pytest.mark.parametrize("block", [0, -64, 96])
+def test_blocks_must_divide_the_chunks_of_atom(block: int) -> None:
+    with pytest.raises(ConfigError, match="--block-size must divide 256"):
+        peer_machine("atom-after", replace(AMPLE, block=block), COSTS, 0.0, 0)

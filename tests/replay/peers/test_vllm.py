@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from stepwell.base.errors import ConfigError
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import Loss, Reason
 from stepwell.replay.machine import MachineSizes
@@ -25,8 +23,6 @@ def cache(sizes: MachineSizes = SIZES) -> VllmCache:
 def test_a_block_is_as_large_as_a_third_of_a_state() -> None:
     assert cache().page == 32
     assert cache(replace(SIZES, rung_tokens=6100)).page == 2048
-    with pytest.raises(ConfigError, match="--max-num-batched-tokens must be at least the block of 2048"):
-        cache(replace(SIZES, rung_tokens=6100, max_num_batched_tokens=2000))
 
 
 def test_the_last_boundary_of_the_prompt_is_resumed_and_the_answer_recomputed() -> None:
@@ -58,6 +54,16 @@ def test_kv_and_states_are_evicted_from_one_list_and_come_back_from_host() -> No
         assert start.state_tier == (Tier.HOST if host else None)
         assert (start.load is None) == (not host)
         peer.check()
+
+
+def test_a_state_that_was_loaded_is_found_on_the_device_from_then_on() -> None:
+    peer = cache(replace(SIZES, device_tokens=1600, host_tokens=8000))
+    first = text(1, 300)
+    for seed in range(1, 7):
+        serve(peer, text(seed, 300))
+    starts = [serve(peer, np.concatenate((first, text(seed, 50)))) for seed in (8, 9)]
+    assert [(start.boundary, start.hit) for start in starts] == [(288, 0), (288, 288)]
+    peer.check()
 
 
 def test_a_failed_load_costs_all() -> None:
