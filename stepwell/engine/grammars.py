@@ -7,6 +7,7 @@ in threads; every request that asks for the same one then starts from a copy, wh
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,16 +18,30 @@ from stepwell.engine.tokenizer import byte_pieces
 
 _THREADS = 2  # one that reads a huge grammar leaves the other to the small ones
 _MOST_CHARACTERS = 2_000_000  # of all grammars that are kept: 150 MB at most, as measured
+_STACK = 256 * 2**20  # bytes; rules that lead to rules, 100,000 characters of them, were seen to take up to 128 MB
 
 
 class GuideError(StepwellError):
     """This request's grammar cannot be followed."""
 
 
+def reading_threads(count: int = _THREADS) -> ThreadPoolExecutor:
+    """Threads that may read grammars: llguidance follows references by recursion, and a stack that overflows ends the process."""
+    pool = ThreadPoolExecutor(count, "grammar")
+    usual = threading.stack_size(_STACK)  # of threads that start from now on: all of the pool's are made to
+    try:
+        together = threading.Barrier(count)
+        for waits in [pool.submit(together.wait) for _ in range(count)]:
+            waits.result()
+    finally:
+        threading.stack_size(usual)
+    return pool
+
+
 class Grammars:
     """Owns the readers of grammars, and the last `keep` of what they have read. Used by one thread."""
 
-    __slots__ = ("_directory", "_ends", "_keep", "_pool", "_ready", "_tokenizer", "_vocab")
+    __slots__ = ("_awaited", "_directory", "_ends", "_keep", "_pool", "_ready", "_tokenizer", "_vocab")
 
     def __init__(self, directory: str, vocab: int, eos_token_ids: tuple[int, ...], keep: int) -> None:
         """`directory` holds tokenizer.json."""
@@ -35,7 +50,8 @@ class Grammars:
         self._ends = list(eos_token_ids)
         self._keep = keep
         self._ready: OrderedDict[bytes, tuple[int, Future[Any]]] = OrderedDict()
-        self._pool = ThreadPoolExecutor(_THREADS, "grammar")
+        self._awaited: dict[str, Future[Any]] = {}  # by request
+        self._pool = reading_threads()
         self._tokenizer: Any = None
 
     def warm(self) -> None:
@@ -43,12 +59,25 @@ class Grammars:
         if self._tokenizer is None:
             self._tokenizer = _read_tokenizer(Path(self._directory) / "tokenizer.json", self._vocab, self._ends)
 
-    def prepare(self, grammar: str) -> bool:
-        """Whether `start` would return at once; begins what is missing for that. A wrong grammar is ready, too: to be refused."""
+    def prepare(self, request_id: str, grammar: str) -> bool:
+        """Whether `start` would return at once; begins what is missing for that. A wrong grammar is ready, too: to be refused.
+
+        What a request waits for is begun once, however many others are asked for meanwhile. Ask until it is ready, or `drop` it.
+        """
         try:
-            return self._reading(grammar).done()
+            reading = self._awaited.get(request_id) or self._reading(grammar)
         except GuideError:
             return True
+        if not reading.done():
+            self._awaited[request_id] = reading
+            return False
+        self._awaited.pop(request_id, None)
+        self._remember(grammar, reading)
+        return True
+
+    def drop(self, request_id: str) -> None:
+        """This request waits no longer."""
+        self._awaited.pop(request_id, None)
 
     def start(self, grammar: str) -> Any:
         """A parser at the beginning of `grammar`; waits for it where it is not ready. Raises GuideError."""
@@ -62,16 +91,20 @@ class Grammars:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _reading(self, grammar: str) -> Future[Any]:
-        digest = hashlib.blake2b(grammar.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        known = self._ready.get(digest)
+        known = self._ready.get(_digest(grammar))
         if known is None:
             self.warm()
             known = len(grammar), self._pool.submit(_read, self._tokenizer, grammar)
-            self._ready[digest] = known
+        self._remember(grammar, known[1])
+        return known[1]
+
+    def _remember(self, grammar: str, reading: Future[Any]) -> None:
+        """As the last that was asked for; those asked for longest ago are forgotten where there are too many."""
+        digest = _digest(grammar)
+        self._ready[digest] = len(grammar), reading
         self._ready.move_to_end(digest)
         while len(self._ready) > 1 and (len(self._ready) > self._keep or self._size > _MOST_CHARACTERS):
             self._ready.popitem(last=False)
-        return known[1]
 
     @property
     def kept(self) -> int:
@@ -81,6 +114,10 @@ class Grammars:
     @property
     def _size(self) -> int:
         return sum(size for size, _ in self._ready.values())
+
+
+def _digest(grammar: str) -> bytes:
+    return hashlib.blake2b(grammar.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def first_line(message: str) -> str:

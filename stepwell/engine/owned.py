@@ -48,7 +48,13 @@ class OwnedLoop(EngineLoop):
     def prepare(self, request: Request) -> bool:
         """Whether `request` can be taken without holding up the others; begins what is missing for that. Ask again, then submit."""
         grammar = request.params.grammar
-        return not grammar or self._grammars is None or self._grammars.prepare(grammar)
+        return not grammar or self._grammars is None or self._grammars.prepare(request.id, grammar)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request, in whatever state it is, prepared or not."""
+        if self._grammars is not None:
+            self._grammars.drop(request_id)
+        super().abort(request_id)
 
     def stats(self) -> EngineStats:
         stats = super().stats()

@@ -157,9 +157,8 @@ class EngineService:
                 self._preparing[command.id] = messages.request_of(command)
             case messages.Abort(ids):
                 for request_id in ids:
-                    if self._preparing.pop(request_id, None) is None:
-                        self._loop.abort(request_id)
-                    else:
+                    self._loop.abort(request_id)
+                    if self._preparing.pop(request_id, None) is not None:
                         self._replies.append(messages.Finished(request_id, "abort", ""))
             case messages.Explain(number, prompt, salt, read):
                 told = self._loop.explain(salt, np.frombuffer(prompt, np.int32), read)

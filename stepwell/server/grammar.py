@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +17,13 @@ import orjson
 from llguidance import LLMatcher, LLTokenizer
 
 from stepwell.base.errors import RequestError
+from stepwell.engine.grammars import reading_threads
 
 MAX_GRAMMAR = 100_000
 """Characters. What is larger takes longer to read than anybody would wait for, and is refused before it is read."""
 MAX_CHOICES = 1024
+MAX_LINES = 2000
+"""Of a grammar in Lark's notation: each may hold a rule, and the time that rules of rules take grows with their square."""
 _JSON: Any = {"whitespace_pattern": r"[ ]?|\n {0,32}"}  # bounded, so that no answer is spent on blanks
 _TEXT = "(?s:.*)"
 
@@ -105,7 +107,7 @@ def _tagged(i: int, function: Mapping[str, Any]) -> list[str]:
     """Parameters in the order of the schema, those that are not required may be left out."""
     schema = function.get("parameters") or {}
     properties: Mapping[str, Any] = schema.get("properties") or {}
-    required = schema.get("required") or []
+    required = _names(schema.get("required"))
     head, tail = _quoted(f"<tool_call>\n<function={function['name']}>\n"), _quoted("</function>\n</tool_call>")
     parts: list[str] = []
     rules: list[str] = []
@@ -123,6 +125,14 @@ def _tagged(i: int, function: Mapping[str, Any]) -> list[str]:
             closing = _quoted("\n</parameter>\n")
             rules += [f"parameter_{i}_{j}: {opening} {rule} {closing}", f"{rule}: {_value(of, schema)}"]
     return [f"call_{i}: {head} {' '.join(parts)} {tail}", *rules]
+
+
+def _names(required: object) -> list[object]:
+    if required is not None and not isinstance(required, list):
+        raise RequestError(
+            "tools hold a schema whose 'required' is no list of names: give one, or leave it out", "tools"
+        )
+    return required or []
 
 
 def _value(of: object, schema: Mapping[str, Any]) -> str:
@@ -165,6 +175,8 @@ def _choice(value: object, field: str) -> Draft:
 def _lark(value: object, field: str) -> Draft:
     if not isinstance(value, str) or not value:
         raise RequestError(f"{field} must be a grammar in Lark's notation", field)
+    if (lines := value.count("\n")) > MAX_LINES:
+        raise RequestError(f"{field} has {lines:,} lines: give at most {MAX_LINES:,}", field)
     return _draft(LLMatcher.grammar_from_lark(value), field)
 
 
@@ -198,8 +210,8 @@ class GrammarReader:
     That is bounded work: what is too long is refused before, and llguidance gives up on what takes it too many steps.
     """
 
-    def __init__(self, threads: int = 2, keep: int = 1024) -> None:
-        self._threads = ThreadPoolExecutor(threads, "grammar")
+    def __init__(self, keep: int = 1024) -> None:
+        self._threads = reading_threads()
         self._keep = keep
         self._faults: OrderedDict[bytes, str] = OrderedDict()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ def regex(text: str) -> str:
 
 
 def test_a_grammar_is_ready_after_a_while_and_each_start_is_fresh(grammars: Grammars) -> None:
-    assert eventually(lambda: grammars.prepare(regex("a+b")))
+    assert eventually(lambda: grammars.prepare("r", regex("a+b")))
     first, second = grammars.start(regex("a+b")), grammars.start(regex("a+b"))
     before = bytes(second.compute_bitmask())
     token = int(np.flatnonzero(np.unpackbits(np.frombuffer(before, np.uint8), bitorder="little"))[0])
@@ -40,14 +42,14 @@ def test_a_grammar_is_ready_after_a_while_and_each_start_is_fresh(grammars: Gram
 
 def test_what_cannot_be_followed_is_ready_to_be_refused(grammars: Grammars) -> None:
     for wrong in ("start: (", LLMatcher.grammar_from_lark("start: start")):
-        assert eventually(lambda wrong=wrong: grammars.prepare(wrong))  # type: ignore[misc]
+        assert eventually(lambda wrong=wrong: grammars.prepare("r", wrong))  # type: ignore[misc]
         with pytest.raises(GuideError, match="cannot be followed"):
             grammars.start(wrong)
 
 
 def test_without_a_vocabulary_a_request_is_refused_at_once(tmp_path: Path) -> None:
     grammars = Grammars(str(tmp_path), VOCAB, (EOS,), keep=2)
-    assert grammars.prepare(regex("a"))
+    assert grammars.prepare("r", regex("a"))
     with pytest.raises(GuideError, match=r"tokenizer\.json"):
         grammars.start(regex("a"))
 
@@ -55,9 +57,52 @@ def test_without_a_vocabulary_a_request_is_refused_at_once(tmp_path: Path) -> No
 def test_the_oldest_are_forgotten_and_read_again(grammars: Grammars) -> None:
     for text in "abc":
         grammars.start(regex(text))
-    assert grammars.prepare(regex("b")) and grammars.prepare(regex("c"))
+    assert grammars.prepare("r", regex("b")) and grammars.prepare("r", regex("c"))
     assert grammars.kept == 2
     grammars.start(regex("a"))
     assert grammars.kept == 2
     grammars.start("start: " + " | ".join(f'"{i:090d}"' for i in range(30_000)) + "\n")
     assert grammars.kept == 1  # the characters of all of them are bounded, too
+
+
+def test_what_is_being_read_is_not_begun_again_however_much_waits(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, begun = threading.Event(), []
+
+    def read(tokenizer: object, grammar: str) -> LLMatcher:
+        begun.append(grammar)
+        assert gate.wait(20)
+        return LLMatcher(tokenizer, grammar)
+
+    monkeypatch.setattr("stepwell.engine.grammars._read", read)
+    waiting = [regex(text) for text in "abcde"]
+    for _ in range(3):
+        assert [grammar for grammar in waiting if grammars.prepare(grammar, grammar)] == []
+    gate.set()
+    while waiting:
+        waiting = [grammar for grammar in waiting if not grammars.prepare(grammar, grammar)]
+    assert len(begun) == 5
+    assert grammars.kept == 2
+
+
+def test_a_request_that_has_gone_keeps_nothing(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, kept = threading.Event(), WeakSet[object]()
+
+    class Read:
+        def __init__(self, *_: object) -> None:
+            assert gate.wait(20)
+            kept.add(self)
+
+    monkeypatch.setattr("stepwell.engine.grammars._read", Read)
+    for text in "abcde":
+        grammars.prepare(text, regex(text))
+        grammars.drop(text)
+    gate.set()
+    assert eventually(lambda: grammars.prepare("f", regex("e")))
+    assert len(kept) <= 3  # two that are remembered, and one that a thread may not have let go of
+
+
+def test_rules_that_lead_to_rules_without_end_are_read(grammars: Grammars) -> None:
+    rules = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(7500)) + 'r7500: "x"\n'
+    assert grammars.start(LLMatcher.grammar_from_lark(rules)).validate_tokens([]) == 0

@@ -9,7 +9,15 @@ import pytest
 
 from stepwell.base.errors import RequestError
 from stepwell.server import grammar
-from stepwell.server.grammar import MAX_GRAMMAR, CallForm, Draft, GrammarReader, of_calls, of_structured_outputs
+from stepwell.server.grammar import (
+    MAX_GRAMMAR,
+    MAX_LINES,
+    CallForm,
+    Draft,
+    GrammarReader,
+    of_calls,
+    of_structured_outputs,
+)
 
 TOOL = {
     "type": "function",
@@ -80,3 +88,22 @@ def test_what_is_too_long_is_refused_with_the_limit_before_it_is_read(form: Call
         with pytest.raises(RequestError, match=f"at most {MAX_GRAMMAR:,}"):
             of_structured_outputs(value)
     assert read == []
+
+
+def test_a_schema_whose_references_lead_on_and_on_is_read() -> None:
+    links = {f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(1700)}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**links, "a1700": {"type": "null"}}}
+    asyncio.run(GrammarReader().read(lambda: of_structured_outputs({"json": schema})))
+
+
+def test_a_grammar_of_too_many_lines_is_refused_before_it_is_read(read: list[str]) -> None:
+    with pytest.raises(RequestError, match="has 2,001 lines: give at most 2,000"):
+        of_structured_outputs({"grammar": 'start: "a"\n' * (MAX_LINES + 1)})
+
+
+@pytest.mark.parametrize("required", [True, 7, "a", {"a": 1}])
+def test_required_parameters_that_are_no_list_are_the_callers_fault(required: object) -> None:
+    tool = {"function": {"name": "f", "parameters": {"properties": {"a": {}}, "required": required}}}
+    with pytest.raises(RequestError, match="'required' is no list") as told:
+        of_calls([tool], CallForm(tagged=True), several=False)
+    assert told.value.param == "tools"
