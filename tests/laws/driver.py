@@ -117,9 +117,10 @@ _COPIED: tuple[Copied, ...] = ("none", "half", "all")
 
 
 class Driver:
-    """Draws one action after another, and carries it out."""
+    """Draws one action after another, and carries it out; of a hundred, `hints` are hints."""
 
-    def __init__(self, rng: Chooser, seed: int = 0, ranks: int = 1) -> None:
+    def __init__(self, rng: Chooser, seed: int = 0, ranks: int = 1, hints: int = 4) -> None:
+        self.hints = hints
         self.harness = engine(rng, seed, ranks)
         self.rng = rng
         self._count = 0
@@ -130,7 +131,7 @@ class Driver:
         roll = self.rng.randint(1, 100)
         if roll <= 22:
             self.submit()
-        elif roll <= 75:
+        elif roll <= 79 - self.hints:
             self.step()
         elif roll <= 79:
             self.hint()
@@ -274,9 +275,9 @@ class Driver:
         return np.array([start, *(noise.randint(0, VOCAB - 1) for _ in range(count - 1))], np.int32)
 
 
-def fuzz(seed: int, actions: int = 80, ranks: int = 1) -> Driver:
+def fuzz(seed: int, actions: int = 80, ranks: int = 1, hints: int = 4) -> Driver:
     """A whole random run, to its end. Raises what the laws say."""
-    driver = Driver(random.Random(seed), seed, ranks)
+    driver = Driver(random.Random(seed), seed, ranks, hints)
     for _ in range(actions):
         driver.act()
     driver.end()

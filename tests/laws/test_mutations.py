@@ -32,20 +32,22 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """`laws` that may notice it first; 0 stands for an assertion of the code itself. `seed` is tried first: it found it before."""
+    """`laws` that may notice it first; 0 stands for an assertion of the code itself. `seed` is tried first: it found it before.
+    `hints` of a hundred actions are hints."""
 
     name: str
     laws: tuple[int, ...]
     plant: Patch
     seed: int
+    hints: int = 4
 
 
 BUGS: list[Bug] = []
 
 
-def bug(*laws: int, seed: int = 0) -> Callable[[Patch], Patch]:
+def bug(*laws: int, seed: int = 0, hints: int = 4) -> Callable[[Patch], Patch]:
     def add(plant: Patch) -> Patch:
-        BUGS.append(Bug(plant.__name__, laws, plant, seed))
+        BUGS.append(Bug(plant.__name__, laws, plant, seed, hints))
         return plant
 
     return add
@@ -436,7 +438,7 @@ def a_suspended_request_goes_on_one_token_early(patch: pytest.MonkeyPatch) -> No
 # ---- hints ------------------------------------------------------------------------------------------------------------------------
 
 
-@bug(2, 3, 10)
+@bug(2, 3, 10, hints=40)
 def a_failed_prefetch_is_published(patch: pytest.MonkeyPatch) -> None:
     real = shed._risen
     patch.setattr(
@@ -444,7 +446,7 @@ def a_failed_prefetch_is_published(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@bug(0, 5)
+@bug(0, 5, seed=2, hints=40)
 def a_split_forgets_what_is_kept(patch: pytest.MonkeyPatch) -> None:
     real = tree.Tree.split
 
@@ -456,16 +458,16 @@ def a_split_forgets_what_is_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tree.Tree, "split", forgetful)
 
 
-@bug(5)
+@bug(5, hints=40)
 def a_prefetch_never_lets_go(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(retention.Retention, "_end", lambda self, order: self._tell(retention._outcome(order)))
 
 
-def _first_failure(likely: int) -> BaseException | None:
+def _first_failure(planted: Bug) -> BaseException | None:
     """What the first run that fails says; None if none does."""
-    for seed in (likely, *range(RUNS)):
+    for seed in (planted.seed, *range(RUNS)):
         try:
-            fuzz(seed, actions=60)
+            fuzz(seed, actions=60, hints=planted.hints)
         except Exception as error:
             return error
     return None
@@ -474,7 +476,7 @@ def _first_failure(likely: int) -> BaseException | None:
 @pytest.mark.parametrize("planted", BUGS, ids=lambda planted: planted.name)
 def test_it_is_found(planted: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.plant(monkeypatch)
-    error = _first_failure(planted.seed)
+    error = _first_failure(planted)
     assert error is not None, f"{RUNS} runs have not noticed"
     law = error.law if isinstance(error, LawBroken) else 0
     assert law in planted.laws, f"noticed by {error!r}"
