@@ -118,12 +118,19 @@ def _footing(part: list[Node]) -> list[Node]:
     return part[:gap]
 
 
+def _image_here(part: list[Node]) -> list[Item]:
+    """The image that it loads KV for, where that is on the device; without the KV it would be the first to go."""
+    rung = part[-1].rung
+    return [] if rung is None or rung.image.at[Tier.DEVICE] is None else [rung.image]
+
+
 def _room(directory: Directory, part: list[Node]) -> tuple[int, int]:
-    """Pages to be had at all, and at once without a loss, with those on which it is to stand held and no promise broken."""
+    """Pages to be had at all, and at once without a loss, with what it needs of the device held and no promise broken."""
     room = directory.room()
-    idle = [node.kv for node in _footing(part) if not node.kv.locks[Tier.DEVICE]]
-    held = sum(kv.size(Tier.DEVICE) for kv in idle)
-    clean = sum(kv.ready for kv in idle)
+    needed = [*(node.kv for node in _footing(part)), *_image_here(part)]
+    idle = [item for item in needed if not item.locks[Tier.DEVICE]]
+    held = sum(item.size(Tier.DEVICE) for item in idle)
+    clean = sum(item.ready for item in idle)
     return room.free + room.idle - held - room.reserved, room.instant - clean - room.reserved
 
 
@@ -133,7 +140,11 @@ def _begin(directory: Directory, part: list[Node], missing: list[Item], status: 
     root = next(node for node in part[0].up() if node.parent is None)
     hold = directory.lease(footing[-1].kv if footing else root.kv, Tier.DEVICE)
     tip = part[-1]
-    if not secure(directory, _need(missing)):  # what is clean hangs on what is held
+    images = [directory.lease(image, Tier.DEVICE) for image in _image_here(part)]
+    secured = secure(directory, _need(missing))
+    for image in images:
+        directory.release(image)
+    if not secured:  # what is clean hangs on what is held
         directory.release(hold)
         return Fetch(Status.NO_ROOM)
     if tip.parent is None or any(item.node.parent is None for item in missing):  # joined, as others were dropped

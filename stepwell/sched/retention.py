@@ -19,8 +19,8 @@ from stepwell.cache.kept import Label
 from stepwell.cache.moves import Move, Tier
 from stepwell.cache.prefetch import Fetch, Status, fetch, resident
 from stepwell.cache.recall import recall
-from stepwell.cache.sessions import BRANCHES, Key, Sessions, devalue
-from stepwell.cache.shed import demote, in_flight
+from stepwell.cache.sessions import BRANCHES, MOST_SESSIONS, Key, Sessions, devalue
+from stepwell.cache.shed import demote
 from stepwell.cache.tree import Node
 from stepwell.sched.queues import Queues
 from stepwell.sched.request import Request
@@ -69,16 +69,25 @@ class Counts:
 
 @dataclass(slots=True)
 class _Order:
-    """`number` 0: the engine's own, of which nobody hears. `tries` are left to wait for room that copies downwards make."""
+    """`number` 0: the engine's own, of which nobody hears. `tries` are left to wait for room that copies downwards make; `making_room`
+    are the tickets of those."""
 
     number: int
     subject: Subject
     fetch: Fetch
     since: float
     tries: int
+    making_room: frozenset[int] = frozenset()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has begun nothing yet, for want of room."""
+        return self.fetch.lack > 0 and self.tries > 0
 
     def open(self, directory: Directory) -> bool:
-        return any(move.ticket in directory.in_flight for move in self.fetch.moves)
+        """Whether a copy is in flight that it waits for: not any that began later, of which there may be no end."""
+        tickets = self.making_room if self.waits else {move.ticket for move in self.fetch.moves}
+        return any(ticket in directory.in_flight for ticket in tickets)
 
 
 class Retention:
@@ -97,7 +106,7 @@ class Retention:
 
     @property
     def busy(self) -> bool:
-        """Whether an order is open, or its end has not been told."""
+        """Whether an order is open."""
         return bool(self._orders)
 
     # ---- requests ---------------------------------------------------------------------------------------------
@@ -120,7 +129,7 @@ class Retention:
         key = (request.salt, request.session or "")
         if request.session is not None:
             session = self.sessions.ended(directory, key, node, now)
-            if self._early and session is not None and session.think is not None:
+            if self._early and session is not None and session.think is not None and len(self._due) < MOST_SESSIONS:
                 heapq.heappush(self._due, (now + _EARLY * session.think, key))
         if request.keep_s is not None:
             until = now + request.keep_s
@@ -184,14 +193,12 @@ class Retention:
     def _settle(self, now: float) -> list[Move]:
         """End the orders that nothing moves for any more, or try again those that waited for room."""
         moves: list[Move] = []
-        making_room = in_flight(self._directory, Tier.DEVICE) > 0
         for order in list(self._orders):
             late = 0 < self._patience <= now - order.since
-            waits = order.fetch.lack > 0 and order.tries > 0
-            if not late and (making_room if waits else order.open(self._directory)):
+            if not late and order.open(self._directory):
                 continue
             self._orders.remove(order)
-            if waits and not late:
+            if order.waits and not late:
                 moves += self._begin(replace(order, tries=order.tries - 1), now)
             else:
                 self._end(order)
@@ -212,7 +219,8 @@ class Retention:
         moves = list(order.fetch.moves)
         if order.tries and order.fetch.status == Status.NO_ROOM:
             moves = demote(self._directory, order.fetch.lack)
-            if not in_flight(self._directory, Tier.DEVICE):
+            order.making_room = _going_down(self._directory)
+            if not order.making_room:
                 order.tries = 0
                 order.fetch = fetch(self._directory, path, now)
                 moves = list(order.fetch.moves)
@@ -251,6 +259,11 @@ class Retention:
         recall(self._directory, subject.salt, subject.prompt, now)
         found = self._directory.survey(subject.salt, subject.prompt)
         return [node for node in found.path if node.end <= found.matched]
+
+
+def _going_down(directory: Directory) -> frozenset[int]:
+    """Tickets of the copies that read the device: what they have read may go then."""
+    return frozenset(t for t, flight in directory.in_flight.items() if flight.lease.tier == Tier.DEVICE)
 
 
 def _path(tip: Node) -> list[Node]:

@@ -117,6 +117,19 @@ def test_what_it_stands_on_is_held_meanwhile() -> None:
     assert shelf.survey("", PROMPT).device == 40
 
 
+def test_an_image_on_the_device_makes_no_room_for_its_own_kv() -> None:
+    shelf = below(pages=24)
+    land(shelf, begin(shelf))
+    forget(shelf, PROMPT, Tier.DEVICE, 0)
+    keep(shelf, numbers(60, 2), 60, rungs=(60,), now=1.0)
+    copy_down(shelf)
+    assert resident(node_ending(shelf, PROMPT, 40)) == 0 and rung_at(shelf, PROMPT, 40).image.has(Tier.DEVICE)
+    begun = begin(shelf)
+    assert {move.what for move in begun.moves} == {"kv"}
+    land(shelf, begun)
+    assert resident(node_ending(shelf, PROMPT, 40)) == begun.tokens == 40
+
+
 def test_a_failed_copy_condemns_its_source_and_what_hangs_on_it_stays_below() -> None:
     shelf = below()
     begun = begin(shelf)

@@ -14,7 +14,7 @@ from stepwell.sched import retention
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.sched.retention import Prefetched, Retention, Subject
 from tests.cache.builders import join, numbers
-from tests.sched.rig import Rig
+from tests.sched.rig import LOADS, Rig
 
 PROMPT = numbers(42)
 
@@ -134,6 +134,26 @@ def test_room_is_made_for_it_by_copies_and_by_nothing_else() -> None:
     assert rig.directory.room().instant < 11
     assert fetched(rig, Subject("", PROMPT)).status == Status.LOADED
     assert rig.ask("again", other).cached == 60, "nothing was lost"
+
+
+def test_it_waits_for_no_copies_that_begin_later() -> None:
+    rig = Rig(pages=40, host=100, clean=0.0)
+    ask(rig, "a")
+    sink(rig)
+    rig.ask("other", numbers(80, 4))
+    rig.ask("more", numbers(42, 5))
+    rig.loop.prefetch(1, Subject("", PROMPT))
+    assert rig.loop.retention.busy and not rig.loop.prefetched()
+    rig.step()
+    rig.land()
+    later = demote(rig.directory, 40)
+    assert later, "the device is never without a copy that reads it"
+    rig.step()
+    rig.land(LOADS)
+    rig.step()
+    assert [done.status for done in rig.loop.prefetched()] == [Status.LOADED]
+    rig.loop.queues.moves.extend(later)
+    rig.run()
 
 
 def test_a_prefetch_whose_copies_are_not_reported_is_answered_in_the_end() -> None:
