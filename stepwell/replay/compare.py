@@ -48,14 +48,15 @@ def document(found: Mapping[str, Summary]) -> str:
 def show_compared(found: Mapping[str, Summary], console: Console) -> None:
     """One row a policy."""
     console.print(narrow(head(found.values()), ((name, *cells(found, name)) for name in found)))
-    if any(summary.failed for summary in found.values()):
-        console.print(failures(found), highlight=False)
+    if said := failures(found):
+        console.print(said, highlight=False)
 
 
 def failures(found: Mapping[str, Summary]) -> str:
-    """How many requests of each policy were refused, or ended in an error: their tokens are in no figure."""
-    counts = ", ".join(f"{name} {summary.failed:,}" for name, summary in found.items())
-    return f"Requests that failed and are in no figure: {counts}"
+    """How many requests of each policy failed, if any did: one that is refused is in no other figure."""
+    if not any(summary.failed for summary in found.values()):
+        return ""
+    return "Requests that failed: " + ", ".join(f"{name} {summary.failed:,}" for name, summary in found.items())
 
 
 def head(found: Collection[Summary]) -> tuple[str, ...]:

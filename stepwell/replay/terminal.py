@@ -31,7 +31,7 @@ def told(done: Iterable[T], total: int, console: Console) -> list[T]:
 
 def narrow(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table of numbers, named in the first column, for terminals of 80 columns."""
-    table = Table(*head, box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    table = Table(*head, box=SIMPLE_HEAD, padding=0)
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
     table.columns[0].justify = "left"

@@ -67,12 +67,28 @@ def test_processes_find_what_one_process_finds() -> None:
     assert one == two
 
 
+def test_the_table_is_whole_on_a_terminal_of_80_columns() -> None:
+    words = [
+        *WORDS,
+        "--device-tokens",
+        "15000",
+        "--host-tokens",
+        "2e4",
+        "--disk-tokens",
+        "1e6",
+        *named("atom-after", "lru"),
+    ]
+    done = run(*words, "--jobs", "1")
+    assert re.search(r"^ *policy .* disk .* copied *$", done.stdout, re.MULTILINE)
+    assert "…" not in done.stdout
+
+
 def test_requests_that_a_policy_could_not_serve_are_told() -> None:
     done = run(*WORDS, "--device-tokens", "6000", *named("ladder", "vllm"), "--jobs", "1", "--json")
     figures = json.loads(done.stdout.splitlines()[-1])["policies"]
     assert figures["ladder"]["failed"] > 0
     counts = ", ".join(f"{name} {figures[name]['failed']}" for name in ("ladder", "vllm"))
-    assert f"Requests that failed and are in no figure: {counts}\n" in done.stdout
+    assert f"Requests that failed: {counts}\n" in done.stdout
 
 
 def test_legs_of_a_peers_loads_fail_as_often_as_asked() -> None:
