@@ -29,13 +29,15 @@ def lock_path(directory: Directory, node: Node | None, top: Node | None, tier: T
 
     What `Directory.weigh` would say of each is known: not ready, and stuck; and so it is with the next above, which is locked too.
     """
+    on_device, leased = tier == Tier.DEVICE, 0
     while node is not None and node is not top:
         kv = node.kv
-        kv.locks[tier] += 1
+        locks = kv.locks
+        locks[tier] += 1
         slots = kv.at[tier]
-        if kv.locks[tier] == 1 and slots is not None:
-            directory.leased[tier] += len(slots)
-            if tier == Tier.DEVICE:
+        if locks[tier] == 1 and slots is not None:
+            leased += len(slots)
+            if on_device:
                 directory.clean -= kv.ready
                 kv.ready = 0
                 if not kv.stuck:
@@ -43,6 +45,7 @@ def lock_path(directory: Directory, node: Node | None, top: Node | None, tier: T
                     assert node.parent is not None, "the root has no bytes"
                     node.parent.kv.held_up += 1
         node = node.parent
+    directory.leased[tier] += leased
 
 
 def unlock(directory: Directory, item: Item, tier: Tier) -> list[Item]:
@@ -65,14 +68,15 @@ def unlock_path(directory: Directory, node: Node | None, tier: Tier) -> list[Ite
     From the end up, so that each knows what its children say by the time it is looked at.
     """
     failed: list[Item] = []
+    on_device, leased = tier == Tier.DEVICE, 0
     while node is not None:
-        kv, parent = node.kv, node.parent
-        assert kv.locks[tier] > 0, f"{kv!r} is not locked"
-        kv.locks[tier] -= 1
+        kv, parent, locks = node.kv, node.parent, node.kv.locks
+        assert locks[tier] > 0, f"{kv!r} is not locked"
+        locks[tier] -= 1
         slots = kv.at[tier]
-        if slots is not None and not kv.locks[tier]:
-            directory.leased[tier] -= len(slots)
-            if tier == Tier.DEVICE and not kv.dirty and not kv.held_up:
+        if slots is not None and not locks[tier]:
+            leased += len(slots)
+            if on_device and not kv.dirty and not kv.held_up:
                 assert parent is not None, "the root has no bytes"
                 kv.ready = len(slots)
                 directory.clean += kv.ready
@@ -83,4 +87,5 @@ def unlock_path(directory: Directory, node: Node | None, tier: Tier) -> list[Ite
             if kv.bad[tier]:
                 failed.append(kv)
         node = parent
+    directory.leased[tier] -= leased
     return failed

@@ -82,21 +82,23 @@ def _measure(path: tuple[Node, ...], matched: int, count: int, diverged: int | N
     whole_device = whole = True
     footholds: list[Foothold] = []
     lost: list[int] = []
+    top = Tier.DEVICE
     for node in path:
-        end = min(node.end, matched)
-        kv = node.kv
-        here = kv.at[Tier.DEVICE] is not None and not kv.bad[Tier.DEVICE]
-        whole_device = whole_device and here
+        kv, rung, end = node.kv, node.rung, node.end
+        if end > matched:
+            end = matched
+        whole_device = whole_device and kv.at[top] is not None and not kv.bad[top]
         if whole_device:
-            device = end
-        whole = whole and (here or kv.best() is not None)
-        if whole:
+            device = union = end
+        elif whole and kv.best() is not None:
             union = end
+        else:
+            whole = False
         if node.lost:
             lost.extend(p for p in node.lost if p <= matched)
-        rung = node.rung
         if rung is not None and whole and node.end == end < count:
-            tier = rung.image.best()
+            image = rung.image
+            tier = top if image.at[top] is not None and not image.bad[top] else image.best()
             if tier is not None:
                 footholds.append(Foothold(end, rung, tier))
     return Survey(count, path, matched, device, union, tuple(footholds), tuple(lost), diverged)
