@@ -26,7 +26,7 @@ from stepwell.server.hint_schema import AboutCall, EndCall, PinCall
 from stepwell.server.messages.routes import MessagesRoutes
 from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.parts import Parts
-from stepwell.server.prompts import PromptReader
+from stepwell.server.prompts import PromptReader, beside
 from stepwell.server.reading import CallReader
 from stepwell.server.responses.routes import ResponsesRoutes
 from stepwell.server.responses.schema import ResponsesCall
@@ -122,7 +122,7 @@ class Routes:
     async def detokenize(self, request: Request) -> Response:
         call = await self._calls.read(schema.DetokenizeCall, request)
         ids = self._prompts.ids(call.tokens, "tokens")
-        return _json({"prompt": self._parts.tokenizer.decode(ids.tolist())})
+        return _json({"prompt": await beside(len(ids), lambda: self._parts.tokenizer.decode(ids.tolist()))})
 
     async def models(self, request: Request) -> Response:
         return _json({"object": "list", "data": [self._model()]})

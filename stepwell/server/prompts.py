@@ -22,7 +22,8 @@ from stepwell.server.tools import Tool, read_earlier_calls, read_tools
 MAX_PROMPTS = 1024
 _Result = TypeVar("_Result")
 _ROLES = {"developer": "system"}  # the newer name; templates know the older one
-_SHORT = 2000  # characters that are tokenized at once instead of in a thread
+_SHORT = 2000  # characters, or ids, that are read at once instead of in a thread
+_LONG = _SHORT + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,7 @@ class PromptReader:
     async def completion(self, value: object) -> list[Prompt]:
         """Prompts of a completion: text, token ids, or a list of either. Raises RequestError."""
         items = _split(value)
-        size = sum(len(item) for item in items if isinstance(item, str))
-        return await beside(size, lambda: [self._read(item) for item in items])
+        return await beside(sum(map(len, items)), lambda: [self._read(item) for item in items])
 
     async def chat(self, call: ChatCall, tools: Sequence[Tool]) -> Prompt:
         """The prompt of a conversation. Raises RequestError."""
@@ -69,7 +69,7 @@ class PromptReader:
             raise RequestError("messages is empty: give at least one message", "messages")
         if tools and not self.dialect.knows_tools:
             raise RequestError("this model's chat template knows no tools: leave them out", "tools")
-        size = sum(len(message["content"]) for message in messages)
+        size = sum(map(_size, messages)) + _LONG * len(tools)
         return await beside(size, lambda: self._render(call, messages, tools))
 
     def _render(
@@ -157,6 +157,14 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(thought, str):
         read["reasoning_content"] = thought
     return read
+
+
+def _size(message: Mapping[str, Any]) -> int:
+    """About how long a message is that has been read. Arguments of calls are not measured but taken to be long."""
+    thought = message.get("reasoning_content")
+    return (
+        len(message["content"]) + len(thought if isinstance(thought, str) else "") + _LONG * ("tool_calls" in message)
+    )
 
 
 async def beside(size: int, work: Callable[[], _Result]) -> _Result:

@@ -65,7 +65,7 @@ class EventStream(Response):
         pump = asyncio.create_task(self._pump(scope, send))
         gone = asyncio.create_task(_disconnected(receive))
         try:
-            seen = -1
+            seen = 0
             while not (await _first(pump, gone, timeout=self._beat)):
                 if self._waiting and self._sent == seen:
                     await direct_send(scope, send)(_part(_COMMENT))

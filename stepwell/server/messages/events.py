@@ -38,11 +38,13 @@ class MessagesForm:
         return orjson.dumps(self._message([_block(item) for item in self._items.all], choice, ended=True))
 
     def begin(self) -> list[bytes]:
-        """Nothing: a message starts with what its prompt found in the cache, which is known with the first piece."""
+        """Nothing: a message starts with what its prompt found in the cache, which is known once that was admitted."""
         return []
 
     def events(self, piece: Piece) -> list[bytes]:
-        out = []
+        out: list[bytes] = []
+        if piece.choice.outcome is None:
+            return out  # it waits for copies from a lower tier
         if not self._begun:
             self._begun = True
             out.append(_event("message_start", {"message": self._message([], piece.choice, ended=False)}))

@@ -1,0 +1,69 @@
+"""What may take long is read beside the event loop, so that streams keep flowing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepwell.base.errors import RequestError
+from stepwell.engine.config import EngineFacts
+from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.dialect import Dialect
+from stepwell.server.prompts import PromptReader
+from stepwell.server.schema import ChatCall
+from stepwell.server.tools import read_use
+from tests.server.templates import talking_tokenizer
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "x" * 5000}}
+CALL = {"function": {"name": "f", "arguments": '{"a": "' + "x" * 5000 + '"}'}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory: Path = tmp_path_factory.mktemp("talker")
+    return talking_tokenizer(directory)
+
+
+class Watched:
+    """A tokenizer that remembers which threads it has worked in."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.threads: set[threading.Thread] = set()
+
+    def render(self, *args: Any, **named: Any) -> str:
+        self.threads.add(threading.current_thread())
+        return self._tokenizer.render(*args, **named)
+
+    def encode(self, *args: Any, **named: Any) -> np.ndarray:
+        self.threads.add(threading.current_thread())
+        return self._tokenizer.encode(*args, **named)
+
+
+def beside_the_loop(tokenizer: Tokenizer, **fields: Any) -> bool:
+    watched: Any = Watched(tokenizer)
+    reader = PromptReader(watched, EngineFacts("tiny", 100_000, 320, ()), Dialect.of(tokenizer))
+    call = ChatCall.model_validate(fields)
+    asyncio.run(reader.chat(call, read_use(call).shown))
+    return threading.current_thread() not in watched.threads
+
+
+def test_a_short_chat_is_read_at_once_and_a_long_one_beside(tokenizer: Tokenizer) -> None:
+    assert not beside_the_loop(tokenizer, messages=[{"role": "user", "content": "hi"}])
+    assert beside_the_loop(tokenizer, messages=[{"role": "user", "content": "hi " * 1000}])
+
+
+def test_tools_calls_and_thoughts_count_as_well_as_what_was_said(tokenizer: Tokenizer) -> None:
+    user = {"role": "user", "content": "hi"}
+    assert beside_the_loop(tokenizer, messages=[user], tools=[TOOL])
+    assert beside_the_loop(tokenizer, messages=[user, {"role": "assistant", "tool_calls": [CALL]}, user])
+    thought = {"role": "assistant", "content": "", "reasoning_content": "x" * 5000}
+    assert beside_the_loop(tokenizer, messages=[user, thought, user])
+    odd = {"role": "assistant", "content": "", "reasoning_content": 5}
+    with pytest.raises(RequestError, match="the chat template refuses"):
+        beside_the_loop(tokenizer, messages=[user, odd, user])
