@@ -21,8 +21,9 @@ What is timed on the trace, for each request:
                    steps, nor the end of the request
     sglang         lookup, lock, eviction, allocation, and the insertions into its tree. No scheduler, nor the end of the request
 
-So ours counts more than either. Peers take prompts as lists, and vLLM's hashing and SGLang's keys include reading them; ours takes
-int32 arrays, and `to_array_us` is what making one of a list costs. Times are of the processor, of the thread that decides, the least of
+So ours counts more than either, though its decode passes, which neither of them has, are few steps: as many as fit are taken at once.
+Peers take prompts as lists, and vLLM's hashing and SGLang's keys include reading them; ours takes int32 arrays, and `to_array_us` is
+what making one of a list costs. Times are of the processor, of the thread that decides, the least of
 `--repeat` rounds in which everyone takes a turn. `over_best_peer` is ours_us over the smallest of the peers'.
 
 Ends with one line of JSON.

@@ -36,12 +36,14 @@ FOREIGN_FLAGS = frozenset(
         "--laws-examples",
         "--minutes",
         "--model",
+        "--nodes",
         "--peers",
         "--quick",
         "--requests",
         "--runs",
         "--schemathesis",
         "--tasks",
+        "--wheel",
     }
 )
 
@@ -86,9 +88,10 @@ def forbidden_calls(tree: ast.AST) -> Iterator[str]:
 
 def declared() -> set[str]:
     """Import names of the packages in pyproject.toml."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project, builders = told["project"], told["build-system"]["requires"]
     extras = project["optional-dependencies"].values()
-    wanted = [*project["dependencies"], *(name for extra in extras for name in extra)]
+    wanted = [*builders, *project["dependencies"], *(name for extra in extras for name in extra)]
     names = {re.split(r"[^\w-]", requirement)[0].replace("-", "_") for requirement in wanted}
     other = {"pyzmq": "zmq", "opentelemetry_sdk": "opentelemetry"}
     return names | {other[name] for name in names & other.keys()}
