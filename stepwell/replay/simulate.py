@@ -149,10 +149,10 @@ class Simulation:
     def _hear(self, event: Event) -> None:
         now = self.machine.clock.now()
         match event:
+            case Tokens(request_id=name, tokens=tokens):  # first: there are fifty of them to one of the others
+                self.ledger.answer(name, len(tokens), now)
             case Admitted(outcome=outcome):
                 self.ledger.admit(outcome, now)
-            case Tokens(request_id=name, tokens=tokens):
-                self.ledger.answer(name, len(tokens), now)
             case Finished(request_id=name, reason=reason):
                 self._end(name, failed=reason not in ("length", "stop"))
 
