@@ -220,7 +220,7 @@ class Retention:
         if order.tries and order.fetch.status == Status.NO_ROOM:
             moves = demote(self._directory, order.fetch.lack)
             order.making_room = _going_down(self._directory)
-            if not order.making_room:
+            if not (order.making_room and order.fetch.lack):  # nothing comes, or it would not be enough
                 order.tries = 0
                 order.fetch = fetch(self._directory, path, now)
                 moves = list(order.fetch.moves)

@@ -136,6 +136,25 @@ def test_room_is_made_for_it_by_copies_and_by_nothing_else() -> None:
     assert rig.ask("again", other).cached == 60, "nothing was lost"
 
 
+def test_what_will_have_no_room_waits_for_no_copies() -> None:
+    rig = Rig(pages=20, host=100, interval=20, clean=0.0)
+    ask(rig, "a")
+    sink(rig)
+    rig.ask("y", numbers(6, 5))
+    rig.submit("x", numbers(38, 3), 20)
+    rig.step()
+    *others, last = demote(rig.directory, 20)
+    rig.loop.queues.moves.extend([*others, last])
+    rig.step()
+    rig.land(lambda move: move.ticket != last.ticket)
+    rig.step()
+    assert 6 <= rig.directory.room().instant < 11, "room for the rung at 20; never for that at 40"
+    rig.loop.prefetch(1, Subject("", PROMPT))
+    rig.run()
+    (done,) = rig.loop.prefetched()
+    assert (done.status, done.tokens) == (Status.PARTIAL, 20)
+
+
 def test_it_waits_for_no_copies_that_begin_later() -> None:
     rig = Rig(pages=40, host=100, clean=0.0)
     ask(rig, "a")
