@@ -13,7 +13,7 @@ from stepwell.replay.cost import CostModel
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.peers.atom import AtomCache
 from stepwell.replay.peers.engine import PeerLoop, PeerMachine
-from stepwell.replay.peers.job import PeerCache
+from stepwell.replay.peers.job import Job, PeerCache
 from stepwell.replay.peers.sglang import SglangCache
 from stepwell.replay.peers.vllm import VllmCache
 from stepwell.replay.runner import Links
@@ -56,5 +56,10 @@ def peer_machine(name: str, sizes: MachineSizes, costs: CostModel, failure_rate:
         raise ConfigError(
             f"--max-num-batched-tokens {sizes.max_num_batched_tokens} must be at least {least} for --policy {name}:"
             f" a decode for all but one of --max-num-seqs {sizes.max_num_seqs}, and one page of {cache.page} prompt tokens"
+        )
+    if not cache.fits(Job("", [], prompt=1, total=1)):
+        raise ConfigError(
+            f"{sizes.device_tokens:,} tokens of device memory hold no request under --policy {name}, whose states take"
+            f" {sizes.rung_tokens:,} each: raise --device-tokens"
         )
     return PeerMachine(PeerLoop(cache, sizes, costs, links, clock, failure_rate, seed), links, clock)

@@ -99,7 +99,7 @@ def test_decodes_taken_at_once_cost_what_the_single_ones_do() -> None:
 
 def test_a_request_that_can_never_fit_is_refused() -> None:
     with pytest.raises(CapacityError, match="raise --device-tokens"):
-        engine(device_tokens=2000).submit(Request("r", np.ones(3000, np.int32)))
+        engine(device_tokens=4000).submit(Request("r", np.ones(5000, np.int32)))
 
 
 @pytest.mark.parametrize(
@@ -115,3 +115,9 @@ def test_a_step_must_hold_a_page_beside_the_decodes(name: str, least: int) -> No
 def test_blocks_must_divide_the_chunks_of_atom(block: int) -> None:
     with pytest.raises(ConfigError, match="--block-size must divide 256"):
         peer_machine("atom-after", replace(AMPLE, block=block), COSTS, 0.0, 0)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_device_that_holds_no_request_at_all_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"hold no request under --policy {name}.*raise --device-tokens"):
+        peer_machine(name, replace(AMPLE, device_tokens=500), COSTS, 0.0, 0)
