@@ -222,7 +222,8 @@ class Retention:
             order.making_room = _going_down(self._directory)
             if not (order.making_room and order.fetch.lack):  # nothing comes, or it would not be enough
                 order.tries = 0
-                order.fetch = fetch(self._directory, path, now)
+                path = self._path(order.subject, now)  # what went to make room may have let nodes of it join
+                order.fetch = fetch(self._directory, path or [], now)
                 moves = list(order.fetch.moves)
         if moves or (order.tries and order.fetch.lack):
             self._orders.append(order)
