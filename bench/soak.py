@@ -6,10 +6,10 @@ The real server and engine loop on the tell-tale (bench/server.py --serve), with
 talk in turns that grow and branch; some hang up at a random moment, some read slowly, some close their half of the socket
 and read on, some send nonsense. Ends with one line of JSON.
 
-`throughput_end_over_start` compares what the server did for its processor time, not what the clock on the wall saw: tokens
-generated for each processor second of the server, in the last fifth of the time over the second fifth. As others on the
-machine make such a second worth more or less, a fixed piece of work (the yardstick) is timed beside it every second, and processor
-seconds count in yardsticks. The table shows the ratios without it, and by the wall clock, too.
+`throughput_end_over_start` compares the server at its end with one that has just started, because nothing else on a shared machine
+is worth the same at the end as at the start: for two minutes the two are asked by turns, the same things, a few seconds each. It is
+the tokens that one generates for each second of its processor time, over those of the other. The table shows the whole run by the wall
+clock and by processor time, too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,8 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,11 +27,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from server import Serving, processor_seconds, serving
 
 VOCAB = 300
-YARDSTICK = {"ids": list(range(400)), "text": "x" * 2000, "parts": [{"index": i, "text": "said"} for i in range(60)]}
 LONGEST = 600
-SERVER = Path(__file__).with_name("server.py")
+WARM_SECONDS = 30.0  # before a fresh server is compared with: its pools fill, and what is loaded late is loaded
+TURN_SECONDS = 4.0
 NONSENSE = (b"{", b'{"prompt": [-1]}', b'{"prompt": "x", "max_tokens": "many"}', b'{"prompt": []}', b"\xff\xfe", b"[]")
 
 
@@ -134,39 +132,28 @@ def resident_mb(pid: int) -> float:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
 
 
-def processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def yardstick() -> float:
-    """Processor seconds that a fixed piece of work, of the kind that the server does, takes now: some milliseconds."""
-    began = time.thread_time()
-    for _ in range(100):
-        json.loads(json.dumps(YARDSTICK))
-    return time.thread_time() - began
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """The server's processes at one moment: when, their memory, their processor seconds so far, tokens that the front end has
-    had of the engine (events of streams would not do: a busy front end puts several tokens into one), seconds that the
-    yardstick took."""
+    had of the engine (events of streams would not do: a busy front end puts several tokens into one)."""
 
     at: float
     resident_mb: float
     processor: float
     tokens: int
-    yardstick: float
+
+
+async def look(port: int, pids: Sequence[int]) -> Look:
+    memory, spent = sum(map(resident_mb, pids)), sum(map(processor_seconds, pids))
+    tokens = int((await numbers(port))["stepwell_generation_tokens_total"])
+    return Look(time.monotonic(), memory, spent, tokens)
 
 
 async def watch(pids: Sequence[int], world: World) -> list[Look]:
     """A look every second."""
     looks = []
     while time.monotonic() < world.until:
-        memory, spent = sum(map(resident_mb, pids)), sum(map(processor_seconds, pids))
-        tokens = int((await numbers(world.port))["stepwell_generation_tokens_total"])
-        looks.append(Look(time.monotonic(), memory, spent, tokens, yardstick()))
+        looks.append(await look(world.port, pids))
         await asyncio.sleep(1)
     return looks
 
@@ -176,6 +163,29 @@ async def soak(port: int, pids: Sequence[int], seconds: float, callers: int) -> 
     looks = asyncio.create_task(watch(pids, world))
     await asyncio.gather(*(caller(world, seed) for seed in range(callers)))
     return world.sums, await looks
+
+
+async def ask(server: Serving, sums: Sums, seconds: float, callers: Sequence[int]) -> tuple[int, float]:
+    """Let callers of these seeds ask for some seconds, and to their ends; tokens generated, processor seconds spent."""
+    before = await look(server.port, server.pids)
+    world = World(server.port, time.monotonic() + seconds, sums)
+    await asyncio.gather(*(caller(world, seed) for seed in callers))
+    await settled(server.port)
+    after = await look(server.port, server.pids)
+    return after.tokens - before.tokens, after.processor - before.processor
+
+
+async def compare(aged: Serving, fresh: Serving, sums: Sums, callers: int, pairs: int) -> float:
+    """Tokens for a second of the aged server's processor time, over the fresh one's."""
+    await ask(fresh, Sums(), WARM_SECONDS, range(callers))
+    totals = {aged.port: (0, 0.0), fresh.port: (0, 0.0)}
+    for pair in range(pairs):
+        seeds = range(1000 * (pair + 1), 1000 * (pair + 1) + callers)
+        for server in (aged, fresh) if pair % 2 else (fresh, aged):
+            tokens, spent = await ask(server, sums if server is aged else Sums(), TURN_SECONDS, seeds)
+            totals[server.port] = (totals[server.port][0] + tokens, totals[server.port][1] + spent)
+    of_aged, of_fresh = (tokens / spent for tokens, spent in (totals[aged.port], totals[fresh.port]))
+    return of_aged / of_fresh
 
 
 async def numbers(port: int) -> dict[str, float]:
@@ -200,13 +210,12 @@ async def settled(port: int) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From the second fifth of the time (the first one warms up) to the last: memory in MB, and as ratios tokens a second,
-    a second of the server's processor time, and a yardstick of it."""
+    """From the second fifth of the time (the first one warms up) to the last: memory in MB, and as ratios tokens a second and
+    tokens a second of the server's processor time."""
 
     memory: float
     wall: float
     processor: float
-    yardstick: float
 
 
 def change(looks: list[Look]) -> Change:
@@ -216,26 +225,20 @@ def change(looks: list[Look]) -> Change:
     tokens = [part[-1].tokens - part[0].tokens for part in parts]
     wall = [part[-1].at - part[0].at for part in parts]
     spent = [part[-1].processor - part[0].processor for part in parts]
-    yardsticks = [statistics.mean(look.yardstick for look in part) for part in parts]
-    more, longer, dearer = tokens[1] / tokens[0], wall[1] / wall[0], spent[1] / spent[0]
-    return Change(memory[1] - memory[0], more / longer, more / dearer, more / dearer * yardsticks[1] / yardsticks[0])
+    more = tokens[1] / tokens[0]
+    return Change(memory[1] - memory[0], more * wall[0] / wall[1], more * spent[0] / spent[1])
 
 
 def main() -> None:
     options = parse_arguments()
     sizes = ("--sequences", "8", "--pages", str(options.pages), "--slots", str(2 * options.pages))
-    command = [sys.executable, str(SERVER), "--serve", "stepwell", *sizes]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            port, *pids = map(int, process.stdout.readline().split())
-            sums, looks = asyncio.run(soak(port, pids, options.minutes * 60, options.callers))
-            shown = asyncio.run(settled(port))
-            process.stdin.close()
-            said = json.loads(process.stdout.readline())
-        finally:
-            process.kill()
-    changed = change(looks)
+    command = ("--serve", "stepwell", *sizes)
+    with serving(*command) as aged:
+        sums, looks = asyncio.run(soak(aged.port, aged.pids, options.minutes * 60, options.callers))
+        with serving(*command) as fresh:
+            over = asyncio.run(compare(aged, fresh, sums, options.callers, options.pairs))
+        shown = asyncio.run(settled(aged.port))
+    said, changed = aged.said, change(looks)
     show(sums, shown, said, changed)
     line = {
         "requests": sums.requests,
@@ -243,7 +246,7 @@ def main() -> None:
         "ended_once": said["taken"] == said["ended"] and not said["ended_twice"] and not sums.broken,
         "leases_after": int(shown["stepwell_leases"]),
         "rss_growth_mb": round(changed.memory, 1),
-        "throughput_end_over_start": round(changed.yardstick, 3),
+        "throughput_end_over_start": round(over, 3),
     }
     print(json.dumps(line))
 
@@ -257,9 +260,8 @@ def show(sums: Sums, shown: dict[str, float], said: dict[str, float], changed: C
     cold = shown['stepwell_prompt_tokens_total{source="recomputed"}']
     table.add_row("prompt tokens reused", f"{cached / max(1, cached + cold):.1%}")
     table.add_row("preemptions", f"{shown['stepwell_preemptions_total']:,.0f}")
-    table.add_row("end over start: tokens a second", f"{changed.wall:.3f}")
+    table.add_row("last fifth over second: tokens a second", f"{changed.wall:.3f}")
     table.add_row("… a second of the server's processor time", f"{changed.processor:.3f}")
-    table.add_row("… a yardstick of it", f"{changed.yardstick:.3f}")
     console = Console()
     console.print(table)
     for fault in sums.broken[:10]:
@@ -269,6 +271,9 @@ def show(sums: Sums, shown: dict[str, float], said: dict[str, float], changed: C
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument(
+        "--pairs", type=int, default=12, help="turns of each of the servers that are compared at the end"
+    )
     parser.add_argument("--callers", type=int, default=24)
     parser.add_argument("--pages", type=int, default=160, help="of the device; host holds twice as many")
     return parser.parse_args()
