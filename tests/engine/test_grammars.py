@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from stepwell.engine.grammars import Grammars, GuideError
 from tests.server.harness import eventually
@@ -70,7 +70,7 @@ def test_what_is_being_read_is_not_begun_again_however_much_waits(
 ) -> None:
     gate, begun = threading.Event(), []
 
-    def read(tokenizer: object, grammar: str) -> LLMatcher:
+    def read(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
         begun.append(grammar)
         assert gate.wait(20)
         return LLMatcher(tokenizer, grammar)
