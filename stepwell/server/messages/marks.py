@@ -1,4 +1,5 @@
-"""`cache_control`: where Anthropic's API is told what to cache. Here everything is cached, so that only the time that it names counts."""
+"""`cache_control`: where Anthropic's API is told what to cache. Here everything is cached, so that only a time that it
+names counts: clients that mark every call would otherwise ask for time on every call, which where memory is short is worse than none."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ _MARK = "cache_control"
 
 
 def keep_s(call: CountCall) -> float | None:
-    """Seconds for which the longest mark asks; None where there is none. Raises RequestError."""
-    return max((_seconds(mark, field) for mark, field in _marks(call)), default=None)
+    """Seconds for which the longest mark asks; None where none names a time. Raises RequestError."""
+    named = [seconds for mark, field in _marks(call) if (seconds := _seconds(mark, field)) is not None]
+    return max(named, default=None)
 
 
-def _seconds(mark: object, field: str) -> float:
-    ttl = mark.get("ttl") or "5m" if isinstance(mark, dict) else None
+def _seconds(mark: object, field: str) -> float | None:
+    ttl = mark.get("ttl") if isinstance(mark, dict) else ""
+    if ttl is None:
+        return None
     if not isinstance(ttl, str) or ttl not in _TTLS:
         raise RequestError(f"{field} must be {{'type': 'ephemeral'}}, with a ttl of '5m' or '1h' or without one", field)
     return _TTLS[ttl]

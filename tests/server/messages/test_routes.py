@@ -312,7 +312,7 @@ def test_whoever_asks_is_a_hint_unless_a_session_is_named(talking: Running) -> N
     ("fields", "seconds"),
     [
         ({}, None),
-        ({"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}, 300),
+        ({"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}, None),
         ({"cache_control": {"type": "ephemeral", "ttl": "1h"}, "tools": [{**TOOLS[0], "cache_control": {}}]}, 3600),
         ({"messages": said([{"type": "text", "text": "x", "cache_control": {"ttl": "5m"}}])}, 300),
         ({"cache_control": {"type": "ephemeral"}, "cache_ttl": 7}, 7),
