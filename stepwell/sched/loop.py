@@ -35,7 +35,7 @@ from stepwell.sched.finish import finish
 from stepwell.sched.job import Draining, Job, Tokens
 from stepwell.sched.order import Order
 from stepwell.sched.overdue import expire, refuse_stranded
-from stepwell.sched.queues import Queues, enqueue
+from stepwell.sched.queues import Queues, enqueue, withdraw
 from stepwell.sched.request import MAX_PRIORITY, Event, Finished, Request
 from stepwell.sched.retention import Prefetched, Retention, Subject
 from stepwell.sched.stats import EngineStats
@@ -136,9 +136,7 @@ class EngineLoop:
         waiting, running = queues.find_waiting(request_id), queues.find_running(request_id)
         parked = queues.parked.pop(request_id, None)
         if waiting is not None:
-            queues.waiting.remove(waiting)
-            if waiting.job.starts == 0 and waiting.job.given_up is None:
-                queues.order.withdrawn(waiting.job.request)
+            withdraw(queues, waiting)
             if waiting.kept is not None:
                 let_go(self.directory, waiting.kept)
                 queues.slots.append(waiting.kept.slot)

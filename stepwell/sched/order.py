@@ -1,6 +1,6 @@
 """Who is served before whom: by priority, then by arrival, or by turns among salts.
 
-A place in the order is a number that is set once, on arrival, so that the queue is never sorted anew:
+A place in the order is a number that is set on arrival, so that the queue is not sorted anew, except where somebody gives up:
 
     place = start + priority · ageing       start: when it came; with turns among salts, where its salt's work so far ends
 
@@ -52,6 +52,15 @@ class Order:
         key = _key(request)
         if key in self._ends:
             self._ends[key] -= self._work(request)
+
+    def closed_up(self, gone: Request, later: Request, place: tuple[float, int]) -> tuple[float, int]:
+        """Where `later` stands, who came after `gone` and was at `place`, now that `gone` is withdrawn: nearer by its work, if that was
+        of the same salt and priority, but before nobody who is served by now."""
+        if not self._fair or _key(gone) != _key(later):
+            return place
+        shift = later.priority * self._ageing
+        start = place[0] - shift
+        return max(start - self._work(gone), min(start, self._now)) + shift, place[1]
 
     def _start(self, request: Request) -> float:
         key = _key(request)

@@ -46,3 +46,16 @@ def enqueue(queues: Queues, job: Job, kept: Kept | None = None) -> None:
     while at and queues.waiting[at - 1].job.order > job.order:
         at -= 1
     queues.waiting.insert(at, Waiting(job, kept))
+
+
+def withdraw(queues: Queues, waiting: Waiting) -> None:
+    """Take out one who gives up; if it has not been served at all, who came after it closes up."""
+    queues.waiting.remove(waiting)
+    gone, order = waiting.job, queues.order
+    if gone.starts or gone.given_up is not None:
+        return
+    order.withdrawn(gone.request)
+    for job in (other.job for other in queues.waiting):
+        if job.order > gone.order:
+            job.order = order.closed_up(gone.request, job.request, job.order)
+    queues.waiting.sort(key=lambda other: other.job.order)

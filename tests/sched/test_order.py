@@ -118,6 +118,30 @@ class TestTurns:
         rig.run()
         assert started(rig)[1:5] == ["b0", "a0", "b1", "a1"]
 
+    def test_who_came_after_what_is_aborted_closes_up(self) -> None:
+        """Nobody of the same salt who comes later still goes before."""
+        rig = Rig(seqs=1, fair=True)
+        rig.submit("first", numbers(8, 1), 1, salt="a")
+        rig.step()
+        rig.submit("gone", numbers(60, 2), 1, salt="a")
+        rig.submit("a0", numbers(20, 3), 1, salt="a")
+        rig.submit("b0", numbers(20, 4), 1, salt="b")
+        rig.submit("b1", numbers(20, 5), 1, salt="b")
+        rig.loop.abort("gone")
+        rig.submit("a1", numbers(20, 6), 1, salt="a")
+        rig.run()
+        assert started(rig) == ["first", "b0", "a0", "b1", "a1"]
+
+    def test_closing_up_saves_nothing_up(self) -> None:
+        order = Order(10.0, fair=True, tokens_per_s=1.0)
+        gone, later = request("gone", 90, "a", priority=5), request("later", 10, "a", priority=5)
+        order.place(gone, 0.0)
+        order.served(request("b", 200, "b"), (80.0, 9))
+        place = order.place(later, 0.0)
+        assert place[0] == 90.0 + 50.0
+        assert order.closed_up(gone, later, place) == (80.0 + 50.0, place[1])
+        assert order.closed_up(gone, request("other", 10, "b"), place) == place
+
     def test_what_was_served_and_then_aborted_was_a_turn(self) -> None:
         rig = Rig(seqs=1, fair=True)
         rig.submit("begun", numbers(60, 1), 9, salt="a")
