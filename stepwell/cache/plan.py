@@ -125,9 +125,8 @@ def plan_return(
     its whole blocks, wherever that is now. None where it is gone, or a rung serves sooner."""
     block = rules.geometry.block
     whole = floor_to(computed, block)
-    found = replace(
-        found, device=min(found.device, whole)
-    )  # past that its own pages count, whoever else has been there
+    # past that its own pages count, whoever else has been there
+    found = replace(found, device=min(found.device, whole))
     shared, hit = found.device, found.hit
     base = hit.position if hit else 0
     if found.union < whole or (rules.whole_chunks and shared < whole):

@@ -56,10 +56,8 @@ class Ranking:
     ) -> None:
         self._tier = tier
         self._value = value
-        self._weights = (
-            *weights,
-            0.0,
-        )  # what is guarded by a keep, under any policy: it never ages (`stepwell.cache.kept`)
+        # the last is of what is guarded by a keep, under any policy: it never ages (`stepwell.cache.kept`)
+        self._weights = (*weights, 0.0)
         self._queues: list[list[tuple[float, int, Item]]] = [[] for _ in self._weights]
         self._latest = latest
         self._count = self._entries = 0

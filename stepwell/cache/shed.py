@@ -119,9 +119,8 @@ def landed(directory: Directory, report: Report) -> bool:
     flight = directory.in_flight.pop(report.ticket, None)
     if flight is None:
         return False
-    for item in sorted(
-        flight.items, key=lambda part: part.node.start
-    ):  # what comes to the device stands on what is above
+    # from the top down: what comes to the device stands on what is above
+    for item in sorted(flight.items, key=lambda part: part.node.start):
         pending = item.pending
         assert pending is not None and pending.ticket == report.ticket
         item.pending = None

@@ -92,9 +92,8 @@ def _giving_reason(plan: Plan, given_up: tuple[Reason, int] | None) -> Plan:
 def _must_wait(queues: Queues, directory: Directory, plan: Plan) -> bool:
     """Whether the target pages of a load become free without a loss once copies downwards have ended."""
     pages = (plan.aim.leg_end - plan.aim.shared) // directory.tree.block
-    pinned = pinned_kv(plan.survey, directory.tree.block) + pinned_images(
-        plan.options
-    )  # what the plan itself will hold is no room for it
+    # what the plan itself will hold is no room for it
+    pinned = pinned_kv(plan.survey, directory.tree.block) + pinned_images(plan.options)
     instant = directory.room().instant - pinned
     if pages == 0 or pages <= instant:
         return False
