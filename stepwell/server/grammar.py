@@ -10,14 +10,15 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from stepwell.base.errors import RequestError
-from stepwell.engine.grammars import reading_threads
+from stepwell.server.trial import Trials
 
 MAX_GRAMMAR = 100_000
 """Characters. What is larger takes longer to read than anybody would wait for, and is refused before it is read."""
@@ -26,6 +27,7 @@ MAX_LINES = 2000
 """Of a grammar in Lark's notation: each may hold a rule, and the time that rules of rules take grows with their square."""
 _JSON: Any = {"whitespace_pattern": r"[ ]?|\n {0,32}"}  # bounded, so that no answer is spent on blanks
 _TEXT = "(?s:.*)"
+_AT_A_TIME = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +207,14 @@ def _draft(grammar: str, field: str) -> Draft:
 
 
 class GrammarReader:
-    """Reads drafts in threads of its own, and remembers what it made of the last few. Lives in one event loop.
+    """Has drafts read beside the event loop, in which it lives, and remembers what was made of the last few.
 
-    That is bounded work: what is too long is refused before, and llguidance gives up on what takes it too many steps.
+    That is bounded work: what is too long is refused before, what takes too long when its time is over.
     """
 
     def __init__(self, keep: int = 1024) -> None:
-        self._threads = reading_threads()
+        self._threads = ThreadPoolExecutor(_AT_A_TIME, "grammar")
+        self._trials = Trials()
         self._keep = keep
         self._faults: OrderedDict[bytes, str] = OrderedDict()
 
@@ -222,7 +225,7 @@ class GrammarReader:
         digest = hashlib.blake2b(made.grammar.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         fault = self._faults.get(digest)
         if fault is None:
-            fault = await loop.run_in_executor(self._threads, _fault, made.grammar)
+            fault = await loop.run_in_executor(self._threads, self._trials.fault, made.grammar)
             self._faults[digest] = fault
         self._faults.move_to_end(digest)
         if len(self._faults) > self._keep:
@@ -230,13 +233,3 @@ class GrammarReader:
         if fault:
             raise RequestError(f"{made.field} cannot be used: {fault}", made.field)
         return made.grammar
-
-
-def _fault(grammar: str) -> str:
-    """Why nothing can follow `grammar`, read with a vocabulary of bytes; empty where something can."""
-    trial = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
-    fault = str(trial.get_error()) if trial.is_error() else ""
-    if not fault:
-        trial.compute_bitmask()
-        fault = "no text follows it" if trial.is_error() else ""
-    return " ".join(fault.split())[:200]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from stepwell.base.errors import RequestError
-from stepwell.server import grammar
 from stepwell.server.grammar import (
     MAX_GRAMMAR,
     MAX_LINES,
@@ -18,6 +17,7 @@ from stepwell.server.grammar import (
     of_calls,
     of_structured_outputs,
 )
+from stepwell.server.trial import Trials, fault_of
 
 TOOL = {
     "type": "function",
@@ -36,13 +36,12 @@ def regex(pattern: str) -> Callable[[], Draft]:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What has been read, in order."""
     seen: list[str] = []
-    whole = grammar._fault
 
-    def counted(text: str) -> str:
+    def counted(trials: Trials, text: str) -> str:
         seen.append(text)
-        return whole(text)
+        return fault_of(text)
 
-    monkeypatch.setattr(grammar, "_fault", counted)
+    monkeypatch.setattr(Trials, "fault", counted)
     return seen
 
 
