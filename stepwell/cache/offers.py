@@ -84,8 +84,9 @@ class Offers:
         return item.at[Tier.DEVICE] is None and not item.below[tier] and attached(item)
 
 
-_FRESH = 4096
-"""Offers that are looked at without being asked for: so that they are bounded where nothing ever has to go."""
+_FRESH = 512
+"""Offers that are looked at without being asked for: so that they are bounded where nothing ever has to go, and no request pays for many
+others at once."""
 
 
 def attached(item: Item) -> bool:

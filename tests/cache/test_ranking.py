@@ -302,3 +302,16 @@ class TestLastingValue:
                 keep(shelf, prompt, 8 * (turn + 1), rungs=(8 * (turn + 1),), now=float(10 * turn + chat))
         ends = [shelf.survey("", numbers(80, chat)).hit for chat in range(4, 8)]
         assert [hit.position for hit in ends if hit] == [48] * 4
+
+
+def test_offers_are_looked_at_now_and_then_though_nobody_asks() -> None:
+    """Else they would be looked at all at once, or never: what has gone would be remembered for ever."""
+    shelf = directory(pages=1400, host=0)
+    prompt = numbers(2800, 3)
+    keep(shelf, prompt, 2800, rungs=tuple(range(4, 2800, 4)))
+    shelf.offers.settle()
+    before = len(shelf.offers.drops[Tier.DEVICE])
+    for node in shelf.survey("", prompt).path[:600]:
+        assert node.rung is not None
+        shelf.offer(node.rung.image)
+    assert before + 500 <= len(shelf.offers.drops[Tier.DEVICE]) <= before + 600
