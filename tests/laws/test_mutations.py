@@ -385,7 +385,7 @@ def preemption_forgets_a_token(patch: pytest.MonkeyPatch) -> None:
     def forgetting(queues: Any, directory: Any, running: Any) -> None:
         real(queues, directory, running)
         if running.job.generated:
-            running.job.tokens._count -= 1
+            running.job.tokens.count -= 1
 
     patch.setattr(build, "_release", forgetting)
 
