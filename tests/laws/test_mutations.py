@@ -378,7 +378,7 @@ def reports_of_retreats_are_lost(patch: pytest.MonkeyPatch) -> None:
 # ---- 10: every answer is the cold one -----------------------------------------------------------------------------------------
 
 
-@bug(2, 10)
+@bug(2, 9, 10)
 def preemption_forgets_a_token(patch: pytest.MonkeyPatch) -> None:
     real = build._release
 
