@@ -74,7 +74,7 @@ class Gate:
         owner = self._keys.owner(headers.get("authorization"), headers.get("x-api-key"))
         if owner is None:
             if scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
-                message = "a key is needed: send the header 'Authorization: Bearer KEY' with one of the server's keys"
+                message = "a key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY' with one of the server's keys"
                 return Problem(401, message, None, "invalid_api_key", {"www-authenticate": "Bearer"})
             owner = ""
         scope[_CALLER] = Caller(request_id, self._keys.salt_of(owner), owner)

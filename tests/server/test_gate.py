@@ -39,6 +39,7 @@ def test_without_a_key_nothing_is_served(locked: Running, headers: dict[str, str
     ):
         answer = httpx.request(method, locked.url + path, headers=headers)
         assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key", path
+        assert "Authorization: Bearer KEY" in answer.text and "x-api-key: KEY" in answer.text
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
