@@ -28,6 +28,7 @@ class Trials:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
+        self._lock = threading.Lock()
         self._idle: list[subprocess.Popen[bytes]] = []
         weakref.finalize(self, _end, self._idle)
 
@@ -46,11 +47,12 @@ class Trials:
 
     def _process(self) -> subprocess.Popen[bytes]:
         """One that has nothing to do; those that have ended meanwhile are not asked."""
-        while self._idle:
-            process = self._idle.pop()
-            if process.poll() is None:
-                return process
-            _end([process])
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.poll() is None:
+                    return process
+                _end([process])
         return subprocess.Popen([sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
