@@ -1,6 +1,6 @@
 """GET /dashboard: one page without outside parts, and the numbers that it shows, as server-sent events.
 
-Numbers, request ids, digests of sessions and the name of the model: no text, no salts, no sessions.
+Numbers, the beginnings of request ids, digests of sessions and the name of the model: no text, no salts, no sessions.
 """
 
 from __future__ import annotations

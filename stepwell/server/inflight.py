@@ -10,6 +10,9 @@ from stepwell.cache.outcome import AdmissionOutcome
 
 PHASES = ("queued", "load", "prefill", "decode")
 
+_SHOWN = 16
+"""Characters of a request's id that are shown."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -80,14 +83,17 @@ class InFlight:
         self._queued = 0
 
     def rows(self, most: int) -> list[dict[str, Any]]:
-        """The oldest `most` sequences, for display; ages in seconds."""
+        """The oldest `most` sequences, for display; ages in seconds.
+
+        Ids are cut: a whole one may be all that is needed to ask for a stored response.
+        """
         now = self._clock.now()
         rows = []
         for request_id, progress in zip(self._open, list(self._open.values())[:most], strict=False):
             outcome = progress.outcome
             rows.append(
                 {
-                    "id": request_id,
+                    "id": request_id[:_SHOWN],
                     "phase": progress.phase,
                     "prompt": progress.prompt,
                     "device": outcome.device if outcome is not None else 0,

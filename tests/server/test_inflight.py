@@ -38,3 +38,10 @@ def test_readmissions_and_strangers_change_nothing() -> None:
         flying.admitted(outcome)
     flying.generated("zzz", 1)
     assert flying.queued == 0 and len(flying) == 1
+
+
+def test_an_id_is_not_shown_whole() -> None:
+    clock = VirtualClock()
+    calls = InFlight(clock)
+    calls.sent("resp_0123456789abcdef0123456789abcdef", 10)
+    assert calls.rows(1)[0]["id"] == "resp_0123456789a"
