@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import inspect
 
+from stepwell.engine import messages
+from stepwell.sched.request import SamplingParams
 from tests.test_deploy import tool
 from tests.test_repository import ROOT
 
@@ -34,6 +39,27 @@ def test_every_decision_is_compiled_and_no_package_itself() -> None:
     names = {str(path.relative_to(ROOT)) for path in found}
     assert {"stepwell/cache/directory.py", "stepwell/sched/build.py", "stepwell/base/geometry.py"} <= names
     assert all(path.exists() and path.name != "__init__.py" for path in found)
+
+
+def carried(kind: Any, seen: set[int]) -> Iterator[type]:
+    """The dataclasses in what messages of this type carry."""
+    if isinstance(kind, tuple):
+        for each in kind:
+            yield from carried(each, seen)
+    elif isinstance(kind, inspect.Type | inspect.Field) and id(kind) not in seen:
+        seen.add(id(kind))
+        if isinstance(kind, inspect.DataclassType):
+            yield kind.cls
+        for name in kind.__struct_fields__:
+            yield from carried(getattr(kind, name), seen)
+
+
+def test_what_messages_carry_is_not_compiled() -> None:
+    kinds = (inspect.type_info(kind) for kind in (messages.Command, messages.Answer, messages.Start))
+    classes = set(carried(tuple(kinds), set()))
+    assert SamplingParams in classes
+    compiled = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in tool("fast").sources(ROOT)}
+    assert not {found.__module__ for found in classes} & compiled, "add them to SENT in tools/fast.py"
 
 
 def test_a_source_is_stale_once_it_is_newer(tree: Path) -> None:

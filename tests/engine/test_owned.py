@@ -11,6 +11,7 @@ from stepwell.base.clock import VirtualClock
 from stepwell.cache.archive import Archive
 from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.moves import Tier
 from stepwell.engine.owned import OwnedLoop
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
@@ -57,7 +58,7 @@ def test_the_end_saves_the_rest_and_then_closes() -> None:
         assert made.busy
         assert made.end(1e6)
         assert seen == [False]
-        assert made.directory.use(2).cached > 0
+        assert made.directory.use(Tier.DISK).cached > 0
 
 
 def test_an_end_that_runs_out_of_time_says_so_and_closes_all_the_same() -> None:
