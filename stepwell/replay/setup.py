@@ -52,8 +52,12 @@ def source_from(trace: Trace, rules: LaneRules, idle_gap_cap: float | None) -> S
 def sizes_from(params: Params, profile: Profile, policy: str) -> MachineSizes:
     """Memory and rules of the imagined machine. Raises ConfigError."""
     kv = profile.costs.kv_bytes_per_token
+    device = tokens_in(params["device_tokens"], "--device-tokens", kv)
+    if device < params["block_size"]:
+        page = params["block_size"]
+        raise ConfigError(f"--device-tokens {params['device_tokens']} holds no page of {page} tokens: raise it")
     return MachineSizes(
-        device_tokens=tokens_in(params["device_tokens"], "--device-tokens", kv),
+        device_tokens=device,
         host_tokens=tokens_in(params["host_tokens"], "--host-tokens", kv),
         disk_tokens=tokens_in(params["disk_tokens"], "--disk-tokens", kv),
         rung_tokens=params["rung_tokens"] or profile.rung_tokens,

@@ -85,6 +85,8 @@ class Work:
     pages       int32 [≥ ceil((start+n)/block)], the block table: page i holds the KV of tokens [i·block, (i+1)·block)
     write_from  KV of positions below it is already there and shared: computed for the state's sake, never written
     slot        live state slot; root numbers the salt's tree (only the tell-tale looks at it)
+
+    `tokens` and `pages` are views of what the request goes on to change: whoever wants them once the step has run copies them.
     """
 
     request_id: str

@@ -127,6 +127,7 @@ def test_traces_are_converted_and_nothing_is_played(tmp_path: Path) -> None:
         ),
         (["synthetic", "--live", "http://127.0.0.1:9"], "is the server up"),
         (["synthetic", "--device-tokens", "nan"], "--device-tokens must be"),
+        (["synthetic", "--device-tokens", "0"], "--device-tokens 0 holds no page of 64 tokens"),
     ],
 )
 def test_mistakes_are_explained(words: list[str], message: str) -> None:
