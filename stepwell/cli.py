@@ -38,6 +38,8 @@ def serve(
     max_model_len: flags.MaxModelLen = None,
     tensor_parallel_size: flags.TensorParallelSize = 1,
     seed: flags.Seed = 0,
+    generation_config: flags.GenerationConfig = "auto",
+    override_generation_config: flags.OverrideGenerationConfig = None,
     max_num_seqs: flags.MaxNumSeqs = 32,
     max_num_batched_tokens: flags.MaxNumBatchedTokens = 2048,
     block_size: flags.BlockSize = 16,

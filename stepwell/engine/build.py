@@ -102,7 +102,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     )
     plan = _memory_plan(config, sizes, costs, device) + (tier.rows(config) if tier is not None else ())
     causes = doubts(config, sizes.geometry, sizes.pages, sizes.slots, sizes.max_model_len)
-    report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan, causes))
+    report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan, causes, model.ends))
     return loop
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.units import format_size, parse_size
 from stepwell.cache.policy import DEFAULT, policy_named
+from stepwell.model.ends import Ends
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -187,6 +188,7 @@ class EngineFacts:
     vocab_size     token ids are 0 … vocab_size − 1
     memory_plan    rows (name, value, note) to print: pages, images that fit, host slots …
     doubts         sentences about what will hardly work as it is meant
+    ends           tokens that end an answer, by the files that name them
     """
 
     model: str
@@ -194,6 +196,7 @@ class EngineFacts:
     vocab_size: int
     memory_plan: tuple[tuple[str, str, str], ...] = ()
     doubts: tuple[str, ...] = ()
+    ends: Ends = field(default_factory=Ends)
 
 
 Report: TypeAlias = Callable[[EngineFacts], None]

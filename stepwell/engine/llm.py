@@ -60,6 +60,8 @@ class LocalEngine:
         self._served = 0
         self.tokenizer = tokenizer
         self.facts = facts
+        ends = facts.ends.with_template(tokenizer.turn_end()).tokens
+        self._ends = tuple(token for token in ends if token not in facts.ends.tokens)
 
     def __enter__(self) -> Self:
         return self
@@ -111,7 +113,7 @@ class LocalEngine:
             self._served += 1
             read = read_cache and chosen.prompt_logprobs is None  # what is not computed has no log-probability
             name = f"llm-{self._served}"
-            requests.append(replace(template, id=name, prompt=prompt, params=chosen, read_cache=read))
+            requests.append(replace(template, id=name, prompt=prompt, params=self._ending(chosen), read_cache=read))
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         return self._run(requests, stops, progress)
 
@@ -133,7 +135,7 @@ class LocalEngine:
         """
         loop = self._open_loop()
         self._served += 1
-        request = Request(f"llm-{self._served}", self._encode(prompt), params, salt)
+        request = Request(f"llm-{self._served}", self._encode(prompt), self._ending(params), salt)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         answer = _Answer(request, Transcript(self.tokenizer.decoder(request.prompt), stops))
         loop.submit(request)
@@ -220,6 +222,10 @@ class LocalEngine:
         self._loop = None
         with suppress(Exception):
             loop.end(0.0)
+
+    def _ending(self, params: SamplingParams) -> SamplingParams:
+        """The same, ending also where the chat template ends a turn."""
+        return params if params.ignore_eos else replace(params, stop_token_ids=(*params.stop_token_ids, *self._ends))
 
     def _encode(self, prompt: Prompt) -> Ints:
         if isinstance(prompt, str):

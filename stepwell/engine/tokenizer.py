@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CONTEXT = 6  # tokens of the prompt that a window decoder sees before the answer
+_MARK = "stepwell"  # any word that no template writes
 
 
 class Tokenizer:
@@ -70,6 +71,19 @@ class Tokenizer:
         """The source of the chat template, of all of them where there are several; empty where there is none."""
         template = self._hf.chat_template
         return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+    def turn_end(self) -> int | None:
+        """The token of its own with which the chat template ends an assistant's turn; None where there is none."""
+        if self._hf.chat_template is None:
+            return None
+        turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
+        try:
+            rest = self.render(turns, open_answer=False).rpartition(_MARK)[2].lstrip()
+        except RequestError:  # a template that takes no such conversation
+            return None
+        first = self.encode(rest, special=False)[:1].tolist()
+        added = self._backend.get_added_tokens_decoder()
+        return first[0] if first and first[0] in added else None
 
     def token_id(self, text: str) -> int | None:
         """The token that stands for exactly `text`, if there is one."""

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from stepwell.base.errors import ConfigError
-from stepwell.model.config import read_json
+from stepwell.model.files import read_json
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

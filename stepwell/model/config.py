@@ -5,16 +5,15 @@ Supported: qwen3_next, qwen3_5_text and qwen3_5_moe_text, and the text part of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.shapes import Config, ModelShape, text_config
+from stepwell.model.ends import Ends
+from stepwell.model.files import LONGEST_CONFIG, read_json
 
-_LONGEST = 1 << 20
-"""Bytes of config.json that are read; real ones have a few thousand."""
 # Fields with one supported value. Absent is fine: these values are the defaults.
 _FIXED: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
@@ -34,7 +33,7 @@ class HybridConfig:
     rotary_dim      leading dimensions of each attention head that are rotated (even)
     norm_topk       whether the weights of a token's experts are scaled to sum to 1
     dtype           what the checkpoint calls its element type ("bfloat16", "float16", "float32")
-    eos_token_ids   tokens that end an answer: config.json's and, from a directory, generation_config.json's
+    ends            tokens that end an answer: what config.json names and, from a directory, what its other files do
     max_positions   the longest sequence that the checkpoint was made for
     """
 
@@ -44,7 +43,7 @@ class HybridConfig:
     rotary_dim: int
     norm_topk: bool
     dtype: str
-    eos_token_ids: tuple[int, ...]
+    ends: Ends
     max_positions: int
 
     @classmethod
@@ -69,39 +68,20 @@ class HybridConfig:
             rotary_dim=rotary,
             norm_topk=shape.model_type != "qwen3_next" or bool(text.get("norm_topk_prob", True)),
             dtype=_dtype(text, config),
-            eos_token_ids=_eos(text.get("eos_token_id", config.get("eos_token_id"))),
+            ends=Ends.from_config(config),
             max_positions=int(_number(text, "max_position_embeddings", _POSITIONS)),
         )
 
     @classmethod
     def from_file(cls, directory: Path) -> HybridConfig:
-        """Read `directory/config.json`, and the end tokens of `generation_config.json` where there is one."""
-        config = cls.from_dict(read_json(directory / "config.json", _LONGEST))
-        path = directory / "generation_config.json"
-        if not path.exists():
-            return config
-        more = _eos(read_json(path, _LONGEST).get("eos_token_id"))
-        return replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *more))))
+        """Read `directory/config.json`, and the ends of answers from the files beside it. Raises ConfigError."""
+        config = cls.from_dict(read_json(directory / "config.json", LONGEST_CONFIG))
+        return replace(config, ends=Ends.from_directory(directory))
 
-
-def read_json(path: Path, longest: int) -> Config:
-    """The object in a JSON file of at most `longest` bytes. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(longest + 1)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}; give the directory of a Hugging Face checkpoint"
-        ) from error
-    if len(text) > longest:
-        raise ConfigError(f"{path} is longer than {longest} bytes: this is not a checkpoint's file")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object")
-    return value
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        return self.ends.tokens
 
 
 def _rope(text: Config) -> tuple[float, float]:
@@ -131,12 +111,3 @@ def _dtype(text: Config, config: Config) -> str:
     if name not in ("bfloat16", "float16", "float32"):
         raise ConfigError(f"config.json has dtype {name!r}: supported are bfloat16, float16 and float32")
     return str(name)
-
-
-def _eos(value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    ids = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise ConfigError(f"config.json needs eos_token_id as a token or a list of tokens, not {value!r}")
-    return tuple(ids)

@@ -16,7 +16,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from stepwell.base.errors import ConfigError
-from stepwell.model.config import read_json
+from stepwell.model.files import read_json
 
 _LONGEST_CONFIG = 1 << 20
 _LONGEST_HEADER = 100 << 20

@@ -91,7 +91,7 @@ class GenerationRoutes:
         stop_ids = self._prompts.ids(call.stop_token_ids or [], "stop_token_ids").tolist()
         if len(stop_ids) > _MAX_STOP_IDS:
             raise RequestError(f"stop_token_ids holds more than {_MAX_STOP_IDS} ids", "stop_token_ids")
-        return sampling(call, secrets.randbits(63), stop_ids, self._parts.facts.vocab_size)
+        return sampling(call, secrets.randbits(63), stop_ids, self._parts.facts.vocab_size, self._parts.defaults)
 
     async def _choices(self, request: Request, wish: Wish) -> Response:
         """Answer in the form of completions and chats."""

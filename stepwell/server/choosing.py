@@ -6,37 +6,44 @@ from collections.abc import Sequence
 
 from stepwell.base.errors import RequestError
 from stepwell.sched.request import SamplingParams
+from stepwell.server.defaults import SamplingDefaults
 from stepwell.server.schema import MAX_BIASES, ChatCall, CompletionCall
 
 _GREEDY_BELOW = 1e-5
 
 
-def sampling(call: CompletionCall | ChatCall, default_seed: int, stop_ids: Sequence[int], vocab: int) -> SamplingParams:
+def sampling(
+    call: CompletionCall | ChatCall, default_seed: int, stop_ids: Sequence[int], vocab: int, defaults: SamplingDefaults
+) -> SamplingParams:
     """The call's parameters, without a grammar. Raises RequestError where two fields contradict each other."""
-    most = call.max_tokens
+    most = defaults.max_tokens if call.max_tokens is None else call.max_tokens
     if isinstance(call, ChatCall) and call.max_completion_tokens is not None:
         most = call.max_completion_tokens
     least = call.min_tokens or 0
     if most is not None and least > most:
         raise RequestError(f"min_tokens {least} is above max_tokens {most}: lower it", "min_tokens")
-    temperature = 1.0 if call.temperature is None else call.temperature
+    temperature = _or(call.temperature, defaults.temperature)
     return SamplingParams(
         max_tokens=most,
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,  # dividing by less overflows float32
-        top_p=1.0 if call.top_p is None else call.top_p,
-        top_k=max(call.top_k or 0, 0),
+        top_p=_or(call.top_p, defaults.top_p),
+        top_k=max(defaults.top_k if call.top_k is None else call.top_k, 0),
         seed=default_seed if call.seed is None else call.seed,
         min_tokens=least,
-        stop_token_ids=tuple(stop_ids),
+        stop_token_ids=(*stop_ids, *(() if call.ignore_eos else defaults.ends)),
         ignore_eos=call.ignore_eos,
-        min_p=call.min_p or 0.0,
-        presence_penalty=call.presence_penalty or 0.0,
-        frequency_penalty=call.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if call.repetition_penalty is None else call.repetition_penalty,
+        min_p=_or(call.min_p, defaults.min_p),
+        presence_penalty=_or(call.presence_penalty, defaults.presence_penalty),
+        frequency_penalty=_or(call.frequency_penalty, defaults.frequency_penalty),
+        repetition_penalty=_or(call.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_bias(call.logit_bias or {}, vocab),
         logprobs=_logprobs(call),
         prompt_logprobs=_prompt_logprobs(call),
     )
+
+
+def _or(said: float | None, default: float) -> float:
+    return default if said is None else said
 
 
 def _bias(value: dict[str, float], vocab: int) -> tuple[tuple[int, float], ...]:

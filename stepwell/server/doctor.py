@@ -24,6 +24,7 @@ from stepwell.base.geometry import Geometry
 from stepwell.base.units import format_size
 from stepwell.engine.disk_tier import layout_of
 from stepwell.engine.doubts import doubts, longest_context
+from stepwell.server.defaults import ends_of, read_defaults, shown
 from stepwell.server.options import ServeOptions
 from stepwell.store.disk.store import size_of_segments
 
@@ -150,6 +151,12 @@ def _checkpoint(options: ServeOptions) -> Iterator[Finding]:
         yield Finding("warning", "chat template", "none", advice)
     else:
         yield Finding("ok", "chat template", f"{len(tokenizer.template):,} characters")
+    ends = ends_of(model.ends, tokenizer)
+    yield Finding("ok", "ends", ", ".join(shown(token, tokenizer) for token in ends.tokens) or "none")
+    for doubt in ends.doubts():
+        yield Finding("warning", "ends", "the files of the model disagree", doubt)
+    defaults = read_defaults(options.config.model, options.generation_config, options.generation_override)
+    yield Finding("ok", "sampling", f"{defaults}" + (f" ({defaults.source})" if defaults.source else ""))
 
 
 def _model(options: ServeOptions) -> HybridConfig:

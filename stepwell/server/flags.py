@@ -75,6 +75,17 @@ Seed = Annotated[int, _option("Seed of the engine itself; requests bring their o
 MaxNumSeqs = Annotated[int, _option("Sequences that run at once.", _MODEL)]
 MaxNumBatchedTokens = Annotated[int, _option("Most tokens in one forward pass.", _MODEL)]
 
+GenerationConfig = Annotated[
+    str,
+    _option(
+        "Where the sampling of calls that say nothing comes from: auto (the model's generation_config.json), none, or a PATH.",
+        _MODEL,
+    ),
+]
+OverrideGenerationConfig = Annotated[
+    str | None, _option("Values that count before that file's, as JSON: '{\"temperature\": 0.6}'.", _MODEL)
+]
+
 BlockSize = Annotated[int, _option("Tokens in a block, the unit of prefix matching.", _CACHE)]
 RungGrid = Annotated[int, _option("Prompt rungs stand on multiples of this many tokens.", _CACHE)]
 DeviceMemory = Annotated[

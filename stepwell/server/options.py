@@ -12,6 +12,7 @@ from stepwell.engine.config import EngineConfig, engine_config, flag
 from stepwell.engine.logs import LogFormat
 from stepwell.engine.spawn import DEFAULT_FACTORY
 from stepwell.server.answers import Patience
+from stepwell.server.defaults import AUTO
 from stepwell.server.keys import Keys
 from stepwell.server.parts import Limits
 from stepwell.server.settings import TraceTarget, trace_target
@@ -50,6 +51,8 @@ class ServeOptions:
     given: frozenset[str] = frozenset()
     factory: str = DEFAULT_FACTORY
     traces: TraceTarget | None = None
+    generation_config: str = AUTO
+    generation_override: str | None = None
 
 
 def options_from(
@@ -82,6 +85,8 @@ def options_from(
         values["log_format"],
         given,
         traces=trace_target(values["otlp_endpoint"], environment or {}),
+        generation_config=values["generation_config"],
+        generation_override=values["override_generation_config"],
     )
 
 

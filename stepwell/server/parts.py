@@ -9,6 +9,7 @@ from stepwell.base.clock import Clock, WallClock
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.client import EngineClient
+from stepwell.server.defaults import SamplingDefaults
 from stepwell.server.gate import Door
 from stepwell.server.grammar import GrammarReader
 from stepwell.server.keys import Keys
@@ -38,6 +39,7 @@ class Parts:
     allow_reset  whether callers may empty the cache
     otlp         where calls are traced to
     grammars     reads those that calls bring
+    defaults     what a call gets where it says nothing
     """
 
     client: EngineClient
@@ -52,3 +54,4 @@ class Parts:
     allow_reset: bool = False
     otlp: Otlp | None = None
     grammars: GrammarReader = field(default_factory=GrammarReader)
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)

@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
@@ -23,6 +23,7 @@ from stepwell.engine.spawn import EngineProcess
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.app import create_app
 from stepwell.server.client import EngineClient
+from stepwell.server.defaults import SamplingDefaults, print_defaults, read_defaults, with_ends
 from stepwell.server.metrics import Metrics
 from stepwell.server.options import Endings, ServeOptions
 from stepwell.server.parts import Parts
@@ -48,13 +49,14 @@ class _Server(uvicorn.Server):
 
 def serve(options: ServeOptions, console: Console) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit status. Raises ConfigError where it cannot start."""
+    defaults = read_defaults(options.config.model, options.generation_config, options.generation_override)
     with contextlib.ExitStack() as owned:
         listener = owned.enter_context(contextlib.closing(_listen(options)))
         otlp = tracer(options.traces)
         if otlp is not None:
             owned.callback(otlp.close)
         runner = owned.enter_context(asyncio.Runner(loop_factory=_loop_factory))
-        return runner.run(_serve(options, listener, console, otlp))
+        return runner.run(_serve(options, defaults, listener, console, otlp))
 
 
 def tracer(target: TraceTarget | None) -> Otlp | None:
@@ -107,7 +109,9 @@ class _Signals:
         (self.hurry if self.stop.is_set() else self.stop).set()
 
 
-async def _serve(options: ServeOptions, listener: socket.socket, console: Console, otlp: Otlp | None) -> int:
+async def _serve(
+    options: ServeOptions, defaults: SamplingDefaults, listener: socket.socket, console: Console, otlp: Otlp | None
+) -> int:
     signals = _Signals()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, signals.receive)
@@ -125,7 +129,9 @@ async def _serve(options: ServeOptions, listener: socket.socket, console: Consol
         settle_memory()
         patience = options.endings.engine
         print_start(console, options.config, options.given, facts)
+        print_defaults(console, defaults, facts.ends, tokenizer)
         parts = _parts(options, client, tokenizer, facts, metrics, otlp)
+        parts = replace(parts, defaults=with_ends(defaults, facts.ends, tokenizer))
         await _run_http(parts, listener, signals, options.endings, console)
     except EngineDead as error:
         raise ConfigError(str(error)) from error

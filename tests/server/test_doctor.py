@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import socket
 from dataclasses import replace
 from importlib import metadata
@@ -75,6 +76,22 @@ def test_every_fault_is_told_with_what_to_do(model: Path, tmp_path: Path) -> Non
     assert worst(examine(options(model, disk_cache=full)), "disk").level == "warning"
     (tmp_path / "file").write_text("x")
     assert worst(examine(options(model, disk_cache=DiskCache(str(tmp_path / "file"), 1))), "disk").level == "error"
+
+
+def test_ends_that_disagree_and_the_sampling_are_told(model: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    for file in model.iterdir():
+        (odd / file.name).write_bytes(file.read_bytes())
+    assert worst(examine(options(odd)), "ends").level == "ok"
+    config = json.loads((odd / "config.json").read_text()) | {"eos_token_id": 0}
+    (odd / "config.json").write_text(json.dumps(config))
+    (odd / "generation_config.json").write_text('{"temperature": 0.6}')
+    told = worst(examine(options(odd)), "ends")
+    assert told.level == "warning" and "tokenizer_config.json and chat template" in told.advice
+    assert "temperature 0.6" in worst(examine(options(odd)), "sampling").found
+    wrong = replace(options(odd), generation_override='{"top_p": 7}')
+    assert worst(examine(wrong), "checkpoint").level == "error"
 
 
 def absent(name: str) -> str:
