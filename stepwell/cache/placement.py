@@ -12,9 +12,10 @@ from stepwell.cache.tree import RungKind
 def prompt_rungs(
     tokens: int, resumed: int, branch: int | None, config: CacheConfig
 ) -> tuple[tuple[int, RungKind], ...]:
-    """Positions in (resumed, tokens) where a prompt of `tokens` tokens leaves a rung, ascending.
+    """Positions in (resumed, tokens] where a prompt of `tokens` tokens leaves a rung, ascending.
 
-    prompt end   the last grid boundary strictly below the end: where the next turn resumes
+    prompt end   the last grid boundary at or below the end: the next turn resumes there. A prompt that ends on the grid also leaves the
+                 one below, where the same prompt resumes when it is sent again: its last token is always computed
     interval     insurance against branches and compaction
     branch       the last grid boundary shared with the path that the prompt left at `branch`: besides the others
     """
@@ -25,7 +26,8 @@ def prompt_rungs(
         wanted[position] = RungKind.INTERVAL
     if branch is not None:
         wanted[floor_to(branch, grid)] = RungKind.BRANCH
-    wanted[floor_to(tokens - 1, grid)] = RungKind.PROMPT_END
+    for end in (tokens - 1, tokens):
+        wanted[floor_to(end, grid)] = RungKind.PROMPT_END
     if config.whole_chunks:
         wanted.setdefault(floor_to(tokens - 1, lcm(config.chunk, grid)), RungKind.PROMPT_END)
-    return tuple(sorted((p, kind) for p, kind in wanted.items() if resumed < p < tokens))
+    return tuple(sorted((p, kind) for p, kind in wanted.items() if resumed < p))

@@ -11,13 +11,20 @@ from tests.cache.builders import config
 END, INTERVAL, BRANCH = RungKind.PROMPT_END, RungKind.INTERVAL, RungKind.BRANCH
 
 
-def test_the_prompt_end_is_the_last_grid_boundary_below_the_end() -> None:
+def test_the_prompt_end_is_the_last_grid_boundary_up_to_the_end() -> None:
     rules = config(grid=8)
-    for tokens, position in ((9, 8), (16, 8), (17, 16), (100, 96)):
+    for tokens, position in ((8, 8), (9, 8), (17, 16), (100, 96)):
         assert prompt_rungs(tokens, 0, None, rules) == ((position, END),)
 
 
-@pytest.mark.parametrize("tokens", range(1, 9))
+def test_a_prompt_that_ends_on_the_grid_leaves_one_for_longer_prompts_and_one_for_itself() -> None:
+    rules = config(grid=8)
+    assert prompt_rungs(16, 0, None, rules) == ((8, END), (16, END))
+    assert prompt_rungs(96, 80, None, rules) == ((88, END), (96, END))
+    assert prompt_rungs(96, 88, None, rules) == ((96, END),)
+
+
+@pytest.mark.parametrize("tokens", range(1, 8))
 def test_a_prompt_shorter_than_the_grid_leaves_none(tokens: int) -> None:
     assert prompt_rungs(tokens, 0, None, config(grid=8)) == ()
 
@@ -49,5 +56,5 @@ def test_none_at_or_below_where_the_request_resumed() -> None:
     rules = config(grid=8, interval=16)
     for resumed in range(0, 100, 8):
         rungs = prompt_rungs(100, resumed, 20, rules)
-        assert all(resumed < p < 100 for p, _ in rungs)
+        assert all(resumed < p <= 100 for p, _ in rungs)
         assert list(rungs) == sorted(rungs)

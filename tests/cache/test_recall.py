@@ -12,7 +12,7 @@ from stepwell.testing.harness import Harness
 from tests.cache.builders import join, numbers
 from tests.cases.serving import DEAR, rules
 
-LONG = numbers(200)
+LONG = numbers(199)
 
 
 def left_on_disk(*prompts: Ints, disk: int = 300) -> Harness:
@@ -64,7 +64,7 @@ def test_a_prompt_that_ends_inside_a_record_leaves_it_where_it_is() -> None:
 
 def test_a_fork_that_was_cut_comes_back_on_both_sides() -> None:
     """The second prompt leaves the first in the middle of a record: that one has been divided."""
-    fork = join(LONG[:100], numbers(92, 9))
+    fork = join(LONG[:100], numbers(91, 9))
     harness = left_on_disk(LONG, fork)
     remember(harness, fork)
     assert reach(harness, fork)[0] == 184 and 184 in reach(harness, fork)[1]
@@ -101,7 +101,7 @@ def test_salts_share_nothing() -> None:
 
 
 def test_the_least_recently_used_of_what_nobody_asked_for_makes_room_first() -> None:
-    old, new = numbers(64, 1), numbers(64, 2)
+    old, new = numbers(63, 1), numbers(63, 2)
     harness = left_on_disk(old, new, disk=50)
     assert harness.shelf.pages == 30
     harness.submit(Request("more", numbers(100, 3), SamplingParams(max_tokens=1)))

@@ -114,6 +114,20 @@ def test_how_prompts_are_cut_and_who_else_runs_makes_no_difference_to_the_next_t
     assert outcome(harness, "a").boundary == 0
 
 
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("answer", [1, 3, 7, 8, 20])
+@pytest.mark.parametrize("prompt", [GRID, 64, 72])
+def test_a_prompt_that_ends_on_the_grid_is_whole_at_the_next_turn(prompt: int, answer: int, flushed: bool) -> None:
+    """Also where it was only warmed by a request for one token. The same prompt sent again computes its last stretch once more."""
+    harness = engine(rules(600, 2000, grid=GRID, image=2), rolling=GRID)
+    ask(harness, "first", numbers(prompt, 1), answer)
+    if flushed:
+        harness.flush(Tier.DEVICE, demote_first=True)
+    how = ask(harness, "next", join(history(harness, "first"), numbers(30, 2)), 2)
+    assert how.boundary == (prompt + answer - 1) // GRID * GRID
+    assert ask(harness, "again", numbers(prompt, 1), 2).boundary == prompt - GRID
+
+
 def test_an_edit_near_the_start_costs_one_prefill_and_no_second() -> None:
     harness, long = talker(), numbers(400, 1)
     ask(harness, "before", long, 10)
@@ -126,8 +140,8 @@ def test_an_edit_near_the_start_costs_one_prefill_and_no_second() -> None:
     assert harness.stats().computed_tokens == 400 + 9 + 400 - 128 + 9, "each token was computed once"
     third = join(long[:150], numbers(60, 4))
     assert ask(harness, "edited once more", third, 2).boundary == 144, "from where the two had parted"
-    assert ask(harness, "old again", join(long, numbers(4)), 2).boundary == 392, "the original is still there"
-    assert ask(harness, "new again", join(edited, numbers(4)), 2).boundary == 392
+    assert ask(harness, "old again", join(long, numbers(4)), 2).boundary == 400, "the original is still there"
+    assert ask(harness, "new again", join(edited, numbers(4)), 2).boundary == 400
 
 
 @pytest.mark.parametrize("answer", [16, 50])

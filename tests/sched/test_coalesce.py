@@ -128,7 +128,7 @@ class TestNobodyWaits:
     def test_for_one_that_comes_later_to_it(self) -> None:
         """The more urgent request has the budget; what the other has computed is less than it has to repeat."""
         engine = rig(seqs=3)
-        engine.submit("first", PROMPT[:120], 1)
+        engine.submit("first", PROMPT[:119], 1)
         engine.run()
         engine.submit("a", PROMPT, read=False)
         engine.step()

@@ -543,6 +543,6 @@ def test_paths_that_were_used_last_are_shown_with_how_their_last_request_resumed
     rig.submit("cold", numbers(24, 2), max_tokens=4, write=False)
     rig.run()
     (told,) = rig.loop.ladders(9)
-    assert told.outcome.request_id == "b" and told.outcome.boundary == 36 and told.known >= 60
-    assert 36 in {rung.position for rung in told.rungs if rung.tier == "device"}
+    assert told.outcome.request_id == "b" and told.outcome.boundary == 40 and told.known >= 60
+    assert 40 in {rung.position for rung in told.rungs if rung.tier == "device"}
     assert told.kv[0] == ("device", 0, told.known)
