@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# before anything imports Triton: its kernels run in its interpreter, without a GPU
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import pytest
 
 import stepwell.engine  # noqa: F401  before torch: it keeps waiting threads from spinning

@@ -1,0 +1,242 @@
+"""A mixture of experts for few tokens, bound by reading weights: each expert that is chosen is read once.
+
+A pair is (token, one of its experts); pair p belongs to token p // (top + 1). The shared expert is expert number
+`experts` with the weight sigmoid(its gate), so it is one more pair of each token and needs no kernels of its own.
+
+    route      logits → pairs and their weights
+    _plan      pairs sorted by expert: a unit of work is one chosen expert with its pairs
+    _up        unit × columns: silu(gate · x) · up · x
+    _down      unit × columns: down · h, one row for each pair
+    _combine   a token's rows in the order of its pairs, weighted; adds the residual and norms the sum
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_PAIRS = 2048
+"""Beyond this many pairs a grouped product is faster, and sorting in one program is not."""
+
+
+@triton.jit
+def _route_kernel(
+    logits, logits_row, chosen, weights, EXPERTS: tl.constexpr, TOP: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    expert, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
+    x = tl.load(logits + row * logits_row + expert, mask=expert < EXPERTS, other=float("-inf")).to(tl.float32)
+    x = tl.exp(x - tl.max(x, 0))
+    chance = tl.where(expert < EXPERTS, x / tl.sum(x, 0), -1.0)
+    best = tl.zeros([SLOTS], tl.float32)
+    who = tl.full([SLOTS], EXPERTS, tl.int32)
+    for i in tl.static_range(TOP):
+        largest, at = tl.max(chance, 0), tl.argmax(chance, 0)
+        best = tl.where(slot == i, largest, best)
+        who = tl.where(slot == i, at, who)
+        chance = tl.where(expert == at, -1.0, chance)
+    if NORMED:
+        best = best / tl.sum(best, 0)
+    shared = tl.sigmoid(tl.load(logits + row * logits_row + EXPERTS).to(tl.float32))
+    best = tl.where(slot == TOP, shared, best)
+    place = row * (TOP + 1) + slot
+    tl.store(chosen + place, who, mask=slot <= TOP)
+    tl.store(weights + place, best, mask=slot <= TOP)
+
+
+def route(logits: Tensor, top: int, normed: bool) -> tuple[Tensor, Tensor]:
+    """Experts int32 [rows, top + 1] and their weights float32 of that shape; the last is the shared expert.
+
+    logits   [rows, experts + 1]: the router's, then the shared expert's gate
+    normed   whether the weights of the `top` sum to 1
+
+    Equal chances are settled by expert number.
+    """
+    rows, experts = logits.shape[0], logits.shape[1] - 1
+    chosen = torch.empty(rows, top + 1, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, top + 1, dtype=torch.float32, device=logits.device)
+    _route_kernel[(rows,)](
+        logits, logits.stride(0), chosen, weights, EXPERTS=experts, TOP=top, SLOTS=triton.next_power_of_2(top + 1),
+        BLOCK=triton.next_power_of_2(experts), NORMED=normed, num_warps=1,
+    )  # fmt: skip
+    return chosen, weights
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Pairs sorted by expert, int32. Unit u works for expert `expert[u]` on pairs order[start[u]] … order[start[u + 1] − 1].
+
+    order [pairs]; expert [most]; start [most + 1]; where fewer than `most` experts are chosen, the rest have no pairs.
+    """
+
+    order: Tensor
+    expert: Tensor
+    start: Tensor
+
+    @property
+    def most(self) -> int:
+        return self.expert.shape[0]
+
+
+@triton.jit
+def _plan_kernel(
+    chosen, order, unit_expert, unit_start, PAIRS, MOST, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr
+):
+    expert = tl.program_id(0)
+    p, e = tl.arange(0, BLOCK), tl.arange(0, BINS)
+    ids = tl.load(chosen + p, mask=p < PAIRS, other=BINS - 1)
+    counts = tl.where(e <= EXPERTS, tl.histogram(ids, BINS), 0)
+    before = tl.sum(tl.where(e < expert, counts, 0), 0)
+    unit = tl.sum(((e < expert) & (counts > 0)).to(tl.int32), 0)
+    mine = (ids == expert) & (p < PAIRS)
+    count = tl.sum(mine.to(tl.int32), 0)
+    if count > 0:
+        rank = tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(order + before + rank, p, mask=mine)
+        tl.store(unit_expert + unit, expert)
+        tl.store(unit_start + unit, before)
+    if expert == EXPERTS:
+        # all that follows the last unit is empty: it starts where the pairs end
+        last = unit + (count > 0).to(tl.int32)
+        u = tl.arange(0, BINS)
+        tl.store(unit_start + u, PAIRS, mask=(u >= last) & (u <= MOST))
+
+
+def plan_units(chosen: Tensor, experts: int) -> Units:
+    """Group pairs by expert; `chosen` is int32 [rows, top + 1] as `route` returns it."""
+    pairs = chosen.numel()
+    assert pairs <= MOST_PAIRS
+    most = min(pairs, experts + 1)
+    order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
+    expert = torch.empty(most, dtype=torch.int32, device=chosen.device)
+    start = torch.empty(most + 1, dtype=torch.int32, device=chosen.device)
+    _plan_kernel[(experts + 1,)](
+        chosen, order, expert, start, pairs, most, EXPERTS=experts, BLOCK=triton.next_power_of_2(pairs),
+        BINS=triton.next_power_of_2(experts + 2), num_warps=4,
+    )  # fmt: skip
+    return Units(order, expert, start)
+
+
+@triton.jit
+def _up_kernel(
+    x, order, unit_expert, unit_start, gate_up, shared, h, TOP: tl.constexpr, EXPERTS: tl.constexpr,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    unit = tl.program_id(1)
+    begin, end = tl.load(unit_start + unit), tl.load(unit_start + unit + 1)
+    if begin < end:
+        expert = tl.load(unit_expert + unit).to(tl.int64)
+        matrix = shared if expert == EXPERTS else gate_up + expert * (2 * WIDTH * HIDDEN)
+        n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
+        for first in range(begin, end, M):
+            m = first + tl.arange(0, M)
+            pair = tl.load(order + m, mask=m < end, other=0)
+            rows = x + (pair // (TOP + 1)).to(tl.int64)[:, None] * HIDDEN
+            gate, up = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+            for a in tl.range(0, HIDDEN, K, num_stages=STAGES):
+                part = tl.load(rows + (a + k)[None, :], mask=(m < end)[:, None] & (a + k < HIDDEN)[None, :], other=0.0)
+                at = matrix + n[:, None] * HIDDEN + (a + k)[None, :]
+                seen = (n < WIDTH)[:, None] & (a + k < HIDDEN)[None, :]
+                gate = tl.dot(part, tl.trans(tl.load(at, mask=seen, other=0.0)), gate, input_precision="ieee")
+                lower = tl.load(at + WIDTH * HIDDEN, mask=seen, other=0.0)
+                up = tl.dot(part, tl.trans(lower), up, input_precision="ieee")
+            made = gate * tl.sigmoid(gate) * up
+            place = h + pair.to(tl.int64)[:, None] * WIDTH + n[None, :]
+            tl.store(place, made, mask=(m < end)[:, None] & (n < WIDTH)[None, :])
+
+
+@triton.jit
+def _down_kernel(
+    h, order, unit_expert, unit_start, down, shared, parts, EXPERTS: tl.constexpr,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    unit = tl.program_id(1)
+    begin, end = tl.load(unit_start + unit), tl.load(unit_start + unit + 1)
+    if begin < end:
+        expert = tl.load(unit_expert + unit).to(tl.int64)
+        matrix = shared if expert == EXPERTS else down + expert * (HIDDEN * WIDTH)
+        n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
+        for first in range(begin, end, M):
+            m = first + tl.arange(0, M)
+            pair = tl.load(order + m, mask=m < end, other=0).to(tl.int64)
+            made = tl.zeros([M, N], tl.float32)
+            for a in tl.range(0, WIDTH, K, num_stages=STAGES):
+                seen = (a + k < WIDTH)[None, :]
+                part = tl.load(h + pair[:, None] * WIDTH + (a + k)[None, :], mask=(m < end)[:, None] & seen, other=0.0)
+                at = matrix + n[:, None] * WIDTH + (a + k)[None, :]
+                rows = tl.load(at, mask=(n < HIDDEN)[:, None] & seen, other=0.0)
+                made = tl.dot(part, tl.trans(rows), made, input_precision="ieee")
+            place = parts + pair[:, None] * HIDDEN + n[None, :]
+            tl.store(place, made, mask=(m < end)[:, None] & (n < HIDDEN)[None, :])
+
+
+@triton.jit
+def _combine_kernel(
+    parts, weights, residual, norm, out, eps, PAIRS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    mask = i < HIDDEN
+    total = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(PAIRS):
+        part = tl.load(parts + (row * PAIRS + j) * HIDDEN + i, mask=mask, other=0.0)
+        total += part * tl.load(weights + row * PAIRS + j)
+    before = tl.load(residual + row * HIDDEN + i, mask=mask, other=0.0)
+    after = (before.to(tl.float32) + total).to(before.dtype)
+    tl.store(residual + row * HIDDEN + i, after, mask=mask)
+    y = after.to(tl.float32)
+    y = y * tl.rsqrt(tl.sum(y * y, 0) / HIDDEN + eps) * tl.load(norm + i, mask=mask, other=0.0)
+    tl.store(out + row * HIDDEN + i, y, mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Columns and depth of the two products' tiles, and the stages of their pipelines. They change last bits only."""
+
+    up: int = 32
+    up_depth: int = 128
+    down: int = 64
+    down_depth: int = 128
+    stages: int = 4
+    warps: int = 4
+
+
+def mixture(
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor,
+    shared_down: Tensor, residual: Tensor, norm: Tensor, eps: float, tiles: Tiles,
+) -> Tensor:  # fmt: skip
+    """Add each row's experts to `residual` in place and return the RMS norm of the sum, in the type of `residual`.
+
+    x               [rows, hidden]
+    chosen, weights as `route` returns them; rows · (top + 1) ≤ MOST_PAIRS
+    gate_up, down   [experts, 2 · width, hidden] and [experts, hidden, width]; shared_…: without the first dimension,
+                    of the same width
+    residual        [rows, hidden]; rounded to its type before the norm
+    norm            float32 [hidden], with the 1 + of a zero-centred norm already in it
+    """
+    rows, hidden = x.shape
+    experts, width, pairs = gate_up.shape[0], gate_up.shape[1] // 2, chosen.shape[1]
+    assert shared_down.shape == (hidden, width)
+    units = plan_units(chosen, experts)
+    h = torch.empty(rows * pairs, width, dtype=x.dtype, device=x.device)
+    parts = torch.empty(rows * pairs, hidden, dtype=torch.float32, device=x.device)
+    _up_kernel[(triton.cdiv(width, tiles.up), units.most)](
+        x, units.order, units.expert, units.start, gate_up, shared_gate_up, h, TOP=pairs - 1, EXPERTS=experts,
+        HIDDEN=hidden, WIDTH=width, M=16, N=tiles.up, K=tiles.up_depth, STAGES=tiles.stages, num_warps=tiles.warps,
+    )  # fmt: skip
+    _down_kernel[(triton.cdiv(hidden, tiles.down), units.most)](
+        h, units.order, units.expert, units.start, down, shared_down, parts, EXPERTS=experts, HIDDEN=hidden,
+        WIDTH=width, M=16, N=tiles.down, K=tiles.down_depth, STAGES=tiles.stages, num_warps=tiles.warps,
+    )  # fmt: skip
+    out = torch.empty_like(residual)
+    block = triton.next_power_of_2(hidden)
+    _combine_kernel[(rows,)](
+        parts, weights, residual, norm, out, eps, PAIRS=pairs, HIDDEN=hidden, BLOCK=block,
+        num_warps=min(8, max(1, block // 256)),
+    )  # fmt: skip
+    return out

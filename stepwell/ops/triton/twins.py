@@ -1,0 +1,159 @@
+"""Each kernel's twin in plain torch: the same arguments and results, one row at a time and meant to be read.
+
+Tests and `bench/gpu_kernels.py` compare kernels with these. Arithmetic runs in the type `wide`, so that a twin in float64
+is the judge of a kernel in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stepwell.ops.triton.recurrent import Lanes, Ring
+
+
+def conv_step(
+    x: Tensor, b: Tensor, a: Tensor, weight: Tensor, rate: Tensor, dt_bias: Tensor,
+    window: Tensor, rungs: Tensor, lanes: Lanes, ring: Ring, *, eps: float = 1e-6, fold_new: bool,
+    wide: torch.dtype = torch.float32,
+) -> None:  # fmt: skip
+    rows, depth, key_heads, value_heads = lanes.slots.shape[0], ring.k.shape[1], ring.k.shape[2], ring.v.shape[2]
+    key_width, taps = key_heads * ring.k.shape[3], weight.shape[0]
+    x = x.unflatten(0, (rows, -1))
+    beta = b.to(wide).sigmoid().unflatten(0, (rows, -1))
+    g = (F.softplus(a.to(wide) + dt_bias.to(wide)) * rate.to(wide)).unflatten(0, (rows, -1))
+    for row, (slot, committed, pending, rung, after) in enumerate(_lanes(lanes)):
+        inputs = torch.cat((window[slot, : taps - 1 + pending], x[row]))
+        y = torch.stack(
+            [(inputs[i : i + taps].to(wide) * weight.to(wide)).sum(0) for i in range(pending, pending + x.shape[1])]
+        )
+        q, k, v = F.silu(y).split((key_width, key_width, y.shape[1] - 2 * key_width), -1)
+        for t in range(x.shape[1]):
+            place = (committed + pending + t) % depth
+            ring.q[slot, place] = _unit(q[t].unflatten(0, (key_heads, -1)), eps)
+            ring.k[slot, place] = _unit(k[t].unflatten(0, (key_heads, -1)), eps)
+            ring.v[slot, place] = v[t].unflatten(0, (value_heads, -1))
+            ring.g[slot, place], ring.beta[slot, place] = g[row, t], beta[row, t]
+        if rung >= 0:
+            rungs[rung] = inputs[after : after + taps - 1]
+        kept = inputs[-(taps - 1) :] if fold_new else inputs[pending:]
+        window[slot, : kept.shape[0]] = kept
+
+
+def delta_step(
+    pool: Tensor, rungs: Tensor, lanes: Lanes, ring: Ring, out: Tensor, *, fold_new: bool, wide: torch.dtype = torch.float32
+) -> None:  # fmt: skip
+    depth, group = ring.k.shape[1], ring.v.shape[2] // ring.k.shape[2]
+    outputs = out.unflatten(0, (lanes.slots.shape[0], -1))
+    new = outputs.shape[1]
+    for row, (slot, committed, pending, rung, after) in enumerate(_lanes(lanes)):
+        state = pool[slot].to(wide)
+        for t in range(pending + new):
+            at = (slot, (committed + t) % depth)
+            q, k = (y[at].to(wide).repeat_interleave(group, 0) for y in (ring.q, ring.k))
+            state = state * ring.g[at].to(wide).exp()[:, None, None]
+            delta = (ring.v[at].to(wide) - torch.einsum("hkv,hk->hv", state, k)) * ring.beta[at].to(wide)[:, None]
+            state = state + k[:, :, None] * delta[:, None, :]
+            if t >= pending:
+                outputs[row, t - pending] = torch.einsum("hkv,hk->hv", state, q) * k.shape[-1] ** -0.5
+            if rung >= 0 and t + 1 == after:
+                rungs[rung] = state
+            if t + 1 == pending + (new if fold_new else 0):
+                pool[slot] = state
+
+
+def qkv_step(
+    qk: Tensor, v: Tensor, q_norm: Tensor, k_norm: Tensor, cos: Tensor, sin: Tensor,
+    k_pages: Tensor, v_pages: Tensor, page: Tensor, offset: Tensor, eps: float, wide: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    kv_heads, dim = k_pages.shape[2:]
+    both = qk.unflatten(1, (-1, dim)).to(wide)
+    heads, half = both.shape[1] - kv_heads, cos.shape[1]
+    both = both * (both.square().mean(-1, keepdim=True) + eps).rsqrt()
+    both = both * torch.cat((q_norm.expand(heads, dim), k_norm.expand(kv_heads, dim))).to(wide)
+    first, second, rest = both.split((half, half, dim - 2 * half), -1)
+    c, s = cos.to(wide)[:, None], sin.to(wide)[:, None]
+    both = torch.cat((first * c - second * s, second * c + first * s, rest), -1)
+    k_pages[page, offset] = both[:, heads:].to(k_pages.dtype)
+    v_pages[page, offset] = v.unflatten(1, (kv_heads, dim)).to(v_pages.dtype)
+    return both[:, :heads].to(qk.dtype)
+
+
+def gather_kv(
+    k_pages: Tensor, v_pages: Tensor, pages: Tensor, first: Tensor, count: Tensor, k_out: Tensor, v_out: Tensor
+) -> None:
+    for page, row, size in zip(pages.tolist(), first.tolist(), count.tolist(), strict=True):
+        k_out[row : row + size], v_out[row : row + size] = k_pages[page, :size], v_pages[page, :size]
+
+
+def paged_decode(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, gate: Tensor | None,
+    wide: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    rows, heads, dim = q.shape
+    block, kv_heads = k_pages.shape[1], k_pages.shape[2]
+    out = torch.zeros(rows, heads, dim, dtype=wide, device=q.device)
+    for row, length in enumerate(lengths.tolist()):
+        if length:
+            pages = table[row, : -(-length // block)].long()
+            k, v = (y[pages].flatten(0, 1)[:length].to(wide) for y in (k_pages, v_pages))
+            groups = q[row].to(wide).unflatten(0, (kv_heads, -1))
+            chances = torch.softmax(torch.einsum("hgd,thd->hgt", groups, k) * dim**-0.5, -1)
+            out[row] = torch.einsum("hgt,thd->hgd", chances, v).flatten(0, 1)
+    flat = out.flatten(1)
+    return (flat if gate is None else flat * gate.to(wide).sigmoid()).to(q.dtype)
+
+
+def route(logits: Tensor, top: int, normed: bool) -> tuple[Tensor, Tensor]:
+    experts = logits.shape[1] - 1
+    chances = torch.softmax(logits[:, :experts].float(), -1)
+    best, chosen = chances.sort(dim=-1, descending=True, stable=True)
+    best, chosen = best[:, :top], chosen[:, :top]
+    if normed:
+        best = best / best.sum(-1, keepdim=True)
+    shared = torch.full_like(chosen[:, :1], experts)
+    return torch.cat((chosen, shared), 1).int(), torch.cat((best, logits[:, experts:].float().sigmoid()), 1)
+
+
+def mixture(
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor,
+    shared_down: Tensor, residual: Tensor, norm: Tensor, eps: float, wide: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    total = torch.zeros(x.shape, dtype=wide, device=x.device)
+    for row in range(x.shape[0]):
+        for expert, weight in zip(chosen[row].tolist(), weights[row].tolist(), strict=True):
+            shared = expert == gate_up.shape[0]
+            into, out = (shared_gate_up, shared_down) if shared else (gate_up[expert], down[expert])
+            gate, up = (into.to(wide) @ x[row].to(wide)).chunk(2)
+            total[row] += weight * (out.to(wide) @ (F.silu(gate) * up).to(x.dtype).to(wide))
+    residual.copy_(residual.to(wide) + total)
+    return _normed(residual, norm, eps, wide).to(residual.dtype)
+
+
+def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, wide: torch.dtype = torch.float32) -> Tensor:  # fmt: skip
+    if x is not None:
+        residual.copy_(residual.to(wide) + x.to(wide))
+    return _normed(residual, weight, eps, wide).to(residual.dtype)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, wide: torch.dtype = torch.float32) -> Tensor:
+    return (_normed(x, weight, eps, wide).flatten(1) * F.silu(gate.to(wide))).to(gate.dtype)
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor, wide: torch.dtype = torch.float32) -> Tensor:
+    return (x.to(wide) * gate.to(wide).sigmoid()).to(x.dtype)
+
+
+def _lanes(lanes: Lanes) -> zip[tuple[int, ...]]:
+    columns = (lanes.slots, lanes.committed, lanes.pending, lanes.rung, lanes.rung_after)
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float, wide: torch.dtype) -> Tensor:
+    y = x.to(wide)
+    return y * (y.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.to(wide)
+
+
+def _unit(x: Tensor, eps: float) -> Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()

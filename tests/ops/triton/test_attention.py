@@ -1,0 +1,90 @@
+"""Attention over pages against its twins: strided arenas, NaN beyond every end, pages in any order."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from stepwell.ops.triton import attention, twins  # noqa: E402
+from tests.ops.triton.inputs import NAN, Made, close  # noqa: E402
+
+BLOCK, KV_HEADS, DIM, PAGES = 4, 2, 16, 24
+HEADS = 6
+
+
+def arena() -> tuple[torch.Tensor, torch.Tensor]:
+    """One layer's keys and values in page-major memory of three layers, all NaN."""
+    memory = torch.full((PAGES, 3, 2, BLOCK, KV_HEADS, DIM), NAN)
+    return memory[:, 1, 0], memory[:, 1, 1]
+
+
+def filled(made: Made, lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Keys, values and a table of pages that hold that many tokens; the rest is NaN, unused entries name no page."""
+    k_pages, v_pages = arena()
+    free = made.shuffled(PAGES).tolist()
+    table = torch.full((len(lengths), PAGES), 2**30, dtype=torch.int32)
+    for row, length in enumerate(lengths):
+        for i in range(0, length, BLOCK):
+            page, size = free.pop(), min(BLOCK, length - i)
+            table[row, i // BLOCK] = page
+            k_pages[page, :size], v_pages[page, :size] = made.normal(2, size, KV_HEADS, DIM)
+    return k_pages, v_pages, table
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_queries_and_keys_are_normed_and_rotated_and_stored(rows: int) -> None:
+    made = Made(0)
+    qk, v = made.strided(rows, (HEADS + KV_HEADS) * DIM), made.strided(rows, KV_HEADS * DIM)
+    q_norm, k_norm, angle = made.normal(DIM), made.normal(DIM), made.normal(rows, 3)
+    page, offset = made.shuffled(PAGES)[:rows], torch.arange(rows) % BLOCK
+    mine, other = arena(), arena()
+    found = attention.qkv_step(qk, v, q_norm, k_norm, angle.cos(), angle.sin(), *mine, page, offset, 1e-6)
+    expected = twins.qkv_step(qk, v, q_norm, k_norm, angle.cos(), angle.sin(), *other, page, offset, 1e-6)
+    assert found.isfinite().all()
+    assert close(found, expected)
+    assert close(mine[0], other[0])
+    assert close(mine[1], other[1])
+
+
+def test_gathered_tokens_are_contiguous_and_nothing_else_is_read() -> None:
+    lengths = [9, 1, 4]
+    k_pages, v_pages, table = filled(Made(1), lengths)
+    pages, first, count, at = [], [], [], 0
+    for row, length in enumerate(lengths):
+        for i in range(0, length, BLOCK):
+            pages.append(int(table[row, i // BLOCK]))
+            first.append(at + i)
+            count.append(min(BLOCK, length - i))
+        at += length
+    where = [torch.tensor(y, dtype=torch.int64) for y in (pages, first, count)]
+    mine, other = ([torch.full((at + 2, KV_HEADS, DIM), NAN) for _ in "kv"] for _ in range(2))
+    attention.gather_kv(k_pages, v_pages, *where, *mine)
+    twins.gather_kv(k_pages, v_pages, *where, *other)
+    for found, expected in zip(mine, other, strict=True):
+        assert found[:at].isfinite().all()
+        assert found[at:].isnan().all()
+        assert torch.equal(found[:at], expected[:at])
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("lengths", [[1], [17, 4, 33], [16, 0, 31]])
+@pytest.mark.parametrize("gated", [True, False])
+def test_decoding_reads_each_token_once_and_no_other(lengths: list[int], splits: int, gated: bool) -> None:
+    made = Made(2)
+    k_pages, v_pages, table = filled(made, lengths)
+    q, gate = made.normal(len(lengths), HEADS, DIM), made.strided(len(lengths), HEADS * DIM) if gated else None
+    sizes = torch.tensor(lengths, dtype=torch.int32)
+    found = attention.paged_decode(q, k_pages, v_pages, table, sizes, gate, splits=splits, tile=16)
+    assert close(found, twins.paged_decode(q, k_pages, v_pages, table, sizes, gate))
+    assert found.isfinite().all()
+
+
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    made = Made(3)
+    k_pages, v_pages, table = filled(made, [17, 33])
+    q, sizes = made.normal(2, HEADS, DIM), torch.tensor([17, 33], dtype=torch.int32)
+    together = attention.paged_decode(q, k_pages, v_pages, table, sizes, None, splits=2, tile=16)
+    alone = attention.paged_decode(q[1:], k_pages, v_pages, table[1:], sizes[1:], None, splits=2, tile=16)
+    assert torch.equal(together[1:], alone)
