@@ -49,19 +49,18 @@ class _Pages(Enum):
 def build(queues: Queues, directory: Directory, config: SchedConfig, max_repeat: int = 1) -> Built | None:
     """The next step, or None where nothing can be computed now. Takes the pages it writes."""
     shares: list[Share] = []
-    decodes: list[Running] = []
-    prompts: list[Running] = []
-    for running in queues.running:
-        (decodes if running.remaining == 1 else prompts).append(running)
-    repeat = _repeat(queues, decodes, directory, config, max_repeat) if decodes and not prompts else 1
-    for running in decodes:
-        end = running.computed + repeat
-        if running in queues.running and _grow_or_preempt(queues, directory, running, end):
-            shares.append(_share(queues, directory, config, running, end))
+    turns = list(queues.running)
+    decodes = [running for running in turns if running.remaining == 1]
+    repeat = _repeat(queues, decodes, directory, config, max_repeat) if 0 < len(decodes) == len(turns) else 1
+    for place, running in enumerate(turns):
+        if place >= len(queues.running):
+            break  # only the youngest are preempted, so that all from here on have been
+        if running.remaining == 1 and _grow_or_preempt(queues, directory, running, running.computed + repeat):
+            shares.append(_share(queues, directory, config, running, running.computed + repeat))
     budget = config.max_num_batched_tokens - len(shares)
-    for running in prompts:
+    for running in [running for running in queues.running if running.remaining > 1]:
         end = _chunk_end(running, budget, directory.config.geometry.rung_grid)
-        if end <= running.computed or running not in queues.running:
+        if end <= running.computed:
             break
         images = len(_cuts(directory, config, running, end)) * directory.config.geometry.image_pages
         if _claim(queues, directory, running, end, images) is _Pages.TAKEN:
