@@ -49,6 +49,7 @@ def replay_command(
     html: flags.HtmlFile = None,
     convert: flags.Convert = None,
     convert_to: flags.ConvertTo = "own",
+    bound: flags.Bound = "infinite",
     **shared: Any,
 ) -> None:
     """Play a trace of conversations through the real scheduler and cache on a virtual clock, or against a live server.
@@ -74,6 +75,7 @@ def replay_command(
 def _run(params: Params, console: Console, errors: Console) -> None:
     try:
         names = _policies(params)
+        _expect_bound(params)
         expect_folders(params["json_file"], params["html"])
         if params["convert"] is not None:
             console.print(convert_trace(trace_from(params), params["convert"], params["convert_to"]), highlight=False)
@@ -102,6 +104,13 @@ def _policies(params: Params) -> list[str]:
     return names
 
 
+def _expect_bound(params: Params) -> None:
+    if params["bound"] not in flags.BOUNDS:
+        raise ConfigError(f"--bound {params['bound']!r} is unknown: use one of {', '.join(flags.BOUNDS)}")
+    if params["bound"] == "future" and params["live"] is not None:
+        raise ConfigError("--bound future needs the sizes of a simulated machine: leave it out with --live")
+
+
 def _write(params: Params, document: Callable[[], str], page: Callable[[], str]) -> None:
     """The files that were asked for."""
     if params["json_file"] is not None:
@@ -126,5 +135,6 @@ def _replay(params: Params, policy: str, console: Console) -> Summary:
         text = Text(rules.seed, params["vocab"])
         return play_live(LiveReplay(source, server, text, phases, params["time_scale"]), settings, console)
     profile = load_profile(params["profile"])
-    setting = Setting(trace, rules, phases, profile.costs, params["idle_gap_cap"], settings)
+    future = params["bound"] == "future"
+    setting = Setting(trace, rules, phases, profile.costs, params["idle_gap_cap"], future, settings)
     return simulated(setting, sizes_from(params, profile, policy), console)

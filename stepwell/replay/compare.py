@@ -60,9 +60,10 @@ def failures(found: Mapping[str, Summary]) -> str:
 
 
 def head(found: Collection[Summary]) -> tuple[str, ...]:
-    """Of the columns of a comparison; the disk has one where it was of use."""
+    """Of the columns of a comparison; the disk has one where it was of use. `future`: the excess of a cache that knows the future."""
     disk = ("disk",) if any(summary.admitted.disk for summary in found) else ()
-    return "policy", "device", "host", *disk, "hit", "bound", "excess", "TTFT p50", "p90", "copied"
+    future = ("future",) if any(summary.future is not None for summary in found) else ()
+    return "policy", "device", "host", *disk, "hit", "bound", "excess", *future, "TTFT p50", "p90", "copied"
 
 
 def cells(found: Mapping[str, Summary], name: str) -> list[str]:
@@ -74,6 +75,7 @@ def cells(found: Mapping[str, Summary], name: str) -> list[str]:
     return [
         *(f"{share:.1%}" for share in shares),
         f"{summary.excess:.1%}",
+        *([f"{summary.excess_future:.1%}"] if summary.excess_future is not None else []),
         *(format_seconds(ttft[mark]) if ttft else "" for mark in ("p50", "p90")),
         format_size(sum(size for _, size in summary.traffic.since(summary.start))),
     ]

@@ -94,6 +94,15 @@ Vocab = Annotated[int, _option("Prompts are made of token ids below this.", _LIV
 IgnoreEos = Annotated[bool, _option("Ask for answers of the recorded length.", _LIVE)]
 Timeout = Annotated[float, _option("Seconds after which a request has failed.", _LIVE, min=0.1)]
 
+BOUNDS = ("infinite", "future")
+Bound = Annotated[
+    str,
+    _option(
+        "What stands beside the results. infinite: what a cache without limits would reuse. future: also the least excess"
+        " of any cache of this size that knows all requests beforehand.",
+        _REPORT,
+    ),
+]
 JsonLine = Annotated[bool, _option("End with one line of JSON: the figures.", _REPORT, "--json")]
 JsonFile = Annotated[Path | None, _option("Write the whole report as JSON.", _REPORT, metavar="FILE")]
 HtmlFile = Annotated[Path | None, _option("Write the report as one page with plots.", _REPORT, metavar="FILE")]

@@ -8,6 +8,7 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.tally import Tally
 from stepwell.replay.bound import Bound
+from stepwell.replay.future import Asked
 from stepwell.replay.lanes import TraceRequest
 
 
@@ -84,10 +85,17 @@ class Ledger:
     failed: int = 0
     _seen: Bound = field(default_factory=Bound)
     _open: dict[str, _Open] = field(default_factory=dict)
+    _sent: list[_Open] = field(default_factory=list)
+
+    @property
+    def asked(self) -> list[Asked]:
+        """Every request in the order of sending."""
+        return [Asked(sent.request, sent.measured) for sent in self._sent]
 
     def send(self, request: TraceRequest, now: float) -> None:
         bound = self._seen.add(request.conversation, request.turn, request.edition)
-        self._open[request.id] = _Open(request, now, bound)
+        sent = self._open[request.id] = _Open(request, now, bound)
+        self._sent.append(sent)
         self.played += 1
 
     def admit(self, outcome: AdmissionOutcome, now: float) -> None:

@@ -40,6 +40,11 @@ class MachineSizes:
     policy: str = DEFAULT
     peer_failure_rate: float = 0.0
 
+    @property
+    def memory(self) -> int:
+        """Tokens of KV that all tiers hold together."""
+        return self.device_tokens + self.host_tokens + self.disk_tokens
+
     def geometry(self, kv_bytes_per_token: int) -> Geometry:
         """Pages of one block; an image takes as many as its tokens would."""
         if self.block < 1:

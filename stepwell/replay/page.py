@@ -60,6 +60,10 @@ def _tiles(summary: Summary) -> str:
         (f"{summary.share(hit):.1%}", "of prompt tokens reused", f"bound {summary.share(summary.bound):.1%}"),
         (f"{summary.excess:.1%}", "excess prefill", "over the least that the bound needs"),
     ]
+    if summary.excess_future is not None:
+        figures.append(
+            (f"{summary.excess_future:.1%}", "excess prefill", "of a cache of this size that knows the future")
+        )
     if ttft:
         figures.append((format_seconds(ttft["p50"]), "to the first token", f"p99 {format_seconds(ttft['p99'])}"))
     if itl:

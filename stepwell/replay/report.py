@@ -62,6 +62,7 @@ class Summary:
     admitted    counters of the measured admissions; of a live server only as far as it tells them
     failed      requests of the phase that were refused or ended in an error
     bound       tokens that an infinite cache would have reused
+    future      the least tokens that a cache of this size recomputes if it knows the future (`stepwell.replay.future`); None: not asked for
     rungs       None where the server does not tell
     split       whether cached tokens are told by tier; if not they stand under `device`
     """
@@ -77,6 +78,7 @@ class Summary:
     traffic: Traffic = Traffic()
     rungs: Rungs | None = None
     split: bool = True
+    future: int | None = None
 
     @property
     def requests(self) -> int:
@@ -90,6 +92,11 @@ class Summary:
     def excess(self) -> float:
         """Prefill beyond what the bound needs, as a share of it."""
         return excess_prefill(self.admitted.recomputed, self.admitted.prompt, self.bound)
+
+    @property
+    def excess_future(self) -> float | None:
+        """The excess that is left to a cache of this size which knows the future; None where that was not asked for."""
+        return None if self.future is None else excess_prefill(self.future, self.admitted.prompt, self.bound)
 
     @property
     def ttft(self) -> tuple[float, ...]:
@@ -131,6 +138,8 @@ class Summary:
             "excess_prefill": round(self.excess, 5),
             "requests_per_s": round(self.played / wall, 1) if wall > 0 else 0.0,
         }
+        if self.excess_future is not None:
+            figures["excess_prefill_future"] = round(self.excess_future, 5)
         return {**figures, "policy": self.course.policy} if self.course.policy else figures
 
     def json_line(self) -> str:

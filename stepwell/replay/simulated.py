@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
 from stepwell.cache.moves import Tier
 from stepwell.replay.cost import CostModel
+from stepwell.replay.future import least_prefill
 from stepwell.replay.lanes import LaneRules
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.policies import machine_for
@@ -22,13 +23,14 @@ from stepwell.replay.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is played, and how; `told` says so in the words of the command line."""
+    """What is played, and how; `told` says so in the words of the command line. `future`: work out the bound that knows the future."""
 
     trace: Trace
     rules: LaneRules
     phases: Phases
     costs: CostModel
     idle_gap_cap: float | None = None
+    future: bool = False
     told: tuple[tuple[str, str], ...] = ()
 
 
@@ -41,7 +43,8 @@ def simulated(setting: Setting, sizes: MachineSizes, console: Console | None = N
     end = machine.clock.now()
     told = tuple((name, sizes.policy if name == "policy" else value) for name, value in setting.told)
     course = Course("simulated", told, end, wall, machine.steps, sizes.policy)
-    return summarise(simulation.ledger, course, traffic_of(machine, end), rungs_of(simulation, machine))
+    summary = summarise(simulation.ledger, course, traffic_of(machine, end), rungs_of(simulation, machine))
+    return replace(summary, future=least_prefill(simulation.ledger.asked, sizes.memory)) if setting.future else summary
 
 
 def traffic_of(machine: Imagined, end: float) -> Traffic:

@@ -97,7 +97,8 @@ def simulations(
 def setting_from(params: Params, profile: Profile) -> Setting:
     """What every simulation plays."""
     rules, phases, told = rules_from(params), phases_from(params), settings_of(params)
-    return Setting(trace_from(params), rules, phases, profile.costs, params["idle_gap_cap"], told)
+    future = params.get("bound") == "future"  # which `plan` does not ask for
+    return Setting(trace_from(params), rules, phases, profile.costs, params["idle_gap_cap"], future, told)
 
 
 def point(summary: Summary, sizes: MachineSizes) -> Point:

@@ -101,6 +101,8 @@ def _shares(summary: Summary) -> Table:
             table.add_row(name + names[name], f"{tokens:,}", f"{summary.share(tokens):.2%}")
     table.add_row("bound: an infinite cache", f"{summary.bound:,}", f"{summary.share(summary.bound):.2%}")
     table.add_row("excess prefill over the bound's minimum", "", f"{summary.excess:.2%}", style="bold")
+    if summary.excess_future is not None:
+        table.add_row("… of a cache of this size that knows the future", "", f"{summary.excess_future:.2%}")
     for column in table.columns[1:]:
         column.justify = "right"
     return table

@@ -81,6 +81,38 @@ def test_a_disk_tier_and_the_profile_reach_the_machine() -> None:
     assert other.exit_code == 0, other.output
 
 
+def test_a_bound_that_knows_the_future_stands_beside_the_results() -> None:
+    words = ["--conversations", "8", "--scale", "0.1", "--device-tokens", "12000", "--host-tokens", "4000", "--json"]
+    plain, done = run("synthetic", *SMALL, *words), run("synthetic", *SMALL, *words, "--bound", "future")
+    assert done.exit_code == 0, done.output
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert 0 < figures["excess_prefill_future"] < figures["excess_prefill"]
+    assert figures["excess_prefill"] == json.loads(plain.stdout.splitlines()[-1])["excess_prefill"]
+    assert "that knows the future" in done.stdout
+    assert "that knows the future" not in plain.stdout
+
+
+def test_policies_are_compared_with_the_bound_that_knows_the_future() -> None:
+    words = [
+        "--conversations",
+        "6",
+        "--scale",
+        "0.1",
+        "--policy",
+        "ladder",
+        "--policy",
+        "vllm",
+        "--jobs",
+        "1",
+        "--json",
+    ]
+    done = run("synthetic", *SMALL, *words, "--bound", "future")
+    assert done.exit_code == 0, done.output
+    assert "future" in done.stdout
+    told = json.loads(done.stdout.splitlines()[-1])["policies"]
+    assert all(told[name]["excess_prefill_future"] <= told[name]["excess_prefill"] for name in ("ladder", "vllm"))
+
+
 def test_every_conversation_once() -> None:
     words = [
         "--conversations",
@@ -126,6 +158,8 @@ def test_traces_are_converted_and_nothing_is_played(tmp_path: Path) -> None:
             "cannot write",
         ),
         (["synthetic", "--live", "http://127.0.0.1:9"], "is the server up"),
+        (["synthetic", "--bound", "luck"], "--bound 'luck' is unknown: use one of infinite, future"),
+        (["synthetic", "--bound", "future", "--live", "http://127.0.0.1:9"], "leave it out with --live"),
         (["synthetic", "--device-tokens", "nan"], "--device-tokens must be"),
         (["synthetic", "--device-tokens", "0"], "--device-tokens 0 holds no page of 64 tokens"),
     ],
