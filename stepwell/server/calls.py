@@ -12,7 +12,6 @@ from fastapi import Request, Response
 from stepwell.base.errors import RequestError, StepwellError
 from stepwell.sched.request import SamplingParams
 from stepwell.server import schema
-from stepwell.server.calling import Signatures
 from stepwell.server.choosing import sampling
 from stepwell.server.dialect import Dialect
 from stepwell.server.errors import ApiError, GenerationFailed, Problem, any_problem
@@ -22,8 +21,9 @@ from stepwell.server.gate import caller_of
 from stepwell.server.generate import Generation, Job
 from stepwell.server.parts import Parts
 from stepwell.server.prompts import Prompt, PromptReader
+from stepwell.server.read.reply import Reading
+from stepwell.server.read.signatures import Signatures
 from stepwell.server.reading import CallReader
-from stepwell.server.reply import Reading
 from stepwell.server.streams import EventStream, while_connected
 from stepwell.server.structure import structure, with_grammar
 from stepwell.server.tools import read_use

@@ -37,4 +37,11 @@ class CallGrew:
     text: str
 
 
-Delta: TypeAlias = Said | Thought | CallOpened | CallGrew
+@dataclass(frozen=True, slots=True)
+class CallClosed:
+    """The arguments of call `index` are whole: strict JSON of an object."""
+
+    index: int
+
+
+Delta: TypeAlias = Said | Thought | CallOpened | CallGrew | CallClosed

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.calling import OPEN
 from stepwell.server.grammar import CallForm
-from stepwell.server.reply import THINK, THOUGHT, Start
+from stepwell.server.read.marks import OPEN
+from stepwell.server.read.reply import THINK, THOUGHT, Start
 
 
 @dataclass(frozen=True, slots=True)

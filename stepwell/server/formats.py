@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.deltas import CallGrew, CallOpened, Delta, Said, Thought
+from stepwell.server.deltas import CallClosed, CallGrew, CallOpened, Said, Thought
 from stepwell.server.errors import Problem
 from stepwell.server.generate import Choice, Generation, Piece
 from stepwell.server.scores import ChatScores, Entry, Scores, TextScores, prompt_scores
@@ -125,7 +125,7 @@ class Chunks:
         """The chunks of one piece: one a delta; scores come with the first, the end with the last."""
         index, chat = piece.choice.index, self._shape.chat
         out = [self._chunk(index, _OPENING, _NULL, _NULL)] if piece.first and chat else []
-        bodies = [self._body(delta) for delta in piece.deltas]
+        bodies = [self._body(delta) for delta in piece.deltas if not isinstance(delta, CallClosed)]
         scores = self._logprobs(index, piece.scores)
         if not bodies and (piece.end is not None or scores is not _NULL):
             bodies = [_EMPTY_DELTA if chat else _EMPTY_TEXT]
@@ -138,7 +138,7 @@ class Chunks:
         """The last chunk where usage was asked for."""
         return b"data: " + self._head + b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n"
 
-    def _body(self, delta: Delta) -> bytes:
+    def _body(self, delta: Said | Thought | CallOpened | CallGrew) -> bytes:
         match delta:
             case Said(text):
                 said = orjson.dumps(text)

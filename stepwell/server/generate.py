@@ -19,7 +19,7 @@ from stepwell.server.deltas import CallOpened, Delta, Said, Thought
 from stepwell.server.errors import GenerationFailed
 from stepwell.server.metrics import Metrics
 from stepwell.server.prompts import Prompt
-from stepwell.server.reply import Reading, ReplyReader
+from stepwell.server.read.reply import Reading, ReplyReader
 from stepwell.server.scores import Entry
 from stepwell.server.trace import CallTrace
 
@@ -147,8 +147,8 @@ class Choice:
 
     @property
     def finish(self) -> str | None:
-        """The reason as OpenAI's API names it."""
-        called = self.reason == "stop" and self._reader is not None and self._reader.calls > 0
+        """The reason as OpenAI's API names it. An answer with a call that has no end is cut, not finished."""
+        called = self.reason == "stop" and self._reader is not None and self._reader.calls > 0 and not self._reader.cut
         return "tool_calls" if called else self.reason
 
     def echo(self, text: str) -> None:
@@ -207,10 +207,11 @@ class Choice:
         if self._reader is None:
             return [Said(text)] if text else []
         deltas = self._reader.push(text) if text else []
-        if self._reader.over:
-            self.transcript.reason = "stop"
-        elif self.transcript.reason is not None:
-            deltas += self._reader.flush()
+        ended = self.transcript.reason is not None
+        if ended and not self._reader.over:
+            deltas += self._reader.flush(cut=self.reason == "length" or self.transcript.stop is not None)
+        if self._reader.over or (ended and self._reader.cut and self.transcript.stop is None):
+            self.transcript.reason = "length" if self._reader.cut else "stop"
         return deltas
 
 

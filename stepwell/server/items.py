@@ -6,20 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from stepwell.server.deltas import CallGrew, CallOpened, Delta, Said, Thought
+from stepwell.server.deltas import CallClosed, CallGrew, CallOpened, Delta, Said, Thought
 
 Kind: TypeAlias = Literal["thought", "text", "call"]
 
 
 @dataclass(slots=True)
 class Item:
-    """One item as it grows. `id` and `name` are those of a call."""
+    """One item as it grows. `id` and `name` are those of a call; `closed` once nothing more comes of it."""
 
     index: int
     kind: Kind
     id: str = ""
     name: str = ""
     pieces: list[str] = field(default_factory=list)
+    closed: bool = False
 
     @property
     def text(self) -> str:
@@ -72,12 +73,17 @@ class Items:
                     out += [*self.close(), self._begin("call", id_, name)]
                 case CallGrew(_, text):
                     out += self._write("call", text)
+                case CallClosed():
+                    out += self.close()
         return out
 
     def close(self) -> list[Change]:
         """The answer has ended, or another item begins."""
         closed, self._open = self._open, None
-        return [] if closed is None else [Closed(closed)]
+        if closed is None:
+            return []
+        closed.closed = True
+        return [Closed(closed)]
 
     def _begin(self, kind: Kind, id_: str = "", name: str = "") -> Opened:
         self._open = Item(len(self.all), kind, id_, name)

@@ -15,7 +15,7 @@ from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.contents import text_of
 from stepwell.server.dialect import Dialect
-from stepwell.server.reply import Start
+from stepwell.server.read.reply import Start
 from stepwell.server.schema import ChatCall, TokenizeCall
 from stepwell.server.tools import Tool, read_earlier_calls, read_tools
 

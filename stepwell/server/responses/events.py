@@ -91,7 +91,7 @@ class ResponsesForm:
         cut = generation.choices[0].finish == "length"
         status: Status = "incomplete" if cut else "completed"
         items = self._items.all
-        output = [self._item(item, status if item is items[-1] else "completed") for item in items]
+        output = [self._item(item, "completed" if item.closed else status) for item in items]
         response = self._response(status, output) | {"usage": _usage(generation.usage())}
         return response | ({"incomplete_details": {"reason": "max_output_tokens"}} if cut else {})
 
