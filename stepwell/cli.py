@@ -16,6 +16,7 @@ from stepwell.bench.command import bench_app
 from stepwell.replay.command import replay_command
 from stepwell.replay.plan_command import plan_command
 from stepwell.server import flags
+from stepwell.server.launch import LaunchCommand
 
 _ENVIRONMENT = {"auto_envvar_prefix": flags.ENVIRONMENT}
 
@@ -27,7 +28,7 @@ def main() -> None:
     """Serve hybrid language models from a prompt cache that reaches from device memory through host memory to disk."""
 
 
-@app.command(context_settings=_ENVIRONMENT)
+@app.command(context_settings=_ENVIRONMENT, cls=LaunchCommand)
 def serve(
     ctx: typer.Context,
     model: flags.Model,
@@ -99,7 +100,7 @@ def serve(
     raise typer.Exit(status)
 
 
-@app.command(context_settings=_ENVIRONMENT)
+@app.command(context_settings=_ENVIRONMENT, cls=LaunchCommand)
 @flags.like(serve)
 def doctor(**values: Any) -> None:
     """Look for what would go wrong with `stepwell serve` and the same flags, and say what to do about it."""

@@ -209,7 +209,7 @@ def test_links_of_documents_resolve(path: Path) -> None:
 
 
 def known_flags() -> set[str]:
-    """Every flag of every `stepwell` command."""
+    """Every flag of every `stepwell` command, and those of other engines that it reads."""
     app = importlib.import_module("stepwell.cli").app
 
     flags = {"--help"}
@@ -219,7 +219,7 @@ def known_flags() -> set[str]:
         for param in command.params:
             flags.update(param.opts, param.secondary_opts)
         waiting.extend(getattr(command, "commands", {}).values())
-    return flags
+    return flags | {name for row in importlib.import_module("stepwell.server.peer_flags").FLAGS for name in row.names}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

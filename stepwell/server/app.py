@@ -26,6 +26,7 @@ from stepwell.server.hint_schema import AboutCall, EndCall, PinCall
 from stepwell.server.messages.routes import MessagesRoutes
 from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.parts import Parts
+from stepwell.server.peer_routes import PeerRoutes
 from stepwell.server.prompts import PromptReader, beside
 from stepwell.server.reading import CallReader
 from stepwell.server.responses.routes import ResponsesRoutes
@@ -34,8 +35,8 @@ from stepwell.server.responses.schema import ResponsesCall
 
 def create_app(parts: Parts) -> FastAPI:
     """An ASGI application. Every answer that is an error has the shape of its route's API."""
-    app = Api(parts.facts.model)
-    calls = CallReader(parts.facts, parts.limits.body_bytes, parts.limits.body_seconds)
+    app = Api(parts.served)
+    calls = CallReader(parts.served, parts.limits.body_bytes, parts.limits.body_seconds)
     prompts = PromptReader(parts.tokenizer, parts.facts, Dialect.of(parts.tokenizer))
     routes = Routes(parts, calls, prompts)
     generation = GenerationRoutes(parts, calls)
@@ -71,6 +72,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.add_api_route("/cache/reset", cache.reset, methods=["POST"])
     app.add_api_route("/dashboard", dashboard.page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/dashboard/events", dashboard.events, methods=["GET"], include_in_schema=False)
+    PeerRoutes(parts, cache).add_to(app)
     _guard(app, parts)
     return app
 
@@ -125,11 +127,11 @@ class Routes:
         return _json({"prompt": await beside(len(ids), lambda: self._parts.tokenizer.decode(ids.tolist()))})
 
     async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._model()]})
+        return _json({"object": "list", "data": [self._model(name) for name in self._parts.served.all]})
 
     async def model(self, name: str) -> Response:
         self._calls.check_model(name)
-        return _json(self._model())
+        return _json(self._model(name))
 
     async def health(self, request: Request) -> Response:
         dead = self._parts.client.dead
@@ -145,10 +147,11 @@ class Routes:
     async def metrics(self, request: Request) -> Response:
         return Response(self._parts.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, name: str) -> dict[str, Any]:
         facts = self._parts.facts
         return {
-            "id": facts.model,
+            "id": name,
+            "root": facts.model,
             "object": "model",
             "created": self._created,
             "owned_by": "stepwell",

@@ -41,16 +41,23 @@ class CacheRoutes:
 
     async def reset(self, request: Request) -> Response:
         """Empty the cache but for what is in use: of one salt, or of all. Callers with a salt of their own reach only that."""
-        if not self._parts.allow_reset:
-            message = "callers may not empty the cache here: start the server with --allow-cache-reset"
-            raise ApiError(Problem(403, message, None, "reset_not_allowed"))
+        self._may_reset()
         named = (await self._body(request)).get("cache_salt")
         if named is not None and not isinstance(named, str):
             raise RequestError("cache_salt must be a string", "cache_salt")
-        caller = caller_of(request)
-        salt = caller.salted(named) if caller.salt else named
-        freed = await self._parts.client.reset(salt)
+        freed = await self.empty(request, named)
         return Response(orjson.dumps({"freed_pages": freed}), media_type="application/json")
+
+    async def empty(self, request: Request, named: str | None) -> dict[str, int]:
+        """Pages freed by tier, of the salt `named` or of all that the caller reaches. Raises ApiError where that is not allowed."""
+        self._may_reset()
+        caller = caller_of(request)
+        return await self._parts.client.reset(caller.salted(named) if caller.salt else named)
+
+    def _may_reset(self) -> None:
+        if not self._parts.allow_reset:
+            message = "callers may not empty the cache here: start the server with --allow-cache-reset"
+            raise ApiError(Problem(403, message, None, "reset_not_allowed"))
 
     async def _body(self, request: Request) -> dict[str, Any]:
         return await read_json(request, self._parts.limits.body_bytes, self._parts.limits.body_seconds)

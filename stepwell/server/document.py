@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from stepwell.server.names import ServedNames
 from stepwell.server.schema import ChatCall, Named, Translated
 
 _PLACE = "#/components/schemas/{model}"
@@ -37,10 +38,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 class Api(FastAPI):
     """An application whose bodies are read by hand and therefore described by hand."""
 
-    def __init__(self, model: str) -> None:
-        """`model` is the one name that calls may give."""
+    def __init__(self, names: ServedNames) -> None:
+        """`names` are those of the model that calls may give."""
         super().__init__(title="Stepwell", docs_url=None, redoc_url=None)
-        self._name = model
+        self._names = names
         self._schemas: dict[str, Any] = {"Error": _ERROR}
 
     def body(self, call: type[Named]) -> dict[str, Any]:
@@ -50,8 +51,8 @@ class Api(FastAPI):
             chat = ChatCall.model_json_schema(ref_template=_PLACE)["properties"]
             described["properties"] |= {name: chat[name] for name in sorted(call.passed_on())}
         self._schemas |= described.pop("$defs", {})
-        if "model" in described["properties"]:
-            described["properties"]["model"] = {"enum": [self._name, None]}
+        if "model" in described["properties"] and not self._names.any_name:
+            described["properties"]["model"] = {"enum": [*self._names.all, None]}
         return {"requestBody": {"required": True, "content": {"application/json": {"schema": described}}}}
 
     def openapi(self) -> dict[str, Any]:

@@ -66,7 +66,13 @@ Config = Annotated[
         show_envvar=False,
     ),
 ]
-ServedModelName = Annotated[str | None, _option("Name that clients give. Default: MODEL as written.", _MODEL)]
+ServedModelName = Annotated[
+    list[str] | None,
+    _option(
+        "Name that clients give; several may follow, the first is shown, * takes any name. Default: MODEL as written.",
+        _MODEL,
+    ),
+]
 Device = Annotated[str, _option("cpu, cuda, or auto: cuda where there is one.", _MODEL)]
 Dtype = Annotated[str, _option("float32, bfloat16, float16, or auto: as in config.json.", _MODEL)]
 MaxModelLen = Annotated[int | None, _option("Tokens of prompt and answer together. Default: from config.json.", _MODEL)]

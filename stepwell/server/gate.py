@@ -20,7 +20,7 @@ from stepwell.server.trace import trace_in
 
 log = logging.getLogger("stepwell.access")
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/dashboard"})
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/metrics", "/dashboard"})
 """Answered without a key: probes, numbers without text, and a page that asks for the key itself."""
 
 _CALLER = "stepwell.caller"

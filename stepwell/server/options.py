@@ -14,6 +14,7 @@ from stepwell.engine.spawn import DEFAULT_FACTORY
 from stepwell.server.answers import Patience
 from stepwell.server.defaults import AUTO
 from stepwell.server.keys import Keys
+from stepwell.server.names import ServedNames
 from stepwell.server.parts import Limits
 from stepwell.server.settings import TraceTarget, trace_target
 
@@ -51,6 +52,7 @@ class ServeOptions:
     given: frozenset[str] = frozenset()
     factory: str = DEFAULT_FACTORY
     traces: TraceTarget | None = None
+    names: ServedNames | None = None
     generation_config: str = AUTO
     generation_override: str | None = None
 
@@ -59,8 +61,10 @@ def options_from(
     values: Mapping[str, Any], given: frozenset[str], environment: Mapping[str, str] | None = None
 ) -> ServeOptions:
     """Options from the flags of `stepwell serve` by name; `environment` may say where traces go. Raises ConfigError, naming the flag."""
-    names = {f.name for f in fields(EngineConfig)}
-    own = {name: value for name, value in values.items() if name in names}
+    known = {f.name for f in fields(EngineConfig)}
+    own = {name: value for name, value in values.items() if name in known}
+    names = ServedNames.of(values["served_model_name"] or (), values["model"])
+    own["served_model_name"] = names.first
     if values["fair_salts"] is None:
         own["fair_salts"] = values["salt_per_key"]
     config = engine_config(own)
@@ -85,6 +89,7 @@ def options_from(
         values["log_format"],
         given,
         traces=trace_target(values["otlp_endpoint"], environment or {}),
+        names=names,
         generation_config=values["generation_config"],
         generation_override=values["override_generation_config"],
     )

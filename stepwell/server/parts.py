@@ -14,6 +14,7 @@ from stepwell.server.gate import Door
 from stepwell.server.grammar import GrammarReader
 from stepwell.server.keys import Keys
 from stepwell.server.metrics import Metrics
+from stepwell.server.names import ServedNames
 
 if TYPE_CHECKING:
     from stepwell.server.otlp import Otlp
@@ -40,6 +41,7 @@ class Parts:
     otlp         where calls are traced to
     grammars     reads those that calls bring
     defaults     what a call gets where it says nothing
+    names        those under which the model is served; None: the engine's own alone
     """
 
     client: EngineClient
@@ -55,3 +57,9 @@ class Parts:
     otlp: Otlp | None = None
     grammars: GrammarReader = field(default_factory=GrammarReader)
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    names: ServedNames | None = None
+
+    @property
+    def served(self) -> ServedNames:
+        """The names that calls may give."""
+        return self.names or ServedNames(self.facts.model)

@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import Request
 
-from stepwell.engine.config import EngineFacts
 from stepwell.server import schema
 from stepwell.server.body import read_json
 from stepwell.server.errors import ApiError, Problem
+from stepwell.server.names import ServedNames
 
 log = logging.getLogger("stepwell.server")
 
@@ -20,8 +20,8 @@ _FIELD_NAMES_LOGGED = 200
 class CallReader:
     """Reads calls; names each unknown field once in the log."""
 
-    def __init__(self, facts: EngineFacts, body_bytes: int, body_seconds: float) -> None:
-        self._facts = facts
+    def __init__(self, names: ServedNames, body_bytes: int, body_seconds: float) -> None:
+        self._names = names
         self._body_bytes = body_bytes
         self._body_seconds = body_seconds
         self._names_logged: set[str] = set()
@@ -40,8 +40,8 @@ class CallReader:
         return call
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self._facts.model:
-            known = self._facts.model
+        if name is not None and not self._names.accept(name):
+            known = ", ".join(map(repr, self._names.all))
             raise ApiError(
-                Problem(404, f"there is no model {name[:200]!r} here, only {known!r}", "model", "model_not_found")
+                Problem(404, f"there is no model {name[:200]!r} here, only {known}", "model", "model_not_found")
             )

@@ -161,6 +161,7 @@ def _parts(
         origins=options.origins,
         allow_reset=options.allow_reset,
         otlp=otlp,
+        names=options.names,
     )
 
 

@@ -1,0 +1,177 @@
+"""Launch lines that users of vLLM and SGLang know, for the models that are served here: they start Stepwell."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from stepwell.base.errors import ConfigError
+from stepwell.cli import app
+from stepwell.server.launch import Launch, read_launch
+from stepwell.server.options import ServeOptions, options_from
+from stepwell.server.peer_flags import FLAGS, As
+
+NEXT, BIG = "Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3.5-397B-A17B"
+DRAFTS = (
+    "--speculative-algo NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+)
+
+# Of the documents of both projects and of the models' cards; what is set in each, by the fields of our options.
+LINES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (f"{NEXT} --tensor-parallel-size 1 --served-model-name qwen3-next", {"served_model_name": "qwen3-next"}),
+    (
+        f"{NEXT} --tokenizer-mode auto --gpu-memory-utilization 0.8 "
+        """--speculative-config '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}' """
+        "--tensor-parallel-size 1 --no-enable-chunked-prefill",
+        {"model": NEXT, "gpu_memory_utilization": 0.8},
+    ),
+    (f"{NEXT} --port 8000 --max-model-len 262144 --tool-call-parser hermes --enable-auto-tool-choice", {}),
+    (f"{BIG} --port 8000 --max-model-len 262144 --reasoning-parser qwen3", {"max_model_len": 262144}),
+    (
+        f"{BIG} --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser qwen3_coder --language-model-only",
+        {"model": BIG},
+    ),
+    (
+        f"{BIG}-FP8 -dp 8 --enable-expert-parallel --language-model-only --reasoning-parser qwen3 --enable-prefix-caching",
+        {"enable_prefix_caching": True},
+    ),
+    (
+        f"{BIG} --mm-encoder-tp-mode data --mm-processor-cache-type shm --reasoning-parser deepseek_r1 "
+        """--speculative-config '{"method": "mtp", "num_speculative_tokens": 1}' --attention-backend FLASH_ATTN""",
+        {},
+    ),
+    (
+        f"--model {BIG} --trust-remote-code --async-scheduling --no-enable-prefix-caching --max-num-seqs 128 "
+        "--max-num-batched-tokens 8192 --compilation_config.cudagraph_mode=FULL_DECODE_ONLY -O3 --seed 7",
+        {"model": BIG, "max_num_seqs": 128, "max_num_batched_tokens": 8192, "seed": 7, "enable_prefix_caching": False},
+    ),
+    (
+        f"{BIG} --enable-prompt-tokens-details --max_model_len 4096 --kv-offloading-size 32 --disable-log-requests "
+        "--override-generation-config '{\"temperature\": 0.6}' --generation-config vllm",
+        {"max_model_len": 4096, "host_memory": 32 << 30},
+    ),
+    (
+        f"--model-path {NEXT} --port 30000 --tp-size 1 --context-length 262144 --mem-fraction-static 0.8 {DRAFTS}",
+        {"model": NEXT, "max_model_len": 262144, "gpu_memory_utilization": 0.8},
+    ),
+    (
+        f"--model-path {BIG} --host 0.0.0.0 --tp 1 --mem-fraction-static 0.8 --context-length 262144 "
+        "--reasoning-parser qwen3 --tool-call-parser qwen3_coder --mamba-scheduler-strategy extra_buffer --page-size 64",
+        {"model": BIG, "max_model_len": 262144},
+    ),
+    (
+        f"--model-path={BIG} --served-model-name qwen --enable-cache-report --enable-metrics --watchdog-timeout 1200 "
+        """--model-loader-extra-config '{"enable_multithread_load": true}' --max-running-requests 64 """
+        "--chunked-prefill-size 4096 --enable-hierarchical-cache --hicache-size 30 --random-seed 3",
+        {"served_model_name": "qwen", "max_num_seqs": 64, "max_num_batched_tokens": 4096, "host_memory": 30 << 30},
+    ),
+)
+
+
+def read(line: str, command: str = "serve") -> ServeOptions:
+    """The options of a command line behind `stepwell serve`."""
+    group: Any = typer.main.get_command(app)
+    context = group.commands[command].make_context(command, shlex.split(line))
+    return options_from(context.params, frozenset())
+
+
+@pytest.mark.parametrize(("line", "expected"), LINES, ids=range(len(LINES)))
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+def test_known_launch_lines_are_read_as_ours(line: str, expected: dict[str, Any], command: str) -> None:
+    config = read(line, command).config
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_more_ranks_than_there_are_is_told_by_our_own_flag() -> None:
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 8"):
+        read(f"{BIG} --tp-size 8")
+
+
+OWN = {"--port": 1, "--max-model-len": 1, "--coalesce": 0, "--served-model-name": 1, "--api-key": 1, "--seed": 1}
+
+
+def test_each_flag_that_changes_nothing_says_so_in_one_line() -> None:
+    launch = read_launch(
+        shlex.split("M --enforce-eager --swap-space 4 --reasoning-parser qwen3 --cuda-graph-bs 1 2 4"), OWN
+    )
+    assert launch.arguments == ("--", "M")
+    assert [note.partition(" changes nothing: ")[0] for note in launch.notes] == [
+        "--enforce-eager",
+        "--swap-space 4",
+        "--reasoning-parser qwen3",
+        "--cuda-graph-bs 1 2 4",
+    ]
+    status = CliRunner().invoke(app, ["serve", "--enforce-eager", "--port", "-1", "nowhere"])
+    assert "note: --enforce-eager changes nothing" in status.output
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--hf-overrides {}",
+        "--json-model-override-args={}",
+        "--quantization fp8",
+        "--kv-cache-dtype fp8_e5m2",
+        "--tool-call-parser llama3_json",
+        "--reasoning-parser gpt_oss",
+        "--tokenizer other",
+        "--lora-modules a=b c=d",
+        "--logprobs-mode processed_logits",
+        "--nnodes 2",
+        "--headless",
+        "--ssl_keyfile key.pem",
+        "--logits-processors a:b",
+    ],
+)
+def test_what_would_change_answers_is_refused_by_name(line: str) -> None:
+    name = line.replace("_keyfile", "-keyfile").partition(" ")[0].partition("=")[0]
+    with pytest.raises(ConfigError, match=f"^{name} .*not supported"):
+        read_launch(shlex.split(f"M {line}"), OWN)
+    done = CliRunner().invoke(app, ["serve", "M", *shlex.split(line)])
+    assert done.exit_code == 2 and name in done.output
+
+
+def test_several_names_follow_one_flag_and_the_model_may_stand_behind() -> None:
+    def names(line: str, named: bool = False) -> Launch:
+        return read_launch(shlex.split(line), OWN, named)
+
+    assert names("M --served-model-name a b --port 1").arguments == (
+        *("--served-model-name", "a", "--served-model-name", "b", "--port", "1"),
+        *("--", "M"),
+    )
+    assert names("--served-model-name a M").arguments == ("--served-model-name", "a", "--", "M")
+    assert names("--served-model-name a b", named=True).arguments[-2:] == ("--served-model-name", "b")
+    assert names("M --api-key k1 k2").arguments == ("--api-key", "k1", "--api-key", "k2", "--", "M")
+    served = read("M --served-model-name qwen claude-haiku '*'").names
+    assert served is not None and served.all == ("qwen", "claude-haiku") and served.any_name
+    assert read("M").config.name == "M" and read("M --allowed-origins '[\"*\"]'").origins == ("*",)
+
+
+def test_our_own_flags_are_left_as_they_are() -> None:
+    line = ["M", "--max_model_len", "64", "--coalesce", "--seed=3", "--unknown", "--port", "-1", "--", "x"]
+    told = ("--max-model-len", "64", "--coalesce", "--seed=3", "--unknown", "--port", "-1", "--", "M", "x")
+    assert read_launch(line, OWN) == Launch(told)
+    done = CliRunner().invoke(app, ["serve", "M", "--max-queu", "3"])
+    assert done.exit_code == 2 and "--max-queu" in done.output and "--max-queue" in done.output
+
+
+@pytest.mark.parametrize("line", ["M --tp", "M --served-model-name --port 1", "M --cuda-graph-bs"])
+def test_flag_without_its_value_is_told(line: str) -> None:
+    with pytest.raises(ConfigError, match="needs a value"):
+        read_launch(shlex.split(line), OWN)
+
+
+def test_table_names_each_flag_once_and_ours_exist() -> None:
+    names = [name for row in FLAGS for name in row.names]
+    assert len(names) == len(set(names))
+    group: Any = typer.main.get_command(app)
+    ours = {name for param in group.commands["serve"].params for name in (*param.opts, *param.secondary_opts)}
+    for row in FLAGS:
+        if isinstance(row.fate, As):
+            assert row.fate.name in ours | {""}, row
+        else:
+            assert not set(row.names) & ours, row
