@@ -26,6 +26,7 @@ def check(directory: Directory, private: Iterable[Ints] = (), promised: int | No
     _check_locks(directory, nodes)
     _check_candidates(directory, nodes)
     _check_keeps(directory, nodes)
+    _check_condemned(directory)
     if promised is not None:
         assert directory.reserved == promised, f"{directory.reserved} pages reserved, tables hold {promised}"
 
@@ -120,7 +121,7 @@ def _check_locks(directory: Directory, nodes: list[Node]) -> None:
         path = [item] if item.what == "image" else [n.kv for n in item.node.up()]
         for held in path:
             expected[id(held), lease.tier] = expected.get((id(held), lease.tier), 0) + 1
-    for item in _items([*nodes, *directory.tree.roots.values()]):
+    for item in _items([*nodes, *directory.tree.roots.values(), *directory.tree.condemned]):
         for tier in Tier:
             count = expected.pop((id(item), tier), 0)
             assert item.locks[tier] == count, f"{item!r}: {item.locks[tier]} locks in {tier.name}, {count} leases"
@@ -134,6 +135,19 @@ def _check_candidates(directory: Directory, nodes: list[Node]) -> None:
     for item in _items(nodes):
         for ranking, ids in offered:
             assert not ranking.live(item) or id(item) in ids, f"{item!r} is a candidate that nobody offers"
+
+
+def _check_condemned(directory: Directory) -> None:
+    """What is condemned is held, and read by nobody who comes anew: its copies are bad, and each is locked."""
+    for root in directory.tree.condemned:
+        assert root.children, f"a condemned subtree of salt {root.salt!r} is empty, and still there"
+        assert directory.tree.roots.get(root.salt) is not root, f"the condemned root of salt {root.salt!r} can be found"
+    for node in directory.tree.nodes():
+        for item in node.items() if directory.tree.is_condemned(node) else ():
+            for tier in directory.pools:
+                where = f"{item!r} is condemned, and {tier.name.lower()}"
+                assert item.at[tier] is None or item.bad[tier], f"{where} can be read"
+                assert item.at[tier] is None or item.locks[tier], f"{where} holds it for nobody"
 
 
 def _check_keeps(directory: Directory, nodes: list[Node]) -> None:

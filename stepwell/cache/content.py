@@ -23,6 +23,7 @@ def publish(
     `adopt` off (a request that must not read the cache) it stops there: such a request only adds where nothing is yet.
     """
     node = lease.item.node
+    condemned = directory.tree.is_condemned(node)
     directory.offers.latest.use = now
     while node.end < end:
         child = follow(directory, node, tokens, end, now)
@@ -31,6 +32,8 @@ def publish(
         _fill(directory, child, table)
         child.used = now
         directory.extend(lease, child)
+        if condemned:  # computed from what is condemned
+            directory.condemn(child.kv, Tier.DEVICE)
         node = child
     directory.tidy(node)
 
@@ -65,7 +68,11 @@ def _fill(directory: Directory, node: Node, table: BlockTable) -> None:
 def leave_rung(
     directory: Directory, lease: Lease, position: int, pages: Ints, kind: RungKind, now: float
 ) -> Rung | None:
-    """Publish an image that has folded exactly `position` tokens of the leased path; None, and the pages go, if one is there."""
+    """Publish an image that has folded exactly `position` tokens of the leased path; None, and the pages go, if one is there or the
+    path is condemned."""
+    if directory.tree.is_condemned(lease.item.node):
+        directory.give(Tier.DEVICE, pages)
+        return None
     node = directory.node_at(lease.item.node, position)
     rung = node.rung
     if rung is not None and rung.image.has(Tier.DEVICE):

@@ -40,7 +40,7 @@ class Directory:
         self.pools = {tier: Pool(size) for tier, size in sizes if size}
         self.policy = policy_named(config.policy, config.geometry.block)
         self.offers = Offers(tuple(self.pools), self.policy)
-        self.epoch = self.tickets = 0
+        self.epoch = self.tickets = self.condemnations = 0
         self.reserved = self.clean = self.backed = self.items = self.ghost_blocks = 0
         self.leases: set[Lease] = set()
         self.cached = dict.fromkeys(self.pools, 0)
@@ -64,8 +64,7 @@ class Directory:
         pool, cached = self.pools[tier], self.cached[tier]
         dormant = self.archive.catalogue.pages if tier == Tier.DISK else 0
         below = cached - self.leased[tier] if self.offers.lower[tier] is None else self.backed
-        clean = self.clean if tier == Tier.DEVICE else below
-        kept = self.keeps.guarded[tier]
+        clean, kept = self.clean if tier == Tier.DEVICE else below, self.keeps.guarded[tier]
         return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean, kept)
 
     def survey(self, salt: str, prompt: Ints) -> Survey:
@@ -192,11 +191,10 @@ class Directory:
         self.place(item, tier, None)
         self.give(tier, slots)
         node = item.node
-        if item.what == "kv":
-            if node.rung is not None:
-                self.offer(node.rung.image)
-            if node.parent is not None:
-                self.offer(node.parent.kv)
+        if item.what == "kv" and node.rung is not None:
+            self.offer(node.rung.image)
+        if item.what == "kv" and node.parent is not None:
+            self.offer(node.parent.kv)
         self.tidy(node)
 
     def condemn(self, item: Item, tier: Tier) -> None:
@@ -269,13 +267,13 @@ class Directory:
             if slots is not None:
                 self.place(rung.image, tier, None)
                 self.give(tier, slots)
-        node.rung = None
-        self.items -= 1
-        self._unkeep(node)
+        self._take_rung(node)
         self.tidy(node)
 
-    def _unkeep(self, node: Node) -> None:
-        """The rung at `node` has gone: so have the keeps that ended there."""
+    def _take_rung(self, node: Node) -> None:
+        """The rung at `node` goes, and with it the keeps that end there."""
+        node.rung = None
+        self.items -= 1
         for keep in list(self.keeps.at.get(node, ())):
             for item in self.keeps.end(keep):
                 self.offer(item)
@@ -316,28 +314,43 @@ class Directory:
 
         The tokens of evicted leaves stay, so that a loss can be named, up to the configured number of blocks.
         """
+        if self.tree.is_condemned(node):
+            self._dissolve(node)
+            return
         self._reshape(node)
         while self.ghost_blocks > self.config.ghost_blocks and self.ghosts:
             ghost = next(iter(self.ghosts))
             del self.ghosts[ghost]
             parent = ghost.parent
-            if parent is None or not _vacant(ghost):
-                continue
-            self.tree.detach(ghost)
-            self.items -= 1
-            self.ghost_blocks -= (ghost.end - ghost.start) // self.tree.block
-            self._reshape(parent)
+            if parent is not None and ghost.vacant:
+                self._detach(ghost)
+                self._reshape(parent)
+
+    def _dissolve(self, node: Node) -> None:
+        """Remove what a condemned subtree holds for nobody: rungs without an image, vacant leaves, at last its root."""
+        if node.rung is not None and node.rung.image.idle:
+            self._take_rung(node)
+        while (parent := node.parent) is not None and node.vacant:
+            self.ghosts.pop(node, None)
+            self._detach(node)
+            node = parent
+        if isinstance(node, Root) and not node.children:
+            del self.tree.condemned[node]
+
+    def _detach(self, leaf: Node) -> None:
+        """Take a vacant leaf out of the tree."""
+        self.tree.detach(leaf)
+        self.items -= 1
+        self.ghost_blocks -= (leaf.end - leaf.start) // self.tree.block
 
     def _reshape(self, node: Node) -> None:
         if node.rung is not None and node.rung.image.idle:
-            node.rung = None
-            self.items -= 1
-            self._unkeep(node)
+            self._take_rung(node)
             node.lost = (*node.lost, node.end)
         if isinstance(node, Root):
             if not node.children and not any(node.kv.locks):
                 self.tree.roots.pop(node.salt, None)
-        elif node.parent is not None and _vacant(node):
+        elif node.parent is not None and node.vacant:
             self.ghosts[node] = None
         elif node.parent is not None:
             if len(node.children) == 1:
@@ -347,11 +360,11 @@ class Directory:
             self.offer(node.kv)
 
     def _join(self, node: Node) -> bool:
-        joinable = self.tree.joinable(node)
-        if joinable:
-            self.tree.join(node)
-            self.items -= 1
-        return joinable
+        if not self.tree.joinable(node):
+            return False
+        self.tree.join(node)
+        self.items -= 1
+        return True
 
     # ---- totals and candidates ----------------------------------------------------------------------------------------
 
@@ -385,8 +398,3 @@ class Directory:
     def offer(self, item: Item) -> None:
         """Let every ranking know that `item` may have become a candidate or lost value."""
         self.offers.add(item, self.items)
-
-
-def _vacant(node: Node) -> bool:
-    """A leaf that holds nothing, for nobody."""
-    return not node.children and node.rung is None and node.kv.idle

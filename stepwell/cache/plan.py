@@ -186,7 +186,7 @@ def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:
     """KV of [start, end) by tier, neighbours of one tier joined."""
     out: list[Source] = []
     for node, a, b in kv_nodes(found.path, start, end):
-        tier = node.kv.best()
+        tier = node.kv.best(below=Tier.DEVICE)
         assert tier is not None, "the union reaches past every foothold"
         if out and out[-1].tier == tier:
             out[-1] = Source(tier, out[-1].start, b)

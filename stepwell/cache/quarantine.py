@@ -13,11 +13,14 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
     """Condemn every copy, in every tier, of all that shares its first block with `tokens`; how many copies that were.
 
     Which byte is wrong cannot be told, and whatever was computed after it read it as well: branches of the same beginning too.
-    What is leased goes with its last lease, and a copy of it under way will not be found. What an earlier process left on disk under
-    this salt, and nobody has asked for since, goes as a whole.
+    All of it leaves the tree at once, so that no prompt leads there, whoever holds it. What is leased goes with its last lease; what
+    its readers go on to compute, and copies of it under way, are found by nobody. The next request for the same prompt computes
+    it anew, on other pages. What an earlier process left on disk under this salt, and nobody has asked for since, goes as a whole.
     """
     path = directory.survey(salt, tokens).path
     condemned = 0
+    if path:
+        _expel(directory, path[0])
     for node in _leaves_first(path[0]) if path else ():
         for item in reversed(list(node.items())):
             for tier in directory.pools:
@@ -26,6 +29,19 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
                     condemned += 1
     directory.archive.expel(salt)  # branches among it cannot be told from the rest
     return condemned
+
+
+def _expel(directory: Directory, top: Node) -> None:
+    """Have no prompt lead to `top`, a child of a root, or to anything below it from now on; it stays only while it is held.
+
+    `condemnations` moves on: whoever holds what was computed from the cache before looks whether it may still be used.
+    """
+    root = top.parent
+    assert root is not None, f"{top!r} is not part of the tree"
+    directory.tree.expel(top, top.used)
+    directory.condemnations += 1
+    directory.epoch += 1
+    directory.tidy(root)
 
 
 def _leaves_first(top: Node) -> Iterator[Node]:

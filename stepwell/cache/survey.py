@@ -26,7 +26,7 @@ class Survey:
     """What the tree holds of a prompt of `tokens` tokens.
 
         0 ── hit ── device ──── union ──── matched ── tokens
-        device   KV on the device without a gap          union    KV in any tier without a gap
+        device   KV on the device without a gap          union    KV without a gap: to there on the device, then in any tier below it
         matched  known tokens, bytes or not              footholds ascending, none past tokens − 1
 
     path         nodes from the top whose tokens match; the last may match in part (up to `matched`)
@@ -90,7 +90,7 @@ def _measure(path: tuple[Node, ...], matched: int, count: int, diverged: int | N
         whole_device = whole_device and kv.at[top] is not None and not kv.bad[top]
         if whole_device:
             device = union = end
-        elif whole and kv.best() is not None:
+        elif whole and kv.best(below=top) is not None:
             union = end
         else:
             whole = False

@@ -106,9 +106,9 @@ class Item:
         slots = self.at[tier]
         return 0 if slots is None else len(slots)
 
-    def best(self) -> Tier | None:
-        """The fastest tier with a readable copy."""
-        for tier in TIERS:
+    def best(self, below: Tier | None = None) -> Tier | None:
+        """The fastest tier with a readable copy, of those below `below`, if one is given."""
+        for tier in TIERS if below is None else TIERS[below + 1 :]:
             if self.at[tier] is not None and not self.bad[tier]:
                 return tier
         return None
@@ -173,6 +173,11 @@ class Node:
         """The tokens of [start, end): a read-only view."""
         return np.frombuffer(self.raw, np.int32)
 
+    @property
+    def vacant(self) -> bool:
+        """A leaf that holds nothing, for nobody."""
+        return not self.children and self.rung is None and self.kv.idle
+
     def up(self) -> Iterator[Node]:
         """This node and its ancestors, the root last."""
         node: Node | None = self
@@ -190,7 +195,7 @@ class Node:
 
 
 class Root(Node):
-    """The empty prefix of one salt."""
+    """The empty prefix of one salt, or what stands in its place above a condemned subtree (see `Tree.expel`)."""
 
     __slots__ = ("salt",)
 
@@ -213,13 +218,17 @@ def root_number(salt: str) -> int:
 
 
 class Tree:
-    """Roots by salt, and the operations that change shape but not content."""
+    """Roots by salt, and the operations that change shape but not content.
 
-    __slots__ = ("block", "roots")
+    condemned  roots of subtrees that nothing finds any more, each kept only as long as something in it is held
+    """
+
+    __slots__ = ("block", "condemned", "roots")
 
     def __init__(self, block: int) -> None:
         self.block = block
         self.roots: dict[str, Root] = {}
+        self.condemned: dict[Root, None] = {}
 
     def root(self, salt: str, now: float) -> Root:
         """The root of this salt, made if need be. Different salts share nothing."""
@@ -248,6 +257,33 @@ class Tree:
         del node.parent.children[self.head(node)]
         node.parent = None
         node.raw = b""
+
+    def expel(self, top: Node, now: float) -> Root:
+        """Move `top`, a child of a root, with all below it under a new root of its own, where no prompt leads. Leases move with it."""
+        old = top.parent
+        assert isinstance(old, Root) and old not in self.condemned, f"{top!r} is not the beginning of a findable path"
+        new = Root(old.salt, now)
+        del old.children[self.head(top)]
+        new.children[self.head(top)] = top
+        top.parent = new
+        for tier in TIERS:
+            here = top.kv.at[tier] is not None
+            old.kv.below[tier] -= here
+            new.kv.below[tier] += here
+            old.kv.locks[tier] -= top.kv.locks[tier]  # every lease below `top` holds its root as well
+            new.kv.locks[tier] += top.kv.locks[tier]
+        for counts, sign in ((old.kv, -1), (new.kv, 1)):
+            counts.held_up += sign * top.kv.stuck
+            counts.soiled += sign * top.kv.dirty
+        self.condemned[new] = None
+        return new
+
+    def is_condemned(self, node: Node) -> bool:
+        """Whether `node` is part of a condemned subtree. O(1) while there is none, else O(depth)."""
+        if not self.condemned:
+            return False
+        *_, top = node.up()
+        return isinstance(top, Root) and top in self.condemned
 
     def split(self, node: Node, at: int) -> Node:
         """Cut `node` at position `at`; returns the new upper half. `node` stays the lower one, so leases and rung stay with it."""
@@ -310,8 +346,8 @@ class Tree:
         parent.raw = b""
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the roots, parents first."""
-        stack: list[Node] = list(self.roots.values())
+        """Every node but the roots, condemned ones included, parents first."""
+        stack: list[Node] = [*self.roots.values(), *self.condemned]
         while stack:
             node = stack.pop()
             if node.parent is not None:

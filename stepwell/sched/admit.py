@@ -17,7 +17,7 @@ from stepwell.cache.tree import RungKind
 from stepwell.sched.coalesce import Coalescing, ask_for_rungs, is_behind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Parked, Running, Waiting
-from stepwell.sched.queues import Queues
+from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.request import Admitted, Finished, Loads
 from stepwell.sched.step import Carry, Fresh, FromImage, StateStart
 from stepwell.sched.suspend import any_suspended, attach, free_slot, let_go, let_go_all, let_go_at
@@ -71,6 +71,8 @@ def _plan(directory: Directory, config: SchedConfig, costs: Costs, waiting: Wait
     request, tokens, kept = waiting.job.request, waiting.job.tokens.view, waiting.kept
     if kept is None:
         return directory.plan(request.salt, tokens, costs, read=config.cache and request.read_cache)
+    if kept.condemnations != directory.condemnations:
+        return None
     return directory.plan_return(request.salt, tokens, kept.computed, costs)
 
 
@@ -128,9 +130,29 @@ def _advance(
         queues.parked[request_id] = replace(parked, loading=loading, heard=clock.now())
         return
     del queues.parked[request_id]
+    if _condemned(directory, parked):
+        _start_over(queues, directory, parked)
+        return
     now = clock.now()
     waiting = Waiting(parked.job, parked.kept)
     _enter(queues, directory, config, waiting, parked.slot, settle(directory, loading, now), now)
+
+
+def _condemned(directory: Directory, parked: Parked) -> bool:
+    """Whether what its load read, or what it would go on from, has been condemned meanwhile."""
+    held, kept = parked.loading.held, parked.kept
+    if kept is not None and kept.condemnations != directory.condemnations:
+        return True
+    return any(directory.tree.is_condemned(lease.item.node) for lease in (*held.leases, held.path))
+
+
+def _start_over(queues: Queues, directory: Directory, parked: Parked) -> None:
+    """Back to waiting with nothing held, to be planned afresh."""
+    if parked.kept is not None:
+        let_go(directory, parked.kept)
+    abandon(directory, parked.loading.held)
+    queues.slots.append(parked.slot)
+    enqueue(queues, parked.job)
 
 
 def _enter(

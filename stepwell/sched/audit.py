@@ -25,7 +25,7 @@ from stepwell.cache.quarantine import quarantine
 from stepwell.cache.shed import demote
 from stepwell.cache.tree import root_number
 from stepwell.sched.build import Built, release
-from stepwell.sched.job import Job, Tokens
+from stepwell.sched.job import Job, Tokens, Watched
 from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams
 from stepwell.sched.step import Logits, StepResult
@@ -40,12 +40,14 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A resumed prompt to be checked: how it was resumed, and what it answered. `tries` were cut short by requests."""
+    """A resumed prompt to be checked: how it was resumed, and what it answered. `tries` were cut short by requests. It says nothing
+    about what is cached now once `Directory.condemnations` is no longer `condemnations`."""
 
     salt: str
     prompt: Ints
     outcome: AdmissionOutcome
     logits: Logits
+    condemnations: int
     tries: int = 0
 
 
@@ -99,7 +101,7 @@ class Auditor:
         """Whether an audit is under way, or waits for its turn."""
         return self._case is not None or bool(self._pending)
 
-    def choose(self, queues: Queues) -> None:
+    def choose(self, queues: Queues, directory: Directory) -> None:
         """Watch some of those who were admitted just now: after admission, before a step is built."""
         if not self.rate:
             return
@@ -107,7 +109,7 @@ class Auditor:
             if isinstance(event, Admitted) and event.outcome.cached and self._rng.random() < self.rate:
                 running = queues.find_running(event.request_id)
                 if running is not None:
-                    running.job.watched = event.outcome
+                    running.job.watched = Watched(event.outcome, directory.condemnations)
 
     def begin(self, queues: Queues, directory: Directory) -> None:
         """Start the next audit, if nothing else is to be done and it has room."""
@@ -120,7 +122,7 @@ class Auditor:
                 if directory.in_flight:
                     return
             case = self._pending.popleft()
-            if needed <= _instant(directory):
+            if needed <= _instant(directory) and case.condemnations == directory.condemnations:
                 self._start(queues, case)
                 return
             self.counts.skipped += 1
@@ -150,11 +152,13 @@ class Auditor:
             if job.internal:
                 self._judge(directory, logits)
                 continue
-            outcome, job.watched = job.watched, None
-            if outcome is None or logits is None or job.starts > 1:  # preempted meanwhile: resumed in another way
+            watched, job.watched = job.watched, None
+            stale = watched is None or watched.condemnations != directory.condemnations
+            if watched is None or logits is None or stale or job.starts > 1:  # preempted: resumed in another way
                 self.counts.skipped += 1
             else:
-                self._keep(Case(job.request.salt, job.request.prompt, outcome, logits))
+                how, condemnations = watched.outcome, watched.condemnations
+                self._keep(Case(job.request.salt, job.request.prompt, how, logits, condemnations))
 
     def strip(self, events: list[Event]) -> list[Event]:
         """`events` without those of audits, which are nobody's business."""
@@ -190,7 +194,7 @@ class Auditor:
         self._case = None
         self.counts.audits += 1
         off = difference(case.logits, cold)
-        if off <= self.tolerance:  # false for NaN
+        if off <= self.tolerance or case.condemnations != directory.condemnations:  # the former is false for NaN
             return
         self.counts.mismatches += 1
         copies = quarantine(directory, case.salt, case.prompt)

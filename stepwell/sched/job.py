@@ -49,6 +49,14 @@ class Tokens:
         self.count = end
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """How a request that is to be audited was resumed, and `Directory.condemnations` at that time."""
+
+    outcome: AdmissionOutcome
+    condemnations: int
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """What outlives a request's states.
@@ -56,7 +64,7 @@ class Job:
     order     its place: lower goes first, see `stepwell.sched.order`     limit    tokens that it may have at most
     root      numbers its salt        starts   admissions so far
     internal  the engine's own: no caller hears of it, and no count of admissions includes it
-    watched   how it was resumed, where the logits of its first token are to be kept
+    watched   set where the logits of its first token are to be kept
     resumed   how it was first admitted
     given_up  the failed leg and the boundary of a load that was not reported in time
     waits     leaders that it has waited for     alone  where it would have been resumed without the first of them
@@ -69,7 +77,7 @@ class Job:
     root: int
     starts: int = 0
     internal: bool = False
-    watched: AdmissionOutcome | None = None
+    watched: Watched | None = None
     given_up: tuple[Reason, int] | None = None
     resumed: AdmissionOutcome | None = None
     waits: int = 0
@@ -88,12 +96,14 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Kept:
     """What a preempted request still has: the live state after `computed` tokens in `slot`, and `pages` of the KV past the end of
-    `node`, where its last whole block ends (see `stepwell.sched.suspend`)."""
+    `node`, where its last whole block ends (see `stepwell.sched.suspend`). Once `Directory.condemnations` is no longer
+    `condemnations`, it may have been computed from condemned bytes, and serves nobody."""
 
     slot: int
     computed: int
     pages: Ints
     node: Node
+    condemnations: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class EngineLoop:
         self.auditor.begin(self.queues, self.directory)
         admit(self.queues, self.directory, self.config, self.costs, self._clock)
         refuse_stranded(self.queues, self.directory, self.config, self._clock)
-        self.auditor.choose(self.queues)
+        self.auditor.choose(self.queues, self.directory)
         self._start_moves()
         built = build(self.queues, self.directory, self.config, max_repeat)
         self._start_moves()

@@ -27,13 +27,14 @@ def keep(directory: Directory, running: Running) -> Kept | None:
     request, node = running.job.request, running.path.item.node
     whole = floor_to(running.computed, directory.tree.block)
     usable = request.read_cache and request.write_cache and isinstance(running.start, Carry)
+    usable = usable and not directory.tree.is_condemned(node)
     if not usable or whole == 0 or node.end != whole:
         return None
     block = directory.tree.block
     rest, spare = running.table.detach(whole // block, directory.config.geometry.pages_for(running.computed))
     directory.give(Tier.DEVICE, spare)
     node.awaited += 1
-    return Kept(running.slot, running.computed, rest, node)
+    return Kept(running.slot, running.computed, rest, node, directory.condemnations)
 
 
 def attach(directory: Directory, running: Running, kept: Kept) -> None:

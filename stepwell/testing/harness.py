@@ -143,7 +143,7 @@ class Harness:
 
     def step(self, max_repeat: int = 1) -> list[Event]:
         """One turn of the loop, all laws checked before its works run, before each copy, and at its end."""
-        parked = list(self.loop.queues.parked.values())
+        parked = [one for one in self.loop.queues.parked.values() if not laws.is_condemned(self.loop, one)]
         self.clock.advance(self._step_seconds)
         self._ran = False
         self._watch.reported = {}

@@ -265,6 +265,14 @@ def _fingerprint(loop: EngineLoop) -> tuple[object, ...]:
 # ---- law 6 ------------------------------------------------------------------------------------------------
 
 
+def is_condemned(loop: EngineLoop, parked: Parked) -> bool:
+    """Whether what this load reads, or what its request would go on from, has been condemned since: it is to start over."""
+    directory, held = loop.directory, parked.loading.held
+    stale = parked.kept is not None and parked.kept.condemnations != directory.condemnations
+    roots = [[*lease.item.node.up()][-1] for lease in (*held.leases, held.path)]
+    return stale or not all(any(root is known for known in directory.tree.roots.values()) for root in roots)
+
+
 def check_chain(plan: Plan) -> None:
     """Law 6 for a plan: unless it says otherwise, a load falls back to the hit or further; and no chain ends in a load."""
     require(6, not plan.options[-1].loads, "the last option of a chain is a load")
