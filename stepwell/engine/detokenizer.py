@@ -11,7 +11,7 @@ This module knows text; it does not know requests, HTTP or engines.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from stepwell.sched.request import FinishReason
@@ -30,18 +30,22 @@ class TokenDecoder(Protocol):
 
 
 class ByteDecoder:
-    """For byte-level vocabularies: `pieces[token]` are the token's bytes, empty for what is not shown."""
+    """For byte-level vocabularies: `pieces[token]` are the token's bytes, empty for what is not shown.
 
-    __slots__ = ("_pieces", "_utf8")
+    names: texts of tokens that have no piece and are to be shown all the same.
+    """
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    __slots__ = ("_names", "_pieces", "_utf8")
+
+    def __init__(self, pieces: Sequence[bytes], names: Mapping[int, bytes] | None = None) -> None:
         self._pieces = pieces
+        self._names = names or {}
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         if token >= len(self._pieces):  # rows that pad the embedding stand for no text
             return ""
-        return self._utf8.decode(self._pieces[token])
+        return self._utf8.decode(self._pieces[token] or self._names.get(token, b""))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -82,16 +86,17 @@ class WindowDecoder:
 
 
 class StopFinder:
-    """Passes text on until the first stop string, of which no character is ever shown.
+    """Passes text on until the first stop string, of which no character is shown, or all of it where it is to be kept.
 
     Reads one character at a time (Knuth–Morris–Pratt, one automaton a stop): the stop that ends first wins, of those that
     end together the longest. Only what may still become a stop is held back. O(stops) a character.
     """
 
-    __slots__ = ("_held", "_stops", "found")
+    __slots__ = ("_held", "_keep", "_stops", "found")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], keep: bool = False) -> None:
         assert all(stops), "an empty stop string stops everything"
+        self._keep = keep
         self._stops = [_Automaton(stop) for stop in stops]
         self._held = ""
         self.found: str | None = None
@@ -104,7 +109,8 @@ class StopFinder:
             ended = [stop.pattern for stop in self._stops if stop.step(char)]
             if ended:
                 self.found = max(ended, key=len)
-                return (self._held + text[: i + 1])[: -len(self.found)]
+                read = self._held + text[: i + 1]
+                return read if self._keep else read[: -len(self.found)]
         buffer = self._held + text
         keep = len(buffer) - max(stop.matched for stop in self._stops)
         self._held = buffer[keep:]
@@ -146,13 +152,16 @@ class Transcript:
     """One answer as it grows: counts its tokens, shows its text, knows why it ended.
 
     min_tokens: text of the first `min_tokens` tokens is shown as it is; stop strings are looked for only after it.
+    keep_stop: the stop string that ends the answer is shown as its last text.
     """
 
     __slots__ = ("_decoder", "_min_tokens", "_stops", "reason", "tokens")
 
-    def __init__(self, decoder: TokenDecoder, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self, decoder: TokenDecoder, stops: Sequence[str] = (), min_tokens: int = 0, keep_stop: bool = False
+    ) -> None:
         self._decoder = decoder
-        self._stops = StopFinder(stops)
+        self._stops = StopFinder(stops, keep_stop)
         self._min_tokens = min_tokens
         self.tokens = 0
         self.reason: FinishReason | None = None

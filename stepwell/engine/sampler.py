@@ -1,6 +1,6 @@
 """From the logits of a step to its result: adjusts each row as its request asks, draws, and says what the model thought.
 
-    logits ─▶ scores ─▶ penalties ▸ bias ▸ grammar ▸ ends before min_tokens ─▶ draw
+    logits ─▶ scores ─▶ penalties ▸ allowed, bad words ▸ bias ▸ grammar ▸ ends before min_tokens ─▶ draw
 
 Log-probabilities are the model's own, from before any adjustment.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from stepwell.base.geometry import Ints
 from stepwell.engine.grammars import GuideError
 from stepwell.engine.guide import Guides
-from stepwell.ops.adjust import add_bias, penalise, repeat_less, score
+from stepwell.ops.adjust import add_bias, forbid, keep_only, penalise, repeat_less, score
 from stepwell.ops.sampling import Draw, sample
 from stepwell.sched.request import SamplingParams, Scored
 from stepwell.sched.step import Sample, Step, StepResult, Work
@@ -64,13 +64,16 @@ class Sampler:
             assert one.history is not None, "a request that looks back brings its tokens"
             if params.penalises:
                 _penalise(row, params, one.history, one.index)
+            if params.allowed:
+                keep_only(row, params.allowed)
+            if params.bad_words:
+                forbid(row, params.bad_words, _answer(one).tolist())
         if params.logit_bias:
             add_bias(row, params.logit_bias)
         if params.grammar and one.history is not None:
             if self._guides is None:
                 raise GuideError(_NO_GUIDES)
-            answer = one.history[len(one.history) - one.index :]
-            allowed = self._guides.allowed(work.request_id, params, answer)
+            allowed = self._guides.allowed(work.request_id, params, _answer(one))
             if allowed is not None:
                 row.masked_fill_(~torch.from_numpy(allowed).to(row.device), float("-inf"))
 
@@ -100,6 +103,12 @@ def score_targets(
         out.append(tuple(found))
         first += len(targets)
     return out
+
+
+def _answer(one: Sample) -> Ints:
+    """The answer so far."""
+    assert one.history is not None, "a request that looks back brings its tokens"
+    return one.history[len(one.history) - one.index :]
 
 
 def _penalise(row: Tensor, params: SamplingParams, history: Ints, index: int) -> None:

@@ -22,7 +22,7 @@ _MARK = "stepwell"  # any word that no template writes
 class Tokenizer:
     """One model's tokenizer. Safe to call from several threads at once."""
 
-    __slots__ = ("_backend", "_hf", "_pieces", "_reserved", "size")
+    __slots__ = ("_backend", "_hf", "_pieces", "_reserved", "_special", "size")
 
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
         self._hf = hf
@@ -30,6 +30,8 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._pieces = byte_pieces(self._backend)
+        added = self._backend.get_added_tokens_decoder()
+        self._special = {i: token.content.encode() for i, token in added.items() if token.special}
         self._reserved = frozenset(inspect.signature(hf.apply_chat_template).parameters) | {"messages"}
         self.size: int = self._backend.get_vocab_size(with_added_tokens=True)
 
@@ -104,12 +106,12 @@ class Tokenizer:
         decoder = self.decoder()
         return "".join([*map(decoder.push, map(int, tokens)), decoder.flush()])
 
-    def decoder(self, prompt: Ints | None = None) -> TokenDecoder:
-        """A fresh decoder for the answer to `prompt`."""
+    def decoder(self, prompt: Ints | None = None, special: bool = False) -> TokenDecoder:
+        """A fresh decoder for the answer to `prompt`. `special`: special tokens are shown by their names."""
         if self._pieces is not None:
-            return ByteDecoder(self._pieces)
+            return ByteDecoder(self._pieces, self._special if special else None)
         context = [] if prompt is None else [int(t) for t in prompt[-_CONTEXT:]]
-        return WindowDecoder(lambda ids: self._backend.decode(ids, skip_special_tokens=True), context)
+        return WindowDecoder(lambda ids: self._backend.decode(ids, skip_special_tokens=not special), context)
 
     def render(
         self,

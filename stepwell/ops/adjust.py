@@ -29,6 +29,21 @@ def add_bias(row: Tensor, bias: Sequence[tuple[int, float]]) -> None:
     row[tokens] += torch.tensor([value for _, value in bias], device=row.device, dtype=row.dtype)
 
 
+def keep_only(row: Tensor, tokens: Sequence[int]) -> None:
+    """Make every other token impossible."""
+    kept = torch.tensor(tokens, dtype=torch.int64, device=row.device)
+    values = row[kept]
+    row.fill_(float("-inf"))
+    row[kept] = values
+
+
+def forbid(row: Tensor, words: Sequence[Sequence[int]], answer: Sequence[int]) -> None:
+    """Make impossible what would complete one of `words`, which are token sequences, behind the answer so far."""
+    last = [word[-1] for word in words if list(word[:-1]) == list(answer[len(answer) + 1 - len(word) :])]
+    if last:
+        row[last] = float("-inf")
+
+
 def score(logits: Tensor, targets: Tensor, top: int) -> list[tuple[float, list[tuple[int, float]]]]:
     """For each row of float32 [n, vocab]: the log-probability of its target, and the `top` likeliest (token, log-probability).
 

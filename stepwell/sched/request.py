@@ -25,6 +25,8 @@ class SamplingParams:
     logit_bias        (token, what is added to its logit)
     logprobs          log-probabilities of each answer token and of this many most likely ones; None: of none
     prompt_logprobs   the same of every prompt token but the first; needs a request that does not read the cache
+    allowed           nothing but these tokens is chosen; empty: any
+    bad_words         token sequences that never become whole
     grammar           what the answer must follow, in the form that the runner understands; "" for anything
     grammar_after     the grammar begins after this token of the answer; None: at once
     """
@@ -46,6 +48,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: str = ""
     grammar_after: int | None = None
+    allowed: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def penalises(self) -> bool:
@@ -53,8 +57,8 @@ class SamplingParams:
 
     @property
     def looks_back(self) -> bool:
-        """Whether the next token depends on the tokens so far in ways that the model does not know of."""
-        return self.penalises or bool(self.grammar)
+        """Whether the next token depends on the tokens so far, or on a choice among tokens, in ways that the model does not know of."""
+        return self.penalises or bool(self.grammar or self.allowed or self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)

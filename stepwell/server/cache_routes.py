@@ -72,7 +72,7 @@ class CacheRoutes:
     async def _read(self, call: schema.CompletionCall | schema.ChatCall) -> list[Prompt]:
         if isinstance(call, schema.ChatCall):
             return [await self._prompts.chat(call, read_use(call).shown)]
-        return await self._prompts.completion(call.prompt)
+        return await self._prompts.completion(call.prompt, call.add_special_tokens)
 
 
 def _shown(told: Explanation) -> dict[str, Any]:

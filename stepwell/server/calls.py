@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from stepwell.base.errors import RequestError, StepwellError
 from stepwell.sched.request import SamplingParams
 from stepwell.server import schema
-from stepwell.server.choosing import sampling
+from stepwell.server.choosing import limited, sampling
 from stepwell.server.dialect import Dialect
 from stepwell.server.errors import ApiError, GenerationFailed, Problem, any_problem
 from stepwell.server.form import Form
@@ -63,9 +63,7 @@ class GenerationRoutes:
     async def completions(self, request: Request) -> Response:
         arrived = self._parts.clock.now()
         call = await self._calls.read(schema.CompletionCall, request)
-        prompts = await self._prompts.completion(call.prompt)
-        if call.best_of not in (None, 1, call.n):
-            raise RequestError(f"best_of must be n, not {call.best_of}: answers are not ranked", "best_of")
+        prompts = await self._prompts.completion(call.prompt, call.add_special_tokens)
         if call.max_tokens == 0 and not call.echo and call.prompt_logprobs is None:
             raise RequestError("max_tokens 0 gives nothing without echo or prompt_logprobs", "max_tokens")
         params = with_grammar(self._params(call), await structure(call, self._parts.grammars), None)
@@ -91,7 +89,15 @@ class GenerationRoutes:
         stop_ids = self._prompts.ids(call.stop_token_ids or [], "stop_token_ids").tolist()
         if len(stop_ids) > _MAX_STOP_IDS:
             raise RequestError(f"stop_token_ids holds more than {_MAX_STOP_IDS} ids", "stop_token_ids")
-        return sampling(call, secrets.randbits(63), stop_ids, self._parts.facts.vocab_size, self._parts.defaults)
+        params = sampling(call, secrets.randbits(63), stop_ids, self._parts.facts.vocab_size, self._parts.defaults)
+        if call.best_of not in (None, 1, call.n):
+            raise RequestError(f"best_of must be n, not {call.best_of}: answers are not ranked", "best_of")
+        if call.allowed_token_ids is None and not call.bad_words:
+            return params
+        if call.allowed_token_ids == []:
+            raise RequestError("allowed_token_ids is empty: name at least one token", "allowed_token_ids")
+        allowed = self._prompts.ids(call.allowed_token_ids or [], "allowed_token_ids").tolist()
+        return limited(params, allowed, call.bad_words or [], self._parts.tokenizer)
 
     async def _choices(self, request: Request, wish: Wish) -> Response:
         """Answer in the form of completions and chats."""
@@ -164,6 +170,8 @@ class GenerationRoutes:
             reading=wish.reading,
             echo=wish.echo,
             priority=call.priority or 0,
+            keep_stop=call.include_stop_str_in_output,
+            show_special=not call.skip_special_tokens,
         )
 
     def _check_room(self, job: Job) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stepwell.base.errors import RequestError
+from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import SamplingParams
 from stepwell.server.defaults import SamplingDefaults
 from stepwell.server.schema import MAX_BIASES, ChatCall, CompletionCall
 
+MAX_BAD_WORDS = 256
 _GREEDY_BELOW = 1e-5
 
 
@@ -40,6 +43,18 @@ def sampling(
         logprobs=_logprobs(call),
         prompt_logprobs=_prompt_logprobs(call),
     )
+
+
+def limited(
+    params: SamplingParams, allowed: Sequence[int], bad_words: Sequence[str], tokenizer: Tokenizer
+) -> SamplingParams:
+    """The same, choosing among the tokens of `allowed` alone and never completing a word of `bad_words`. Raises RequestError."""
+    if len(bad_words) > MAX_BAD_WORDS:
+        raise RequestError(f"bad_words holds {len(bad_words):,} words: at most {MAX_BAD_WORDS}", "bad_words")
+    # a word stands at the beginning or behind a space, which most vocabularies write as another token
+    written = [form for word in bad_words for form in (word, f" {word.lstrip()}")]
+    tokens = [tuple(tokenizer.encode(form, special=False).tolist()) for form in written]
+    return replace(params, allowed=tuple(allowed), bad_words=tuple(dict.fromkeys(word for word in tokens if word)))
 
 
 def _or(said: float | None, default: float) -> float:

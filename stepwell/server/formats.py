@@ -53,7 +53,7 @@ class Collected:
         said = "".join(self._said)
         message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
         if self._thought:
-            message["reasoning_content"] = "".join(self._thought)
+            message |= _thought("".join(self._thought))
         if self._calls:
             message["content"] = said or None
             message["tool_calls"] = [
@@ -144,7 +144,7 @@ class Chunks:
                 said = orjson.dumps(text)
                 return b'"delta":{"content":' + said + b"}" if self._shape.chat else b'"text":' + said
             case Thought(text):
-                return _delta({"reasoning_content": text})
+                return _delta(_thought(text))
             case CallOpened(index, id_, name):
                 function = {"name": name, "arguments": ""}
                 return _delta({"tool_calls": [{"index": index, "id": id_, "type": "function", "function": function}]})
@@ -191,6 +191,11 @@ class ChoicesForm:
 
     def fail(self, problem: Problem) -> list[bytes]:
         return [b"data: " + orjson.dumps(problem.body) + b"\n\n", _DONE]
+
+
+def _thought(text: str) -> dict[str, Any]:
+    """Under both names that clients read it by."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _delta(value: dict[str, Any]) -> bytes:

@@ -34,6 +34,7 @@ class Job:
              that the prompt leaves in a context of `context` tokens; 0 only says the prompt again
     reading  how answers are taken apart, but for where each prompt leaves its own
     echo     answers begin with their prompts
+    keep_stop, show_special   answers show the stop string that ended them; they show special tokens
     arrived  when the call came, in seconds of the server's clock
     """
 
@@ -52,6 +53,8 @@ class Job:
     reading: Reading = field(default_factory=Reading)
     echo: bool = False
     priority: int = 0
+    keep_stop: bool = False
+    show_special: bool = False
 
     @property
     def sequences(self) -> int:
@@ -66,7 +69,8 @@ class Job:
         """The choice that `request`, made by `requests`, fills."""
         prompt = self.prompts[index // self.n]
         reading = replace(self.reading, start=prompt.start)
-        transcript = Transcript(tokenizer.decoder(request.prompt), self.stops, request.params.min_tokens)
+        decoder = tokenizer.decoder(request.prompt, self.show_special)
+        transcript = Transcript(decoder, self.stops, request.params.min_tokens, self.keep_stop)
         reader = None if reading.plain else ReplyReader(reading)
         choice = Choice(index, request, transcript, reader, reading.end_of_thought)
         if self.echo:

@@ -43,10 +43,13 @@ class PromptReader:
     facts: EngineFacts
     dialect: Dialect
 
-    async def completion(self, value: object) -> list[Prompt]:
-        """Prompts of a completion: text, token ids, or a list of either. Raises RequestError."""
+    async def completion(self, value: object, special: bool = True) -> list[Prompt]:
+        """Prompts of a completion: text, token ids, or a list of either. Raises RequestError.
+
+        special  texts get the model's own leading or closing tokens
+        """
         items = _split(value)
-        return await beside(sum(map(len, items)), lambda: [self._read(item) for item in items])
+        return await beside(sum(map(len, items)), lambda: [self._read(item, special) for item in items])
 
     async def chat(self, call: ChatCall, tools: Sequence[Tool]) -> Prompt:
         """The prompt of a conversation. Raises RequestError."""
@@ -95,9 +98,9 @@ class PromptReader:
                 raise RequestError(f"token id {i} in {field} is outside 0 … {self.facts.vocab_size - 1}", field)
         return np.array(value, dtype=np.int32)
 
-    def _read(self, item: str | list[object]) -> Prompt:
+    def _read(self, item: str | list[object], special: bool) -> Prompt:
         text = item if isinstance(item, str) else None
-        ids = self.ids(item, "prompt") if isinstance(item, list) else self.tokenizer.encode(item)
+        ids = self.ids(item, "prompt") if isinstance(item, list) else self.tokenizer.encode(item, special)
         self._check_length(ids, "prompt")
         return Prompt(ids, text)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
@@ -25,13 +25,39 @@ _INT63 = 2**63 - 1
 # Fields that change the answer and that we cannot honour: accepted only where they ask for nothing.
 _NOT_SUPPORTED: dict[str, tuple[object, ...]] = {
     "audio": (),
+    "chat_template": (),  # a template is a program: the server's own is the only one
+    "custom_logit_processor": (),
+    "custom_params": (),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "ebnf": (),
     "function_call": ("none",),
     "functions": ([],),
+    "guided_whitespace_pattern": (),
+    "json_schema": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "lora_path": (),
     "modalities": (["text"],),
+    "no_stop_trim": (False,),
+    "prompt_embeds": (),
+    "regex": (),
+    "repetition_detection": (),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "stop_regex": ("", []),
+    "stream_reasoning": (True,),
     "suffix": ("",),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
 }
 # Fields that mean nothing to one engine on one machine.
-_WITHOUT_EFFECT = frozenset({"metadata", "safety_identifier", "service_tier", "store", "user"})
+_WITHOUT_EFFECT = frozenset(
+    {"metadata", "prediction", "safety_identifier", "service_tier", "spaces_between_special_tokens", "store", "user"}
+)
 
 
 class Strict(BaseModel):
@@ -53,6 +79,7 @@ class StreamOptions(Strict):
     include_usage: bool = False
 
 
+Word = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Ttl = Annotated[float, Field(gt=0, le=MAX_TTL)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
@@ -139,6 +166,11 @@ class _Generate(Named):
     stop: Stops = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[Word] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    best_of: int | None = None
     cache_salt: Name | None = None
     session_id: Name | None = None
     cache_ttl: Ttl | None = None
@@ -150,10 +182,10 @@ class CompletionCall(_Generate):
     """POST /v1/completions. `max_tokens` 0 only says the prompt again, with `echo`."""
 
     prompt: Prompts
+    add_special_tokens: bool = True
     max_tokens: Annotated[int, Field(ge=0, le=_INT31)] | None = None
     echo: bool = False
     logprobs: Top | None = None
-    best_of: int | None = None
 
 
 class ChatCall(_Generate):
@@ -169,12 +201,21 @@ class ChatCall(_Generate):
     tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
+    add_special_tokens: Literal[False] | None = None
+    echo: Literal[False] | None = None
 
 
 # What says how the answer to a chat is written, which another API says otherwise.
 _OF_CHATS_ALONE = frozenset(
     {"messages", "n", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "response_format"}
-    | {"max_completion_tokens", "add_generation_prompt", "continue_final_message"}
+    | {
+        "max_completion_tokens",
+        "add_generation_prompt",
+        "continue_final_message",
+        "add_special_tokens",
+        "echo",
+        "best_of",
+    }
 )
 
 

@@ -149,7 +149,7 @@ def test_forced_calls_are_a_grammar_and_a_named_tool_is_the_only_one(talking: Ru
 def test_thoughts_come_apart_from_the_answer(talking: Running, asked: Any) -> None:
     thinking = {"chat_template_kwargs": {"thinking": True}}
     choice = asked(talking, f"so\nit is\n</think>\n\nyes.\n\n{CALL}", tools=TOOLS, **thinking)
-    assert choice["message"]["reasoning_content"] == "so\nit is"
+    assert choice["message"]["reasoning_content"] == choice["message"]["reasoning"] == "so\nit is"
     assert choice["message"]["content"] == "yes."
     assert calls_of(choice) == [("weather", ARGUMENTS)]
     choice = asked(talking, "no end to it", **thinking)
