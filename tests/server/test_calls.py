@@ -61,7 +61,7 @@ def ask_in_pieces(server: Running, say: str, **fields: Any) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": say}], "stream": True, **fields}
     text = httpx.post(server.url + "/v1/chat/completions", json=body, timeout=20).text
     chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]]
-    message: dict[str, Any] = {"content": "", "reasoning_content": ""}
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "reasoning": ""}
     calls: list[dict[str, Any]] = []
     for chunk in chunks:
         delta = chunk["choices"][0]["delta"]
