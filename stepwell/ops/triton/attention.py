@@ -161,6 +161,12 @@ def _merge_kernel(
 
 
 LOG2_E = 1.4426950408889634
+_PROGRAMS = 528  # four for each multiprocessor of an H200
+
+
+def splits_for(rows: int, kv_heads: int) -> int:
+    """A division of each row's tokens that fills the card whatever their number, from shapes alone."""
+    return max(1, min(64, _PROGRAMS // (rows * kv_heads)))
 
 
 def paged_decode(

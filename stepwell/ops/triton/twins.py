@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepwell.ops.triton.recurrent import Lanes, Ring
+from stepwell.ops.triton.sampling import Settings
 
 
 def conv_step(
@@ -157,3 +158,50 @@ def _normed(x: Tensor, weight: Tensor, eps: float, wide: torch.dtype) -> Tensor:
 
 def _unit(x: Tensor, eps: float) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
+
+
+def linear(x: Tensor, weight: Tensor, wide: torch.dtype = torch.float32) -> Tensor:
+    return (x.to(wide) @ weight.to(wide).mT).to(x.dtype)
+
+
+def sample(logits: Tensor, settings: Settings) -> Tensor:
+    tokens = [_draw(row.double(), *one) for row, one in zip(logits, _settings(settings), strict=True)]
+    return torch.tensor(tokens, device=logits.device)
+
+
+def _draw(x: Tensor, heat: float, most: int, share: float, floor: float, seed: int, index: int) -> int:
+    peak = x.max()
+    if not peak.isfinite():  # a maximum with a NaN in it is NaN
+        return -1
+    if heat <= 0:
+        return int(x.argmax())
+    chances = ((x - peak) / heat).exp()
+    kept = chances >= floor
+    if most:
+        kept &= x >= x.topk(min(most, x.numel())).values[-1]
+    if share < 1:
+        ordered, _ = (chances * kept).sort(descending=True)
+        before = ordered.cumsum(0) - ordered
+        kept &= chances >= ordered[before < share * ordered.sum()].min()
+    bits = _philox(seed, torch.arange(x.numel(), device=x.device), index)
+    times = -torch.log1p(-(bits.double() + 0.5) / 2**32)
+    return int(torch.where(kept, chances.log() - times.log(), float("-inf")).argmax())
+
+
+def _philox(seed: int, token: Tensor, index: int) -> Tensor:
+    """First word of Philox 4x32-10 with the counter (token, index, 0, 0), as int64."""
+    word = 0xFFFFFFFF
+    c0, c1, c2, c3 = token, torch.full_like(token, index & word), torch.zeros_like(token), torch.zeros_like(token)
+    k0, k1 = seed & word, seed >> 32 & word
+    for _ in range(10):
+        # products of 32-bit words wrap to int64 with all their bits in place
+        first, second = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c2 = (second >> 32 & word) ^ c1 ^ k0, (first >> 32 & word) ^ c3 ^ k1
+        c1, c3 = second & word, first & word
+        k0, k1 = k0 + 0x9E3779B9 & word, k1 + 0xBB67AE85 & word
+    return c0
+
+
+def _settings(s: Settings) -> zip[tuple[float, int, float, float, int, int]]:
+    columns = (s.temperature, s.top_k, s.top_p, s.min_p, s.seed, s.index)
+    return zip(*(column.tolist() for column in columns), strict=True)

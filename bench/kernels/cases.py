@@ -1,0 +1,159 @@
+"""What is timed: for each kernel of a decode step its calls on memory of their own, and the bytes that it cannot avoid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from kernels.shapes import (
+    BLOCK,
+    CHANNELS,
+    DEVICE,
+    DIM,
+    EXPERTS,
+    HEAD_DIM,
+    HEADS,
+    INNER,
+    ROTARY,
+    TOP,
+    VALUE_HEADS,
+    VOCAB,
+    WIDTH,
+    Shape,
+    lanes,
+    normal,
+    ring,
+    weights,
+    whole,
+)  # fmt: skip
+from kernels.timing import sets
+from stepwell.ops.triton import attention, experts, linear, norm, recurrent, sampling
+from stepwell.ops.triton.experts import Tiles
+from stepwell.ops.triton.linear import Tile
+from stepwell.ops.triton.sampling import Settings
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`calls` do the same on different memory; each has to move `bytes`."""
+
+    name: str
+    calls: list[Call]
+    bytes: float
+
+
+def cases(shape: Shape, batch: int) -> Iterator[Case]:
+    for part in (recurrent_cases, attention_cases, norm_cases, linear_cases, sampling_cases):
+        yield from part(shape, batch)
+    if not shape.mlp:
+        yield from expert_cases(shape, batch)
+
+
+def recurrent_cases(shape: Shape, batch: int, blocks: tuple[int, ...] = (32,)) -> Iterator[Case]:
+    each = 2 * batch * VALUE_HEADS * DIM * DIM * 4
+    n = sets(each)
+    pool, window = normal(n * batch + 1, VALUE_HEADS, DIM, DIM, dtype=torch.float32), normal(n * batch + 1, 3, CHANNELS)
+    own, out = ring(n * batch + 1, 1), torch.empty(batch, VALUE_HEADS, DIM, device=DEVICE)
+    weight, rate, bias = (
+        normal(*size, dtype=torch.float32) for size in ((4, CHANNELS), (VALUE_HEADS,), (VALUE_HEADS,))
+    )
+    rungs, kept = pool[:1].clone(), window[:1].clone()
+    mixed = normal(batch, CHANNELS + INNER + 2 * VALUE_HEADS)
+    x, z, b, a = mixed.split((CHANNELS, INNER, VALUE_HEADS, VALUE_HEADS), -1)
+    rows = [lanes(list(range(i * batch, (i + 1) * batch)), 100, [0] * batch) for i in range(n)]
+    conv: list[Call] = [
+        partial(recurrent.conv_step, x, b, a, weight, -rate.abs(), bias, window, kept, r, own, fold_new=True)
+        for r in rows
+    ]
+    for call in conv:
+        call()
+    yield Case("conv_step", conv, 2 * batch * CHANNELS * (4 * 2 + 4))
+    for block in blocks:
+        delta: list[Call] = [
+            partial(recurrent.delta_step, pool, rungs, r, own, out, fold_new=True, block=block) for r in rows
+        ]
+        yield Case("delta_step" if len(blocks) == 1 else f"delta_step {block}", delta, each)
+    scale = rate.new_ones(DIM)
+    yield Case("gated_norm", [partial(norm.gated_rms_norm, out, z, scale, 1e-6)] * 32, batch * INNER * 8)
+
+
+def attention_cases(
+    shape: Shape, batch: int, splits: tuple[int, ...] = (0,), tiles: tuple[int, ...] = (32,)
+) -> Iterator[Case]:
+    fused, first = normal(batch, (2 * HEADS + 2 * shape.kv_heads) * HEAD_DIM), (HEADS + shape.kv_heads) * HEAD_DIM
+    qk, v, gate = fused[:, :first], fused[:, first : -HEADS * HEAD_DIM], fused[:, -HEADS * HEAD_DIM :]
+    scale, angle = normal(HEAD_DIM, dtype=torch.float32), normal(batch, ROTARY // 2, dtype=torch.float32)
+    cos, sin = angle.cos(), angle.sin()
+    for context in (4096, 32768):
+        width, token = context // BLOCK, 4 * shape.kv_heads * HEAD_DIM
+        if batch * context > 1 << 19:
+            continue
+        n = min(shape.attention_layers, sets(batch * context * token))
+        memory = torch.empty(batch * width + 1, shape.attention_layers, 2, BLOCK, shape.kv_heads, HEAD_DIM,
+                             dtype=torch.bfloat16, device=DEVICE).normal_()  # fmt: skip
+        layers = [(memory[:, i, 0], memory[:, i, 1]) for i in range(shape.attention_layers)]
+        page, offset = whole(*[batch * width] * batch), whole(*[0] * batch)
+        if context == 4096:
+            step: list[Call] = [
+                partial(attention.qkv_step, qk, v, scale, scale, cos, sin, *y, page, offset, 1e-6) for y in layers
+            ]
+            yield Case("qkv_step", step, batch * (first + HEADS * HEAD_DIM) * 2 * 2)
+        table = torch.randperm(batch * width, device=DEVICE).int().view(batch, width)
+        lengths = torch.full((batch,), context, dtype=torch.int32, device=DEVICE)
+        q = normal(batch, HEADS, HEAD_DIM)
+        for tile in tiles:
+            for parts in splits:
+                count = parts or attention.splits_for(batch, shape.kv_heads)
+                calls: list[Call] = [
+                    partial(attention.paged_decode, q, *y, table, lengths, gate, splits=count, tile=tile) for y in (layers * n)[: max(n, 8)]
+                ]  # fmt: skip
+                more = f" splits {parts} tile {tile}" if parts else ""
+                yield Case(f"decode {context}{more}", calls, batch * context * token)
+        del memory, layers
+
+
+def norm_cases(shape: Shape, batch: int) -> Iterator[Case]:
+    x, residual, scale = normal(batch, shape.hidden), normal(batch, shape.hidden), normal(shape.hidden).float()
+    yield Case("add_norm", [partial(norm.add_rms_norm, x, residual, scale, 1e-6)] * 32, batch * shape.hidden * 8)
+
+
+def linear_cases(shape: Shape, batch: int, tiles: tuple[Tile, ...] = (Tile(),)) -> Iterator[Case]:
+    for name, (width, depth) in shape.projections.items():
+        matrices = [weights(width, depth) for _ in range(sets(2 * width * depth, 24))]
+        x, each = normal(batch, depth), 2 * (width * depth + batch * (width + depth))
+        yield Case(f"{name} torch", [partial(F.linear, x, w) for w in matrices], each)
+        for tile in tiles:
+            own: list[Call] = [partial(linear.linear, x, w, tile) for w in matrices]
+            more = "" if len(tiles) == 1 else f" {tile.columns}×{tile.depth}×{tile.stages}w{tile.warps}"
+            yield Case(f"{name} own{more}", own, each)
+        del matrices
+
+
+def sampling_cases(shape: Shape, batch: int) -> Iterator[Case]:
+    logits = [normal(batch, VOCAB, scale=3) for _ in range(8)]
+    ones, seed = torch.ones(batch, device=DEVICE), torch.arange(batch, device=DEVICE)
+    all_of = Settings(ones, ones.int() * 20, ones * 0.9, ones * 0, seed, seed)
+    yield Case("greedy", [partial(sampling.greedy, y) for y in logits], batch * VOCAB * 2)
+    yield Case("sample", [partial(sampling.sample, y, all_of) for y in logits], batch * VOCAB * 2)
+
+
+def expert_cases(shape: Shape, batch: int, tiles: tuple[Tiles, ...] = (Tiles(),)) -> Iterator[Case]:
+    gate_up, down = weights(EXPERTS, 2 * WIDTH, shape.hidden), weights(EXPERTS, shape.hidden, WIDTH)
+    shared, scale = (weights(2 * WIDTH, shape.hidden), weights(shape.hidden, WIDTH)), normal(shape.hidden).float()
+    logits = [normal(batch, EXPERTS + 1) for _ in range(12)]
+    yield Case("route", [partial(experts.route, y, TOP, True) for y in logits], batch * EXPERTS * 2)
+    routes = [experts.route(y, TOP, True) for y in logits]
+    distinct = sum(int(chosen.unique().numel()) for chosen, _ in routes) / len(routes)
+    each = distinct * 3 * WIDTH * shape.hidden * 2
+    x, residual = normal(batch, shape.hidden), normal(batch, shape.hidden)
+    for tile in tiles:
+        calls: list[Call] = [
+            partial(experts.mixture, x, c, w, gate_up, down, *shared, residual, scale, 1e-6, tile) for c, w in routes
+        ]  # fmt: skip
+        yield Case("mixture" if len(tiles) == 1 else f"mixture {tile}", calls, each)
