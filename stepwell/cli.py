@@ -36,6 +36,7 @@ def serve(
     served_model_name: flags.ServedModelName = None,
     device: flags.Device = "auto",
     dtype: flags.Dtype = "auto",
+    load_format: flags.LoadFormat = "auto",
     max_model_len: flags.MaxModelLen = None,
     tensor_parallel_size: flags.TensorParallelSize = 1,
     seed: flags.Seed = 0,

@@ -23,10 +23,12 @@ from stepwell.engine.doubts import doubts, longest_context
 from stepwell.engine.grammars import Grammars, GuideError
 from stepwell.engine.guide import Guides
 from stepwell.engine.owned import OwnedLoop
+from stepwell.engine.progress import reading_progress
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.torch_runner import TorchRunner
 from stepwell.model.config import HybridConfig
-from stepwell.model.loading import DTYPES, load_decoder
+from stepwell.model.decoder import HybridDecoder
+from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import SamplingParams
@@ -73,8 +75,8 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)
     place = Path(config.model), model.shape, geometry, precision, device.type
     # before the weights: that a folder is in use, say, is told at once
-    tier = open_disk(config, geometry, identity(*place) if config.disk_cache else {}, owned)
-    decoder = load_decoder(Path(config.model), dtype, device)
+    tier = open_disk(config, geometry, identity(*place, config.dummy_seed) if config.disk_cache else {}, owned)
+    decoder = _decoder(config, dtype, device)
     sizes = _sizes(config, model, geometry, device)
     arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, precision, device)
     live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, precision, device)
@@ -102,8 +104,19 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     )
     plan = _memory_plan(config, sizes, costs, device) + (tier.rows(config) if tier is not None else ())
     causes = doubts(config, sizes.geometry, sizes.pages, sizes.slots, sizes.max_model_len)
+    if grammars.fault is not None:
+        causes += (f"grammars are off (response_format, structured outputs, forced calls): {grammars.fault}",)
     report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan, causes, model.ends))
     return loop
+
+
+def _decoder(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> HybridDecoder:
+    """The model with its weights, read from files or made up."""
+    directory = Path(config.model)
+    if config.dummy_seed is not None:
+        return dummy_decoder(directory, dtype, device, seed=config.dummy_seed)
+    with reading_progress(WallClock()) as progress:
+        return load_decoder(directory, dtype, device, progress=progress)
 
 
 def _cache_rules(config: EngineConfig, sizes: Sizes, disk_slots: int) -> CacheConfig:
@@ -139,7 +152,7 @@ def _sched_rules(config: EngineConfig, sizes: Sizes, model: HybridConfig) -> Sch
 
 
 def _grammars(grammars: Grammars, owned: ExitStack) -> Grammars:
-    """With the vocabulary read, which would hold up every request later; who has no tokenizer.json hears it from a grammar."""
+    """With the vocabulary read, which would hold up every request later. One that cannot be read is told as a doubt."""
     owned.callback(grammars.close)
     with contextlib.suppress(GuideError):
         grammars.warm()

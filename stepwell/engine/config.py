@@ -14,6 +14,7 @@ from stepwell.model.ends import Ends
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DISK_WHEN = ("idle", "pressure")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
 _SIZES = ("device_memory", "host_memory", "disk_write_budget")
 _AT_LEAST_ONE = (
     "block_size",
@@ -52,6 +53,8 @@ class EngineConfig:
     """How to build an engine. Field `a_b` is the flag `--a-b`; a value that cannot work raises ConfigError, naming the flag.
 
     model                   directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)
+    load_format             where weights come from: "auto" and "safetensors" read the checkpoint's files, "dummy" makes random ones
+                            of the shape that config.json names, by `seed`: for benchmarks
     max_model_len           tokens of prompt and answer together; None: what config.json says
     device_memory           bytes for the device arena; None: `gpu_memory_utilization` of the device
     host_memory             bytes for the host tier; 0 switches it off
@@ -74,6 +77,7 @@ class EngineConfig:
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    load_format: str = "auto"
     block_size: int = 16
     rung_grid: int = 64
     max_model_len: int | None = None
@@ -116,6 +120,11 @@ class EngineConfig:
         """The name under which the model is served."""
         return self.served_model_name or self.model
 
+    @property
+    def dummy_seed(self) -> int | None:
+        """The seed of random weights; None where weights are read from files."""
+        return self.seed if self.load_format == "dummy" else None
+
     def _check_choices(self) -> None:
         if not self.model:
             raise ConfigError("MODEL is empty: give the directory of a checkpoint")
@@ -123,6 +132,8 @@ class EngineConfig:
             raise ConfigError(f"--device {self.device!r} is unknown: use one of {', '.join(DEVICES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"--dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        if self.load_format not in LOAD_FORMATS:
+            raise ConfigError(f"--load-format {self.load_format!r} is unknown: use one of {', '.join(LOAD_FORMATS)}")
         if self.disk_write_when not in DISK_WHEN:
             raise ConfigError(
                 f"--disk-write-when {self.disk_write_when!r} is unknown: use one of {', '.join(DISK_WHEN)}"

@@ -69,14 +69,18 @@ def identity(
     geometry: Geometry,
     precision: Precision,
     device: str,
+    dummy_seed: int | None = None,
     ranks: int = 1,
     rank: int = 0,
 ) -> dict[str, str]:
-    """All that bytes on disk depend on, in words. Where one of them differs, nothing is shared."""
+    """All that bytes on disk depend on, in words. Where one of them differs, nothing is shared.
+
+    dummy_seed  the seed of random weights, where no files were read
+    """
     return {
         "record format": str(VERSION),
         "config.json": config_digest(directory),
-        "weights": weights_digest(directory),
+        "weights": weights_digest(directory) if dummy_seed is None else f"dummy, seed {dummy_seed}",
         "element types": f"kv {precision.kv}, model {precision.model}, state {precision.state}",
         "kernels": device,
         "page": f"{geometry.block} tokens, {geometry.page_bytes} bytes",

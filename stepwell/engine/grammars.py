@@ -41,7 +41,7 @@ def reading_threads(count: int = _THREADS) -> ThreadPoolExecutor:
 class Grammars:
     """Owns the readers of grammars, and the last `keep` of what they have read. Used by one thread."""
 
-    __slots__ = ("_awaited", "_directory", "_ends", "_keep", "_pool", "_ready", "_tokenizer", "_vocab")
+    __slots__ = ("_awaited", "_directory", "_ends", "_fault", "_keep", "_pool", "_ready", "_tokenizer", "_vocab")
 
     def __init__(self, directory: str, vocab: int, eos_token_ids: tuple[int, ...], keep: int) -> None:
         """`directory` holds tokenizer.json."""
@@ -53,11 +53,26 @@ class Grammars:
         self._awaited: dict[str, Future[Any]] = {}  # by request
         self._pool = reading_threads()
         self._tokenizer: Any = None
+        self._fault: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        """Why no grammar can be followed with this vocabulary; None where one can, or where nobody has tried to read it."""
+        return self._fault
 
     def warm(self) -> None:
-        """Read the vocabulary now: that holds up everything for seconds where it is large. Raises GuideError."""
+        """Read the vocabulary now: that holds up everything for seconds where it is large. Raises GuideError.
+
+        A vocabulary that cannot be read is not read again: every later call raises the same error at once.
+        """
+        if self._fault is not None:
+            raise GuideError(self._fault)
         if self._tokenizer is None:
-            self._tokenizer = _read_tokenizer(Path(self._directory) / "tokenizer.json", self._vocab, self._ends)
+            try:
+                self._tokenizer = _read_tokenizer(Path(self._directory) / "tokenizer.json", self._vocab, self._ends)
+            except GuideError as error:
+                self._fault = str(error)
+                raise
 
     def prepare(self, request_id: str, grammar: str) -> bool:
         """Whether `start` would return at once; begins what is missing for that. A wrong grammar is ready, too: to be refused.
@@ -163,4 +178,7 @@ def _read_tokenizer(path: Path, vocab: int, ends: list[int]) -> Any:
         raise GuideError(f"grammars need {path}: {error}") from error
     pieces = byte_pieces(backend)
     source = text if pieces is None else TokenizerWrapper(_Words(backend, pieces, vocab, ends))
-    return LLTokenizer(source, n_vocab=vocab, eos_token=ends or None)
+    try:
+        return LLTokenizer(source, n_vocab=vocab, eos_token=ends or None)
+    except Exception as error:  # llguidance reads byte-level and byte-fallback vocabularies, and raises several types
+        raise GuideError(f"llguidance cannot read the vocabulary in {path}: {first_line(str(error))}") from error

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from stepwell.base.clock import Clock
+from stepwell.base.errors import RequestError
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.engine.grammars import Grammars
@@ -49,6 +50,12 @@ class OwnedLoop(EngineLoop):
         """Whether `request` can be taken without holding up the others; begins what is missing for that. Ask again, then submit."""
         grammar = request.params.grammar
         return not grammar or self._grammars is None or self._grammars.prepare(request.id, grammar)
+
+    def submit(self, request: Request) -> None:
+        """Take `request`. Raises RequestError or CapacityError, and keeps nothing, if it can never be served."""
+        if request.params.grammar and self._grammars is not None and self._grammars.fault is not None:
+            raise RequestError(f"this model cannot be held to a grammar: {self._grammars.fault}", "response_format")
+        super().submit(request)
 
     def abort(self, request_id: str) -> None:
         """Drop a request, in whatever state it is, prepared or not."""

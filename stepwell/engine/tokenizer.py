@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,10 +39,13 @@ class Tokenizer:
     @classmethod
     def load(cls, directory: str) -> Tokenizer:
         """Read tokenizer.json and its companions. Raises ConfigError where that fails."""
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         try:
             hf = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            # Transformers may put the class that is usual for the model in place of the file's own kind of vocabulary
+            if hf.is_fast and _kind(Path(directory)) not in (None, type(hf.backend_tokenizer.model).__name__):
+                hf = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(
                 f"cannot read a tokenizer from {directory!r} ({error}): the directory needs tokenizer.json"
@@ -145,6 +149,16 @@ class Tokenizer:
             raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
         assert isinstance(text, str)
         return text
+
+
+def _kind(directory: Path) -> str | None:
+    """What tokenizer.json calls its model ("BPE", "WordLevel", …); None where there is no such file."""
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        return None
+    from tokenizers import Tokenizer as File
+
+    return type(File.from_file(str(path)).model).__name__
 
 
 def byte_pieces(backend: Any) -> list[bytes] | None:

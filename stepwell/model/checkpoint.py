@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TypeAlias
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from stepwell.base.errors import ConfigError
 from stepwell.model.files import read_json
+from stepwell.model.safetensors_file import SafetensorsFile, Shape
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with bytes that are done and bytes in all, after each tensor."""
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -21,28 +25,30 @@ _WRAPPED = "model.language_model."
 _IGNORED = ("mtp.", "model.visual.", "visual.")
 _NAMED = 5
 """Names that an error lists before it counts the rest."""
-
-Shape = tuple[int, ...]
+_READERS = 4
 
 
 class Checkpoint:
     """An open checkpoint; use it in `with`. Names are those of the text model, also where a vision wrapper was saved."""
 
-    __slots__ = ("_files", "_where", "directory")
+    __slots__ = ("_done", "_files", "_progress", "_threads", "_total", "_where", "directory")
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, progress: Progress = lambda done, total: None) -> None:
         """Reads headers only. Raises ConfigError where a file is missing, damaged or outside of `directory`."""
         self.directory = directory
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, SafetensorsFile] = {}
         self._where: dict[str, tuple[str, str]] = {}
-        for file in _shards(directory):
-            try:
-                self._files[file] = safe_open(str(directory / file), framework="pt", device="cpu")
-            except (SafetensorError, OSError) as error:
-                self.close()
-                raise ConfigError(f"cannot read {directory / file}: {error}; download the checkpoint again") from error
-            for name in self._files[file].keys():  # noqa: SIM118 – not a mapping
-                self._add(name, file)
+        self._threads = ThreadPoolExecutor(_READERS, "weights")
+        self._progress = progress
+        self._done = self._total = 0
+        try:
+            for file in _shards(directory):
+                self._files[file] = SafetensorsFile(directory / file)
+                for name in self._files[file].entries:
+                    self._add(name, file)
+        except ConfigError:
+            self.close()
+            raise
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -51,20 +57,24 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Unmap the files; tensors already read stay."""
-        self._files.clear()
+        """Close the files; tensors already read stay."""
+        self._threads.shutdown()
+        while self._files:
+            self._files.popitem()[1].close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
     def shape(self, name: str) -> Shape:
         file, stored = self._where[name]
-        return tuple(self._files[file].get_slice(stored).get_shape())
+        return self._files[file].entries[stored].shape
 
     def tensor(self, name: str) -> Tensor:
-        """Read one tensor, as stored."""
+        """A copy of one tensor, as stored, on the CPU. Raises ConfigError where its file cannot be read."""
         file, stored = self._where[name]
-        tensor: Tensor = self._files[file].get_tensor(stored)
+        tensor = self._files[file].tensor(stored, self._threads)
+        self._done += tensor.nbytes
+        self._progress(self._done, self._total)
         return tensor
 
     def check(self, expected: Mapping[str, Shape]) -> None:
@@ -92,13 +102,16 @@ class Checkpoint:
             other = self._where[name]
             raise ConfigError(f"{self.directory} holds {name} twice: {other[1]} in {other[0]}, {stored} in {file}")
         self._where[name] = (file, stored)
+        entry = self._files[file].entries[stored]
+        self._total += entry.end - entry.start
 
 
 def _shards(directory: Path) -> list[str]:
     if not (directory / _INDEX).exists():
         if not (directory / _SINGLE).exists():
             raise ConfigError(
-                f"{directory} has neither {_SINGLE} nor {_INDEX}: only safetensors checkpoints are supported"
+                f"{directory} has neither {_SINGLE} nor {_INDEX}: only safetensors checkpoints are supported; "
+                "--load-format dummy makes random weights of the config's shape"
             )
         return [_SINGLE]
     weights = read_json(directory / _INDEX, _LONGEST_INDEX).get("weight_map")

@@ -1,22 +1,30 @@
-"""From checkpoint files to a decoder: reads each tensor once, fuses what reads the same input."""
+"""From checkpoint files, or from a config alone, to a decoder: takes each tensor once, fuses what reads the same input."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from stepwell.base.shapes import ModelShape
 from stepwell.model import names
-from stepwell.model.checkpoint import Checkpoint
+from stepwell.model.checkpoint import Checkpoint, Progress
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder, Layer
+from stepwell.model.dummy import DummyWeights
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Mixer, Mlp
 from stepwell.ops.kernels import Kernels, TorchKernels
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Weights(Protocol):
+    """Where tensors come from, by their published names; each call makes or reads a fresh one."""
+
+    def tensor(self, name: str) -> Tensor: ...
 
 
 def load_decoder(
@@ -24,50 +32,68 @@ def load_decoder(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     kernels: Kernels | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> HybridDecoder:
     """The decoder saved in `directory` (config.json and safetensors). `dtype` None: as the checkpoint says.
 
+    The files are closed when this returns; what happens to them later changes nothing. `progress` hears of the bytes read.
     Raises ConfigError naming the field or the tensors that do not fit.
     """
     config = HybridConfig.from_file(directory)
-    where = torch.device(device)
-    with Checkpoint(directory) as checkpoint:
-        layers = range(config.shape.layers)
-        fused = frozenset(i for i in layers if names.fused_experts(i) in checkpoint)
+    with Checkpoint(directory, progress) as checkpoint:
+        fused = frozenset(i for i in range(config.shape.layers) if names.fused_experts(i) in checkpoint)
         expected = names.expected(config.shape, fused)
         if config.shape.tied and names.HEAD in checkpoint:
             expected[names.HEAD] = expected[names.EMBEDDING]
         checkpoint.check(expected)
-        loader = _Loader(config, checkpoint, dtype or DTYPES[config.dtype], where)
-        embedding = loader.table(names.EMBEDDING)
-        head = embedding if config.shape.tied else loader.matrix(names.HEAD)
-        return HybridDecoder(
-            config,
-            embedding,
-            tuple(loader.layer(i, i in fused) for i in layers),
-            loader.centred(names.NORM),
-            head,
-            kernels or TorchKernels(where),
-        )
+        return _Loader(config, checkpoint, dtype or DTYPES[config.dtype], torch.device(device)).decoder(fused, kernels)
+
+
+def dummy_decoder(
+    directory: Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    kernels: Kernels | None = None,
+    seed: int = 0,
+) -> HybridDecoder:
+    """A decoder with random weights of the shape that `directory`'s config.json names. Raises ConfigError."""
+    config = HybridConfig.from_file(directory)
+    where, chosen = torch.device(device), dtype or DTYPES[config.dtype]
+    fused = frozenset(range(config.shape.layers))
+    weights = DummyWeights(names.expected(config.shape, fused), chosen, where, seed)
+    return _Loader(config, weights, chosen, where).decoder(fused, kernels)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
     config: HybridConfig
-    checkpoint: Checkpoint
+    weights: Weights
     dtype: torch.dtype
     device: torch.device
 
+    def decoder(self, fused: frozenset[int], kernels: Kernels | None) -> HybridDecoder:
+        """The whole of it; `fused` are the layers whose experts are stored in one tensor."""
+        embedding = self.table(names.EMBEDDING)
+        return HybridDecoder(
+            self.config,
+            embedding,
+            tuple(self.layer(i, i in fused) for i in range(self.config.shape.layers)),
+            self.centred(names.NORM),
+            embedding if self.config.shape.tied else self.matrix(names.HEAD),
+            kernels or TorchKernels(self.device),
+        )
+
     def matrix(self, *parts: str) -> Tensor:
         """The named matrices stacked by rows, in the model's type."""
-        return self._placed(torch.cat([self.checkpoint.tensor(name) for name in parts]))
+        tensors = [self.weights.tensor(name) for name in parts]
+        return self._placed(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
 
     def table(self, name: str) -> Tensor:
         """The named matrix, for looking up rows."""
-        return self.checkpoint.tensor(name).to(self.device, self.dtype)
+        return self.weights.tensor(name).to(self.device, self.dtype)
 
     def float32(self, name: str) -> Tensor:
-        return self.checkpoint.tensor(name).to(self.device, torch.float32)
+        return self.weights.tensor(name).to(self.device, torch.float32)
 
     def centred(self, name: str) -> Tensor:
         """A zero-centred norm's weight, its 1 + added."""
@@ -95,8 +121,8 @@ class _Loader:
     def _attention(self, prefix: str, order: int) -> Attention:
         s, own = self.config.shape, f"{prefix}self_attn."
         # stored per head: query, then gate
-        query, gate = self.checkpoint.tensor(f"{own}q_proj.weight").view(s.heads, 2, s.head_dim, s.hidden).unbind(1)
-        k, v = (self.checkpoint.tensor(f"{own}{name}_proj.weight") for name in "kv")
+        query, gate = self.weights.tensor(f"{own}q_proj.weight").view(s.heads, 2, s.head_dim, s.hidden).unbind(1)
+        k, v = (self.weights.tensor(f"{own}{name}_proj.weight") for name in "kv")
         q_norm, k_norm = (self.centred(f"{own}{name}_norm.weight") for name in "qk")
         return Attention(
             index=order,
@@ -112,7 +138,7 @@ class _Loader:
     def _delta_net(self, prefix: str, order: int) -> DeltaNet:
         s, own = self.config.shape, f"{prefix}linear_attn."
         if s.model_type == "qwen3_next":
-            qkvz, ba = (self.checkpoint.tensor(f"{own}in_proj_{name}.weight") for name in ("qkvz", "ba"))
+            qkvz, ba = (self.weights.tensor(f"{own}in_proj_{name}.weight") for name in ("qkvz", "ba"))
             into = self._placed(torch.cat((*by_kind(qkvz, s), *by_kind_ba(ba, s))))
         else:
             into = self.matrix(*(f"{own}in_proj_{name}.weight" for name in ("qkv", "z", "b", "a")))

@@ -111,6 +111,7 @@ class GenerationRoutes:
             self._parts.tokenizer,
             scored=wish.params.logprobs is not None,
             prompt_scored=call.prompt_logprobs is not None,
+            with_ids=call.return_token_ids,
         )
         options = call.stream_options
         sequences = len(wish.prompts) * (call.n or 1)

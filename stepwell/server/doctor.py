@@ -30,6 +30,7 @@ from stepwell.store.disk.store import size_of_segments
 
 if TYPE_CHECKING:
     from stepwell.model.config import HybridConfig
+    from stepwell.store.device import Precision
 
 _WEIGHTS = "*.safetensors"
 _LEAST_FILES = 1024
@@ -141,10 +142,12 @@ def _checkpoint(options: ServeOptions) -> Iterator[Finding]:
     model = _model(options)
     kinds = f"{model.shape.attention_layers} attention and {model.shape.linear_layers} recurrent layers"
     yield Finding("ok", "config.json", f"{kinds}, {model.max_positions:,} positions")
-    files = sorted(folder.glob(_WEIGHTS))
-    size = format_size(sum(file.stat().st_size for file in files))
-    with Checkpoint(folder):
-        yield Finding("ok", "weights", f"{len(files)} files, {size}")
+    if options.config.dummy_seed is not None:
+        yield Finding("ok", "weights", f"random, {format_size(_weight_bytes(options))}")
+    else:
+        with Checkpoint(folder):
+            found = f"{len(sorted(folder.glob(_WEIGHTS)))} files, {format_size(_weight_bytes(options))}"
+            yield Finding("ok", "weights", found)
     tokenizer = Tokenizer.load(str(folder))
     if not tokenizer.template:
         advice = "chats will be refused: add chat_template to tokenizer_config.json, or use /v1/completions alone"
@@ -159,6 +162,14 @@ def _checkpoint(options: ServeOptions) -> Iterator[Finding]:
     yield Finding("ok", "sampling", f"{defaults}" + (f" ({defaults.source})" if defaults.source else ""))
 
 
+def _weight_bytes(options: ServeOptions) -> int:
+    """Bytes that the weights take: those of their files, or of random ones."""
+    config = options.config
+    if config.dummy_seed is None:
+        return sum(file.stat().st_size for file in Path(config.model).glob(_WEIGHTS))
+    return _model(options).shape.parameters() * _precision(options).model.itemsize
+
+
 def _model(options: ServeOptions) -> HybridConfig:
     from stepwell.model.config import HybridConfig
 
@@ -170,8 +181,7 @@ def _memory(options: ServeOptions) -> Iterator[Finding]:
     from stepwell.store.host import available_memory
 
     config, free = options.config, available_memory()
-    weights = sum(file.stat().st_size for file in Path(config.model).glob(_WEIGHTS))
-    wanted = config.host_memory + (weights if _on_cpu(options) else 0)
+    wanted = config.host_memory + (_weight_bytes(options) if _on_cpu(options) else 0)
     wanted += (config.device_memory or 0) if _on_cpu(options) else 0
     found = f"{format_size(free)} free, {format_size(wanted)} wanted"
     if wanted > free:
@@ -197,12 +207,16 @@ def _on_cpu(options: ServeOptions) -> bool:
 
 
 def _geometry(options: ServeOptions) -> Geometry:
+    config = options.config
+    return _model(options).shape.geometry(config.block_size, config.rung_grid, _precision(options).widths)
+
+
+def _precision(options: ServeOptions) -> Precision:
     from stepwell.model.loading import DTYPES
     from stepwell.store.device import Precision
 
-    config, model = options.config, _model(options)
-    dtype = DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
-    return model.shape.geometry(config.block_size, config.rung_grid, Precision(dtype, dtype).widths)
+    dtype = DTYPES[_model(options).dtype if options.config.dtype == "auto" else options.config.dtype]
+    return Precision(dtype, dtype)
 
 
 def _disk(options: ServeOptions) -> Iterator[Finding]:

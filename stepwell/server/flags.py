@@ -75,6 +75,12 @@ ServedModelName = Annotated[
 ]
 Device = Annotated[str, _option("cpu, cuda, or auto: cuda where there is one.", _MODEL)]
 Dtype = Annotated[str, _option("float32, bfloat16, float16, or auto: as in config.json.", _MODEL)]
+LoadFormat = Annotated[
+    str,
+    _option(
+        "auto or safetensors: read the files; dummy: random weights of the config's shape, for benchmarks.", _MODEL
+    ),
+]
 MaxModelLen = Annotated[int | None, _option("Tokens of prompt and answer together. Default: from config.json.", _MODEL)]
 TensorParallelSize = Annotated[int, _option("Ranks that share one model; 1 for now.", _MODEL)]
 Seed = Annotated[int, _option("Seed of the engine itself; requests bring their own.", _MODEL)]

@@ -24,16 +24,18 @@ _NULL = b"null"
 class Collected:
     """One choice of a whole answer as it comes together."""
 
-    __slots__ = ("_calls", "_entries", "_said", "_thought")
+    __slots__ = ("_calls", "_entries", "_said", "_thought", "_tokens")
 
     def __init__(self) -> None:
         self._said: list[str] = []
         self._thought: list[str] = []
         self._calls: list[tuple[CallOpened, list[str]]] = []
         self._entries: list[Entry] = []
+        self._tokens: list[int] = []
 
     def add(self, piece: Piece) -> None:
         self._entries += piece.scores
+        self._tokens += piece.tokens
         for delta in piece.deltas:
             match delta:
                 case Said(text):
@@ -44,6 +46,11 @@ class Collected:
                     self._calls.append((delta, []))
                 case CallGrew(index, text):
                     self._calls[index][1].append(text)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The answer's tokens."""
+        return self._tokens
 
     def text(self) -> dict[str, Any]:
         return {"text": "".join(self._said)}
@@ -68,7 +75,10 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Writes the answers to one call. `scored`: with log-probabilities; `prompt_scored`: with those of prompts, too."""
+    """Writes the answers to one call. `scored`: with log-probabilities; `prompt_scored`: with those of prompts, too.
+
+    with_ids  with the ids of each answer's tokens, and of its prompt's: in the answer's choice, or beside the choices of a chat
+    """
 
     id: str
     model: str
@@ -77,6 +87,7 @@ class Shape:
     tokenizer: Tokenizer
     scored: bool = False
     prompt_scored: bool = False
+    with_ids: bool = False
 
     def whole(self, choices: Sequence[Choice], collected: Sequence[Collected], usage: dict[str, Any]) -> bytes:
         """The answer to a call that does not stream."""
@@ -85,6 +96,8 @@ class Shape:
         body = {**self._head(kind), "choices": written, "usage": usage}
         if self.chat and self.prompt_scored:
             body["prompt_logprobs"] = prompt_scores(self.tokenizer, choices[0].prompt_entries())
+        if self.chat and self.with_ids:
+            body["prompt_token_ids"] = choices[0].prompt_ids
         return orjson.dumps(body)
 
     def chunks(self, with_usage: bool) -> Chunks:
@@ -107,6 +120,10 @@ class Shape:
         written = {"index": choice.index, **answer, "logprobs": logprobs, "finish_reason": choice.finish}
         if self.prompt_scored and not self.chat:
             written["prompt_logprobs"] = prompt_scores(self.tokenizer, choice.prompt_entries())
+        if self.with_ids:
+            written["token_ids"] = parts.token_ids
+            if not self.chat:
+                written["prompt_token_ids"] = choice.prompt_ids
         return written
 
 
@@ -122,21 +139,36 @@ class Chunks:
         self._scores: dict[int, Scores] = {}
 
     def piece(self, piece: Piece) -> list[bytes]:
-        """The chunks of one piece: one a delta; scores come with the first, the end with the last."""
+        """The chunks of one piece: one a delta; scores and token ids come with the first, the end with the last."""
         index, chat = piece.choice.index, self._shape.chat
-        out = [self._chunk(index, _OPENING, _NULL, _NULL)] if piece.first and chat else []
+        out = [self._opening(piece)] if piece.first and chat else []
         bodies = [self._body(delta) for delta in piece.deltas if not isinstance(delta, CallClosed)]
         scores = self._logprobs(index, piece.scores)
-        if not bodies and (piece.end is not None or scores is not _NULL):
+        ids = self._ids(piece)
+        if not bodies and (piece.end is not None or scores is not _NULL or ids):
             bodies = [_EMPTY_DELTA if chat else _EMPTY_TEXT]
         for i, body in enumerate(bodies):
             end = orjson.dumps(piece.end) if i == len(bodies) - 1 else _NULL
-            out.append(self._chunk(index, body, scores if i == 0 else _NULL, end))
+            out.append(self._chunk(index, body + ids, scores, end) if i == 0 else self._chunk(index, body, _NULL, end))
         return out
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The last chunk where usage was asked for."""
         return b"data: " + self._head + b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n"
+
+    def _opening(self, piece: Piece) -> bytes:
+        """The first chunk of a chat, which has no text."""
+        tail = b',"prompt_token_ids":' + orjson.dumps(piece.choice.prompt_ids) if self._shape.with_ids else b""
+        return self._chunk(piece.choice.index, _OPENING, _NULL, _NULL, tail)
+
+    def _ids(self, piece: Piece) -> bytes:
+        """Fields of a choice with the ids of its new tokens, and of the prompt beside the first; empty where none are due."""
+        if not self._shape.with_ids or not piece.tokens:
+            return b""
+        prompt = b""
+        if piece.first and not self._shape.chat:
+            prompt = b',"prompt_token_ids":' + orjson.dumps(piece.choice.prompt_ids)
+        return b',"token_ids":' + orjson.dumps(piece.tokens) + prompt
 
     def _body(self, delta: Said | Thought | CallOpened | CallGrew) -> bytes:
         match delta:
@@ -160,9 +192,10 @@ class Chunks:
         self._scores[index] = writer
         return orjson.dumps(writer.write(entries))
 
-    def _chunk(self, index: int, body: bytes, scores: bytes, end: bytes) -> bytes:
+    def _chunk(self, index: int, body: bytes, scores: bytes, end: bytes, more: bytes = b"") -> bytes:
+        """One event; `more` are further fields beside its choices."""
         choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}' % (index, body, scores, end)
-        return b"data: " + self._head + b',"choices":[' + choice + b"]" + self._tail + b"}\n\n"
+        return b"data: " + self._head + b',"choices":[' + choice + b"]" + more + self._tail + b"}\n\n"
 
 
 class ChoicesForm:

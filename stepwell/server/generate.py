@@ -163,8 +163,17 @@ class Choice:
         """Drop the token that the engine has to sample, because it cannot do with none."""
         self._silent = True
 
-    def take(self, delivery: Delivery) -> tuple[list[Delta], list[Entry]]:
-        """What a delivery makes visible, and the scores of its tokens. Raises GenerationFailed where the engine gave up."""
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt's tokens."""
+        ids: list[int] = self._prompt.tolist()
+        return ids
+
+    def take(self, delivery: Delivery) -> tuple[list[Delta], list[Entry], Sequence[int]]:
+        """What a delivery makes visible, the scores of its tokens, and those tokens of it that belong to the answer.
+
+        Raises GenerationFailed where the engine gave up.
+        """
         if self.outcome is None:
             self.outcome = delivery.outcome
         if delivery.end in ("error", "abort"):
@@ -180,9 +189,9 @@ class Choice:
         self._count_thoughts(tokens, before, thinking or any(isinstance(d, Thought) for d in said))
         for delta in said:
             self.spoken += len(delta.text) if isinstance(delta, Said) else isinstance(delta, CallOpened)
-        counted = self.transcript.tokens - before
-        entries += zip(tokens[:counted], delivery.scores, strict=False)
-        return deltas + said, entries
+        counted = tokens[: self.transcript.tokens - before]
+        entries += zip(counted, delivery.scores, strict=False)
+        return deltas + said, entries, counted
 
     def prompt_entries(self) -> list[Entry]:
         """Every token of the prompt with its score, or nothing where they were not asked for."""
@@ -221,11 +230,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of one choice; `end` is set on its last piece. A first piece comes with the first token, text or not."""
+    """What is new of one choice; `end` is set on its last piece. A first piece comes with the first token, text or not.
+
+    `tokens` are the new ones of the answer, also those that have no text or whose text is still held back.
+    """
 
     choice: Choice
     deltas: Sequence[Delta]
     scores: Sequence[Entry]
+    tokens: Sequence[int]
     first: bool
     end: str | None
 
@@ -312,7 +325,7 @@ class Generation:
                 self._trace.loading(choice.request_id, delivery.loads_at)
             if delivery.outcome is not None:
                 self._trace.admitted(choice.request_id, delivery.outcome, delivery.admitted_at)
-        deltas, scores = choice.take(delivery)
+        deltas, scores, tokens = choice.take(delivery)
         first = self._time(choice, len(delivery.tokens))
         if choice.reason is not None:
             if delivery.end is None:  # it ended here, by a stop string or its one call; the engine does not know yet
@@ -321,7 +334,7 @@ class Generation:
             del self._by_id[choice.request_id]
             if self._trace is not None:
                 self._trace.ended(choice.request_id, choice.reason)
-        return Piece(choice, deltas, scores, first, choice.finish)
+        return Piece(choice, deltas, scores, tokens, first, choice.finish)
 
     def _time(self, choice: Choice, tokens: int) -> bool:
         """Keep the times of tokens; True with the first one."""

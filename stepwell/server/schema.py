@@ -163,6 +163,7 @@ class _Generate(Named):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    return_token_ids: bool = False
     stop: Stops = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
@@ -215,6 +216,7 @@ _OF_CHATS_ALONE = frozenset(
         "add_special_tokens",
         "echo",
         "best_of",
+        "return_token_ids",
     }
 )
 

@@ -11,6 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from llguidance import LLMatcher  # noqa: E402
+
+from stepwell.base.errors import ConfigError, RequestError  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
 from stepwell.engine import build  # noqa: E402
 from stepwell.engine.config import EngineFacts, engine_config  # noqa: E402
@@ -19,6 +22,7 @@ from stepwell.engine.tokenizer import Tokenizer  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
 from stepwell.store.device import DeviceArena  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
+from tests.server.templates import word_tokenizer  # noqa: E402
 
 SIX = SamplingParams(max_tokens=6, ignore_eos=True)
 PROMPT = np.random.default_rng(0).integers(3, 512, 150).astype(np.int32)
@@ -74,3 +78,19 @@ def test_a_page_gone_wrong_is_found_and_taken_out(
     again = llm.generate(PROMPT, SIX)[0]
     assert again.outcome.cached == 0 and again.token_ids == first.token_ids
     assert llm.stats().audit_mismatches == 1
+
+
+def test_a_model_whose_vocabulary_no_grammar_reads_starts_and_refuses_grammars(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, hidden=64, layers=4, vocab=512)
+    for file in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (tmp_path / file).unlink(missing_ok=True)
+    word_tokenizer(tmp_path, 512)
+    with LLM(str(tmp_path), **FLAGS, load_format="dummy") as llm:
+        assert any("grammars are off" in doubt and "tokenizer.json" in doubt for doubt in llm.facts.doubts)
+        answer = llm.generate("w5 w6 w7", SIX)[0]
+        assert answer.text.split() == [f"w{token}" for token in answer.token_ids]
+        with pytest.raises(RequestError, match=r"cannot be held to a grammar: .*tokenizer\.json"):
+            llm.generate("w5", SamplingParams(grammar=str(LLMatcher.grammar_from_regex("w5"))))
+        assert llm.generate("w5 w6 w7", SIX)[0].token_ids == answer.token_ids
+    with pytest.raises(ConfigError, match="--load-format dummy"):
+        LLM(str(tmp_path), **FLAGS)

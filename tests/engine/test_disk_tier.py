@@ -188,9 +188,10 @@ def test_all_that_bytes_depend_on_makes_a_namespace_of_its_own(model: Path, tmp_
         grid: int = 64,
         device: str = "cpu",
         ranks: tuple[int, int] = (1, 0),
+        dummy: int | None = None,
     ) -> bytes:
         geometry = of.geometry(block, grid, precision.widths)
-        return layout_of(geometry, identity(directory, of, geometry, precision, device, *ranks)).fingerprint
+        return layout_of(geometry, identity(directory, of, geometry, precision, device, dummy, *ranks)).fingerprint
 
     names = [
         name(),
@@ -202,6 +203,8 @@ def test_all_that_bytes_depend_on_makes_a_namespace_of_its_own(model: Path, tmp_
         name(device="cuda"),
         name(of=shape.shard(2), ranks=(2, 0)),
         name(of=shape.shard(2), ranks=(2, 1)),
+        name(dummy=0),
+        name(dummy=1),
     ]
     assert len(set(names)) == len(names)
     assert name() == names[0]

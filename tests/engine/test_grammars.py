@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from stepwell.engine.grammars import Grammars, GuideError
 from tests.server.harness import eventually
-from tests.server.templates import talking_tokenizer
+from tests.server.templates import talking_tokenizer, word_tokenizer
 
 VOCAB = 320
 EOS = 2
@@ -106,3 +106,15 @@ def test_a_request_that_has_gone_keeps_nothing(grammars: Grammars, monkeypatch: 
 def test_rules_that_lead_to_rules_without_end_are_read(grammars: Grammars) -> None:
     rules = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(7500)) + 'r7500: "x"\n'
     assert grammars.start(LLMatcher.grammar_from_lark(rules)).validate_tokens([]) == 0
+
+
+def test_a_vocabulary_that_cannot_be_read_is_read_once_and_refuses_every_grammar(tmp_path: Path) -> None:
+    word_tokenizer(tmp_path)
+    grammars = Grammars(str(tmp_path), VOCAB, (EOS,), keep=2)
+    assert grammars.fault is None
+    for _ in range(2):
+        with pytest.raises(GuideError, match=r"llguidance cannot read the vocabulary in .*tokenizer\.json"):
+            grammars.warm()
+        (tmp_path / "tokenizer.json").unlink(missing_ok=True)
+    assert grammars.fault is not None and grammars.prepare("r", regex("a"))
+    grammars.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from stepwell.base.errors import ConfigError, RequestError
 from stepwell.engine.detokenizer import ByteDecoder
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.testing.tokenizer import SPECIAL, train_tokenizer, write_tokenizer
+from tests.server.templates import word_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +29,7 @@ def tokenizer(directory: Path) -> Tokenizer:
 
 
 @settings(deadline=None)
-@given(text=st.text(max_size=60))
+@given(text=st.text(max_size=60).filter(lambda text: not any(name in text for name in SPECIAL)))
 def test_decoding_undoes_encoding(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
 
@@ -83,3 +85,12 @@ def test_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     for name in (str(tmp_path), str(tmp_path / "none"), "no-such-organisation/no-such-model"):
         with pytest.raises(ConfigError, match=r"tokenizer\.json"):
             Tokenizer.load(name)
+
+
+def test_the_files_own_kind_of_vocabulary_counts_whatever_is_usual_for_the_model(tmp_path: Path) -> None:
+    word_tokenizer(tmp_path)
+    text = {"model_type": "qwen3_5_moe_text"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": text}))
+    tokenizer = Tokenizer.load(str(tmp_path))
+    assert tokenizer.encode("w7 w5").tolist() == [7, 5]
+    assert tokenizer.decode([7, 5]) == "w7 w5"

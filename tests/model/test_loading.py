@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.model.loading import load_decoder  # noqa: E402
+from stepwell.model.safetensors_file import SafetensorsFile  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 
@@ -144,6 +147,80 @@ def test_an_index_cannot_name_files_elsewhere(dense: Path, tmp_path: Path, name:
     (bad / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
     with pytest.raises(ConfigError, match="same directory"):
         load_decoder(bad)
+
+
+def test_what_happens_to_the_files_of_a_loaded_model_changes_nothing(dense: Path, tmp_path: Path) -> None:
+    live = changed(dense, tmp_path / "live")
+    decoder, file = load_decoder(live), live / "model.safetensors"
+
+    def answer() -> Any:
+        rig = Rig(decoder, pages=3, slots=1)
+        return rig.last(work(TOKENS, rig.table(40), 0, 40))
+
+    before = answer()
+    with file.open("r+b") as writing:
+        header = 8 + int.from_bytes(writing.read(8), "little")
+        writing.seek(header)
+        writing.write(bytes(file.stat().st_size - header))
+    assert torch.equal(answer(), before)
+    os.truncate(file, 100)
+    assert torch.equal(answer(), before)
+    assert str(file) not in Path("/proc/self/maps").read_text()
+
+
+def test_progress_counts_every_byte_that_is_read(dense: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    load_decoder(changed(dense, tmp_path / "wrapper", wrapped), progress=lambda done, total: told.append((done, total)))
+    total = sum(t.nbytes for t in load_file(dense / "model.safetensors").values())
+    assert told[-1] == (total, total)  # the vision tower and the drafting head are not read
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+
+
+def header(entries: object) -> bytes:
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(16)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"short",
+        (1 << 62).to_bytes(8, "little") + bytes(100),
+        (4).to_bytes(8, "little") + b"[[[[",
+        (4).to_bytes(8, "little") + b"[  ]",
+        header({"a": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}}),
+        header({"a": {"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]}}),
+        header({"a": {"dtype": "F32", "shape": [4], "data_offsets": [8, 4]}}),
+        header({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 16]}}),
+        header({"a": {"dtype": "F32", "shape": [-2, -2], "data_offsets": [0, 16]}}),
+        header({"a": {"dtype": "F32", "shape": ["4"], "data_offsets": [0, 16]}}),
+        header({"a": {"shape": [4], "data_offsets": [0, 16]}}),
+        header({"a": 5}),
+    ],
+)
+def test_a_header_that_does_not_fit_its_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="download the checkpoint again"):
+        SafetensorsFile(path)
+
+
+def test_a_tensor_is_read_in_pieces_and_a_file_that_shrinks_meanwhile_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepwell.model.safetensors_file._PIECE", 1000)
+    path, tensor = tmp_path / "model.safetensors", torch.randn(50, 40)
+    save_file({"a": tensor, "b": torch.randn(3).bfloat16(), "c": torch.zeros(0, 4)}, path)
+    file = SafetensorsFile(path)
+    with ThreadPoolExecutor(3) as threads:
+        assert torch.equal(file.tensor("a", threads), tensor)
+        assert torch.equal(file.tensor("b", threads), load_file(path)["b"])
+        assert file.tensor("c", threads).shape == (0, 4)
+        os.truncate(path, path.stat().st_size - 100)
+        with pytest.raises(ConfigError, match="shorter while it was read"):
+            file.tensor("a", threads)
+    file.close()
 
 
 def test_missing_and_damaged_files_are_named(dense: Path, tmp_path: Path) -> None:

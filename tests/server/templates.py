@@ -37,3 +37,15 @@ def talking_tokenizer(path: Path, vocab: int = 290, tagged: bool = False) -> Tok
     config["chat_template"] = (_TAGGED if tagged else "") + _TEMPLATE
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     return Tokenizer.load(str(path))
+
+
+def word_tokenizer(path: Path, vocab: int = 320) -> None:
+    """Write a tokenizer in which every id is a word of its own: a kind of vocabulary that llguidance cannot read."""
+    from tokenizers import Tokenizer as Words
+    from tokenizers import models, pre_tokenizers
+
+    words = Words(models.WordLevel({f"w{i}": i for i in range(vocab)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w2", "unk_token": "w0"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))

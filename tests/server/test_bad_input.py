@@ -63,6 +63,7 @@ FIELDS: list[tuple[str, list[Any]]] = [
     ("repetition_penalty", [0, -1, 11, "1", 5e-324]),
     ("min_p", [-0.1, 1.1, "0"]),
     ("priority", ["1", 1.5, True, 1001, -1001]),
+    ("return_token_ids", [1, "true"]),
     (
         "response_format",
         [

@@ -27,4 +27,4 @@ def test_a_message_starts_once_it_is_known_what_its_prompt_found_in_the_cache() 
     usage = json.loads(start.partition(b"data: ")[2])["message"]["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (2, 8)
     assert ping.startswith(b"event: ping")
-    assert len(form.events(Piece(choice, [Said("a")], [], True, None))) == 2
+    assert len(form.events(Piece(choice, [Said("a")], [], [1], True, None))) == 2

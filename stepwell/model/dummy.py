@@ -1,0 +1,70 @@
+"""Random weights of a config's shape, made where they are needed: for benchmarks of models whose files are not at hand.
+
+They are scaled so that the model behaves like a trained one where it matters to a serving engine:
+
+* the recurrent state decides the answer: every projection keeps unit variance, heads remember 1 to 100 tokens;
+* experts are drawn evenly. A router sees a common direction in all tokens wherever something with a positive mean was added to the
+  residual stream, and then prefers the experts that lie along it. The one source of that is the SiLU behind the convolution, so
+  the convolution is small: there SiLU is nearly linear and its mean nearly zero;
+* rounding stays small: the embedding is half as large as what a layer adds, so that one expert more or less is no other model. Where the
+  head is the embedding it must be small instead, or the model would repeat its last token.
+
+docs/log.md has the figures.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from stepwell.model import names
+from stepwell.model.safetensors_file import Shape
+
+_CONV = 0.1
+_EMBEDDING = 0.5
+_TIED_EMBEDDING = 0.1
+_MEMORY = 0.01, 1.0
+"""Decay of the heads, slowest and fastest."""
+
+
+class DummyWeights:
+    """Tensors by their published names. The same seed gives the same values on the same kind of device."""
+
+    __slots__ = ("_device", "_dtype", "_expected", "_seed")
+
+    def __init__(self, expected: Mapping[str, Shape], dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        """`expected` are the names and shapes of all tensors (`names.expected`); matrices are made as `dtype`."""
+        self._expected = expected
+        self._dtype = dtype
+        self._device = device
+        self._seed = seed
+
+    def tensor(self, name: str) -> Tensor:
+        """Make one tensor on the device."""
+        shape = self._expected[name]
+        # 32 bits: a CPU's generator looks at no more of its seed
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
+        if name.endswith("A_log"):
+            order = torch.randperm(shape[0], generator=generator, device=self._device)
+            return torch.linspace(math.log(_MEMORY[0]), math.log(_MEMORY[1]), shape[0], device=self._device)[order]
+        mean, deviation = self._moments(name, shape)
+        dtype = self._dtype if len(shape) > 1 else torch.float32
+        return torch.empty(shape, dtype=dtype, device=self._device).normal_(mean, deviation, generator=generator)
+
+    def _moments(self, name: str, shape: Shape) -> tuple[float, float]:
+        """Mean and standard deviation of a tensor's values."""
+        if name == names.EMBEDDING:
+            return 0.0, _EMBEDDING if names.HEAD in self._expected else _TIED_EMBEDDING
+        if name.endswith("conv1d.weight"):
+            return 0.0, _CONV
+        if name.endswith("dt_bias"):
+            return 0.0, 0.5
+        if name.endswith("linear_attn.norm.weight"):
+            return 1.0, 0.1  # the one norm that is not centred at zero
+        if len(shape) == 1:
+            return 0.0, 0.1
+        return 0.0, shape[-1] ** -0.5

@@ -1,0 +1,140 @@
+"""One safetensors file, read by offset into fresh memory: nothing stays mapped, so whoever writes to the file later changes no weight.
+
+    ┌ 8 bytes ┬ header: JSON ──────────────────────────────────┬ data ──────────────────┐
+    │ its size│ {name: {dtype, shape, data_offsets}, …}         │ offsets count from here │
+
+Format: https://github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from stepwell.base.errors import ConfigError
+
+Shape: TypeAlias = tuple[int, ...]
+
+_LONGEST_HEADER = 100 << 20
+"""Bytes; the limit of the reference implementation."""
+_PIECE = 16 << 20
+"""Bytes of one read: several are under way at once, which is what a disk needs to be busy."""
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a tensor lies in its file: element type as the format names it, and the file's bytes [start, end)."""
+
+    dtype: str
+    shape: Shape
+    start: int
+    end: int
+
+
+class SafetensorsFile:
+    """An open file; `close` it. `entries` are its tensors by name."""
+
+    __slots__ = ("_file", "_path", "entries")
+
+    def __init__(self, path: Path) -> None:
+        """Reads the header only. Raises ConfigError where the file is missing or is not a safetensors file."""
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}; download the checkpoint again") from error
+        try:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(
+                    self._file, 0, 0, os.POSIX_FADV_SEQUENTIAL
+                )  # read further ahead than for random access
+            self.entries: Mapping[str, Entry] = dict(self._read_header())
+        except ConfigError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; tensors already read stay. Call it once."""
+        os.close(self._file)
+
+    def tensor(self, name: str, threads: ThreadPoolExecutor) -> Tensor:
+        """A copy of one tensor, as stored, on the CPU; `threads` read pieces of it at once. Raises ConfigError."""
+        entry = self.entries[name]
+        if entry.dtype not in _DTYPES:
+            raise ConfigError(f"{self._path} holds {name} as {entry.dtype}: supported are {', '.join(_DTYPES)}")
+        tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
+        flat = tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+        if len(flat) <= _PIECE:
+            self._fill(flat, entry.start)
+        else:
+            pieces = range(0, len(flat), _PIECE)
+            list(threads.map(lambda at: self._fill(flat[at : at + _PIECE], entry.start + at), pieces))
+        return tensor
+
+    def _fill(self, into: memoryview, offset: int) -> None:
+        while into:
+            try:
+                count = os.preadv(self._file, [into], offset)
+            except OSError as error:
+                raise ConfigError(f"cannot read {self._path}: {error.strerror}") from error
+            if not count:
+                raise self._damaged("it has become shorter while it was read")
+            into, offset = into[count:], offset + count
+
+    def _read_header(self) -> Iterator[tuple[str, Entry]]:
+        size = os.fstat(self._file).st_size
+        length = int.from_bytes(self._bytes(8, 0), "little") if size >= 8 else size
+        if length > min(_LONGEST_HEADER, size - 8):
+            raise self._damaged(f"its header would have {length} bytes, the file has {size}")
+        try:
+            header = json.loads(self._bytes(length, 8))
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(f"its header is not JSON: {error}") from error
+        if not isinstance(header, dict):
+            raise self._damaged("its header is not an object")
+        for name, value in header.items():
+            if name != "__metadata__":
+                yield name, self._entry(name, value, 8 + length, size)
+
+    def _entry(self, name: str, value: Any, data: int, size: int) -> Entry:
+        match value:
+            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(end)]} if all(
+                isinstance(n, int) and n >= 0 for n in shape
+            ):
+                entry = Entry(dtype, tuple(shape), data + start, data + end)
+            case _:
+                raise self._damaged(f"the header's entry for {name} has no dtype, shape and data_offsets")
+        if not data <= entry.start <= entry.end <= size:
+            raise self._damaged(f"{name} would lie at bytes {entry.start} to {entry.end} of {size}")
+        known = _DTYPES.get(dtype)
+        if known is not None and math.prod(entry.shape) * known.itemsize != entry.end - entry.start:
+            raise self._damaged(f"{name} {list(entry.shape)} of {dtype} has {entry.end - entry.start} bytes")
+        return entry
+
+    def _bytes(self, count: int, offset: int) -> bytes:
+        into = bytearray(count)
+        self._fill(memoryview(into), offset)
+        return bytes(into)
+
+    def _damaged(self, what: str) -> ConfigError:
+        return ConfigError(f"cannot read {self._path}: {what}; download the checkpoint again")
