@@ -70,8 +70,8 @@ class Hinted:
     def stats(self) -> EngineStats:
         return self.engine.stats()
 
-    def step(self, max_repeat: int) -> Sequence[Event]:
-        return self.engine.step(max_repeat)
+    def step(self, most: int) -> Sequence[Event]:
+        return self.engine.step(most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from stepwell.engine.spawn import EngineLink
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Event, Finished, Request
-from stepwell.sched.step import Step, StepResult
+from stepwell.sched.step import Done, Step
 from stepwell.server.app import create_app
 from stepwell.server.client import EngineClient
 from stepwell.server.metrics import Metrics
@@ -72,9 +72,9 @@ class TimedRunner:
         self._inner = inner
         self.seconds = 0.0
 
-    def run(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> Done:
         began = time.thread_time()
-        result = self._inner.run(step)
+        result = self._inner.launch(step)
         self.seconds += time.thread_time() - began
         return result
 
@@ -92,8 +92,8 @@ class Ledger(OwnedLoop):
         self._open.add(request.id)
         self.taken += 1
 
-    def step(self, max_repeat: int = 1, wait: float = 0.05) -> list[Event]:
-        events = super().step(max_repeat, wait)
+    def step(self, *, wait: float = 0.05) -> list[Event]:
+        events = super().step(wait=wait)
         for event in events:
             if isinstance(event, Finished) and event.request_id in self._open:
                 self._open.remove(event.request_id)

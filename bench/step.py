@@ -29,7 +29,7 @@ from stepwell.cache.config import CacheConfig
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Request, SamplingParams
-from stepwell.sched.step import Runner, Step, StepResult
+from stepwell.sched.step import Pass, Runner, Step
 from stepwell.testing import telltale
 from stepwell.testing.faults import InstantMover
 
@@ -45,9 +45,9 @@ class Timed:
     inner: Runner
     seconds: float = 0.0
 
-    def run(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> Pass:
         began = time.thread_time()
-        result = self.inner.run(step)
+        result = self.inner.launch(step)
         self.seconds += time.thread_time() - began
         return result
 

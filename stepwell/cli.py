@@ -61,6 +61,7 @@ def serve(
     think_prefetch: flags.ThinkPrefetch = False,
     verify_resume: flags.VerifyResume = 0.0,
     load_timeout: flags.LoadTimeout = 30.0,
+    async_scheduling: flags.AsyncScheduling = "auto",
     coalesce: flags.Coalesce = True,
     faults: flags.Fault = None,
     host: flags.Host = "127.0.0.1",

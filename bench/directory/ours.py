@@ -26,7 +26,7 @@ from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Finished, Request, SamplingParams
-from stepwell.sched.step import Step, StepResult
+from stepwell.sched.step import Done, Step, StepResult
 from stepwell.testing.faults import InstantMover
 
 GIB = 2**30
@@ -39,14 +39,14 @@ class Reciting:
         self.answer: list[int] = []
         self.seconds = 0.0
 
-    def run(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> Done:
         began = time.thread_time()
         sampled = []
         for work in step.works:
             first = work.sample.index if work.sample is not None else 0
-            sampled.append(tuple(self.answer[first : first + step.repeat]) if work.sample is not None else ())
+            sampled.append(tuple(self.answer[first : first + 1]) if work.sample is not None else ())
         self.seconds += time.thread_time() - began
-        return StepResult(tuple(sampled))
+        return Done(StepResult(tuple(sampled)))
 
 
 def cache_of(device_gib: float, host_gib: float = 0.0) -> CacheConfig:

@@ -19,8 +19,9 @@ def publish(
 ) -> None:
     """Make the computed blocks [lease end, end) of `tokens` findable, and move `lease` down over them.
 
-    Content that is there already keeps the first entry: the table then uses that entry's pages and gives its own back. With
-    `adopt` off (a request that must not read the cache) it stops there: such a request only adds where nothing is yet.
+    Content that is there already keeps the first entry: the table then uses that entry's pages and retires its own, which the caller
+    gives back once no launched step reads them. With `adopt` off (a request that must not read the cache) it stops there: such a
+    request only adds where nothing is yet.
     """
     node = lease.item.node
     condemned = directory.tree.is_condemned(node)
@@ -62,7 +63,7 @@ def _fill(directory: Directory, node: Node, table: BlockTable) -> None:
         table.share(first, pages)
         directory.place(node.kv, Tier.DEVICE, pages)
     else:
-        directory.give(Tier.DEVICE, table.share(first, here))
+        table.retire(table.share(first, here))
 
 
 def leave_rung(

@@ -6,21 +6,25 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 
+_NONE: Ints = np.empty(0, np.int32)
+
 
 class BlockTable:
     """Page i holds the KV of tokens [i·block, (i+1)·block).
 
     Private pages are this request's alone; the others belong to the tree, are held by the request's lease, and are never written.
-    `promised` counts pages of the prompt that were reserved at admission and not yet taken.
+    `promised` counts pages of the prompt that were reserved at admission and not yet taken. A page that the tree's own has replaced
+    is retired: it stays private until no launched step reads it any more.
     """
 
-    __slots__ = ("_count", "_pages", "_private", "promised")
+    __slots__ = ("_count", "_pages", "_private", "_retired", "promised")
 
     def __init__(self, shared: Ints) -> None:
         self._pages: Ints = np.empty(max(16, 2 * len(shared)), np.int32)
         self._private = np.zeros(len(self._pages), np.bool_)
         self._count = len(shared)
         self._pages[: self._count] = shared
+        self._retired: Ints = _NONE
         self.promised = 0
 
     def __len__(self) -> int:
@@ -28,13 +32,14 @@ class BlockTable:
 
     @property
     def pages(self) -> Ints:
-        """All pages; a view, valid until the table next changes."""
+        """All pages, as they are now: what is handed out never changes, whatever becomes of the table."""
         return self._pages[: self._count]
 
     @property
     def private(self) -> Ints:
-        """Pages to give back when the request ends."""
-        return self._pages[: self._count][self._private[: self._count]]
+        """Pages to give back when the request ends, retired ones among them."""
+        private = self._pages[: self._count][self._private[: self._count]]
+        return np.concatenate([private, self._retired]) if len(self._retired) else private
 
     def is_private(self, start: int, end: int) -> bool:
         """Whether pages [start, end) are all private."""
@@ -62,8 +67,20 @@ class BlockTable:
         """From block `start` on, use `pages`, which the tree owns; returns the private pages that they replace, if they differ."""
         end = start + len(pages)
         assert end <= self._count
-        mask = self._private[start:end] & (self._pages[start:end] != pages)
-        replaced = self._pages[start:end][mask]
-        self._pages[start:end] = pages
+        differs = self._pages[start:end] != pages
+        replaced = self._pages[start:end][self._private[start:end] & differs]
+        if differs.any():
+            self._pages = self._pages.copy()  # launched steps keep the array that they were given
+            self._pages[start:end] = pages
         self._private[start:end] = False
         return np.asarray(replaced, np.int32)
+
+    def retire(self, pages: Ints) -> None:
+        """Keep `pages`, which the table has named until now, for the launched step that may still read them."""
+        if len(pages):
+            self._retired = np.concatenate([self._retired, pages])
+
+    def take_retired(self) -> Ints:
+        """Retired pages, for the caller to give back: no launched step names them any more."""
+        retired, self._retired = self._retired, _NONE
+        return retired

@@ -91,7 +91,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
     loop = OwnedLoop(
         _cache_rules(config, sizes, tier.store.slots if tier is not None else 0),
-        _sched_rules(config, sizes, model),
+        _sched_rules(config, sizes, model, device),
         runner,
         mover,
         WallClock(),
@@ -134,7 +134,8 @@ def _cache_rules(config: EngineConfig, sizes: Sizes, disk_slots: int) -> CacheCo
     )
 
 
-def _sched_rules(config: EngineConfig, sizes: Sizes, model: HybridConfig) -> SchedConfig:
+def _sched_rules(config: EngineConfig, sizes: Sizes, model: HybridConfig, device: torch.device) -> SchedConfig:
+    ahead = device.type == "cuda" if config.async_scheduling == "auto" else config.async_scheduling == "on"
     return SchedConfig(
         config.max_num_seqs,
         config.max_num_batched_tokens,
@@ -148,6 +149,7 @@ def _sched_rules(config: EngineConfig, sizes: Sizes, model: HybridConfig) -> Sch
         coalesce=config.coalesce,
         priority_ageing=config.priority_ageing,
         fair_salts=config.fair_salts,
+        async_scheduling=ahead,
     )
 
 
@@ -244,7 +246,7 @@ def _prefill_speed(runner: Runner, sizes: Sizes, config: EngineConfig) -> float:
     clock, seconds = WallClock(), []
     for _ in range(3):  # the first pass also warms up; a busy machine is better judged by its best moment
         began = clock.now()
-        runner.run(Step((probe,)))
+        runner.launch(Step((probe,))).result()
         seconds.append(clock.now() - began)
     return count / max(min(seconds), 1e-6)
 

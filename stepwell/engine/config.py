@@ -15,6 +15,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DISK_WHEN = ("idle", "pressure")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+SWITCH = ("auto", "on", "off")
 _SIZES = ("device_memory", "host_memory", "disk_write_budget")
 _AT_LEAST_ONE = (
     "block_size",
@@ -67,6 +68,7 @@ class EngineConfig:
     min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
     verify_resume           share of resumed prompts that are recomputed cold while nothing else is to be done, and compared
     load_timeout            seconds without a report after which a request gives up its load; 0: never
+    async_scheduling        "on": build and launch a step while the one before computes; "auto": on with CUDA, off on the CPU
     coalesce                a request waits for what another is computing, where that is sooner
     priority_ageing         seconds of waiting that are worth one step of priority
     fair_salts              salts that wait at one priority take turns
@@ -99,6 +101,7 @@ class EngineConfig:
     think_prefetch: bool = False
     verify_resume: float = 0.0
     load_timeout: float = 30.0
+    async_scheduling: str = "auto"
     coalesce: bool = True
     priority_ageing: float = 10.0
     fair_salts: bool = False
@@ -137,6 +140,10 @@ class EngineConfig:
         if self.disk_write_when not in DISK_WHEN:
             raise ConfigError(
                 f"--disk-write-when {self.disk_write_when!r} is unknown: use one of {', '.join(DISK_WHEN)}"
+            )
+        if self.async_scheduling not in SWITCH:
+            raise ConfigError(
+                f"--async-scheduling {self.async_scheduling!r} is unknown: use one of {', '.join(SWITCH)}"
             )
         policy_named(self.cache_policy, self.block_size)
         if self.disk_cache is not None and not self.enable_prefix_caching:

@@ -8,6 +8,7 @@ Log-probabilities are the model's own, from before any adjustment.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,14 +17,40 @@ from torch import Tensor
 from stepwell.base.geometry import Ints
 from stepwell.engine.grammars import GuideError
 from stepwell.engine.guide import Guides
-from stepwell.ops.adjust import add_bias, forbid, keep_only, penalise, repeat_less, score
-from stepwell.ops.sampling import Draw, sample
+from stepwell.ops.adjust import Rated, add_bias, forbid, keep_only, penalise, repeat_less, score
+from stepwell.ops.sampling import NO_TOKEN, Draw, sample
 from stepwell.sched.request import SamplingParams, Scored
 from stepwell.sched.step import Sample, Step, StepResult, Work
 
 _BROKEN = "the model's logits for this request were not finite: send it again without reading the cache"
 _NO_GUIDES = "this engine was built without grammars"
 _ROWS_AT_ONCE = 256  # rows of a prompt that are scored at once: their logits are large
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a step has drawn, still where it was drawn.
+
+    tokens   int64 [n], of the works that sample, in the order of `sampling`; NO_TOKEN where the logits were not finite
+    failed   by work: why it has no token, as far as that was known before
+    scores   by work: of its token, where that is wanted
+    """
+
+    works: int
+    sampling: tuple[int, ...]
+    tokens: Tensor
+    failed: dict[int, str]
+    scores: tuple[tuple[int, Rated], ...]
+
+    def result(self, tokens: list[int]) -> StepResult:
+        """What the scheduler hears, once `tokens` are here."""
+        drawn = {i: t for i, t in zip(self.sampling, tokens, strict=True) if t != NO_TOKEN and i not in self.failed}
+        failed = {i: _BROKEN for i in self.sampling if i not in drawn} | self.failed
+        return StepResult(
+            tuple((drawn[i],) if i in drawn else () for i in range(self.works)),
+            tuple(sorted(failed.items())),
+            tuple((i, scored([rated])) for i, rated in self.scores if i in drawn),
+        )
 
 
 class Sampler:
@@ -36,7 +63,7 @@ class Sampler:
         self._eos = eos_token_ids
         self._guides = guides
 
-    def choose(self, step: Step, sampling: Sequence[int], logits: Tensor) -> StepResult:
+    def choose(self, step: Step, sampling: Sequence[int], logits: Tensor) -> Chosen:
         """Sample each work of `sampling` from its row of float32 [n, vocab], which may be written to."""
         works = [step.works[i] for i in sampling]
         samples = [work.sample for work in works if work.sample is not None]
@@ -48,15 +75,12 @@ class Sampler:
                 self._adjust(logits[row], work, one)
             except GuideError as error:
                 failed[sampling[row]] = str(error)
-        chosen = sample(logits, [self._draw(one, logits.shape[1]) for one in samples])
-        tokens = {i: token for i, token in zip(sampling, chosen, strict=True) if token is not None and i not in failed}
-        failed |= {i: _BROKEN for i in sampling if i not in tokens and i not in failed}
-        scores = _scored(untouched, [(samples[row].params, sampling[row]) for row in wanting], tokens)
-        return StepResult(
-            tuple((tokens[i],) if i in tokens else () for i in range(len(step.works))),
-            tuple(sorted(failed.items())),
-            scores,
-        )
+        tokens = sample(logits, [self._draw(one, logits.shape[1]) for one in samples])
+        scores = []
+        for at, row in enumerate(wanting):
+            rated = score(untouched[at : at + 1], tokens[row : row + 1], samples[row].params.logprobs or 0)
+            scores.append((sampling[row], rated))
+        return Chosen(len(step.works), tuple(sampling), tokens, failed, tuple(scores))
 
     def _adjust(self, row: Tensor, work: Work, one: Sample) -> None:
         params = one.params
@@ -86,23 +110,26 @@ class Sampler:
         return Draw(params.temperature, params.top_k, params.top_p, params.seed, one.index, banned, params.min_p)
 
 
-def score_targets(
-    works: Sequence[Work], hidden: Tensor, logits: Callable[[Tensor], Tensor]
-) -> list[tuple[Scored, ...]]:
-    """Scores of each work's targets. `hidden` holds their rows one after the other; `logits` makes float32 [n, vocab] of rows."""
-    out: list[tuple[Scored, ...]] = []
+def score_targets(works: Sequence[Work], hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> list[list[Rated]]:
+    """Each work's targets, rated in parts. `hidden` holds their rows one after the other; `logits` makes float32 [n, vocab] of rows."""
+    out: list[list[Rated]] = []
     first = 0
     for work in works:
         assert work.score is not None
         targets = torch.from_numpy(work.score.targets.astype(np.int64)).to(hidden.device)
-        found: list[Scored] = []
+        found: list[Rated] = []
         for at in range(0, len(targets), _ROWS_AT_ONCE):
             part = targets[at : at + _ROWS_AT_ONCE]
             rows = logits(hidden[first + at : first + at + len(part)])
-            found += _as_scores(score(rows, part, work.score.top))
-        out.append(tuple(found))
+            found.append(score(rows, part, work.score.top))
+        out.append(found)
         first += len(targets)
     return out
+
+
+def scored(parts: Sequence[Rated]) -> tuple[Scored, ...]:
+    """As a caller hears of it. Waits for the device."""
+    return tuple(Scored(own, tuple(top)) for part in parts for own, top in part.rows())
 
 
 def _answer(one: Sample) -> Ints:
@@ -117,19 +144,3 @@ def _penalise(row: Tensor, params: SamplingParams, history: Ints, index: int) ->
         repeat_less(row, seen, params.repetition_penalty)
     if index and (params.presence_penalty or params.frequency_penalty):
         penalise(row, seen[len(history) - index :], params.presence_penalty, params.frequency_penalty)
-
-
-def _scored(
-    logits: Tensor, wanting: Sequence[tuple[SamplingParams, int]], tokens: dict[int, int]
-) -> tuple[tuple[int, tuple[Scored, ...]], ...]:
-    """Scores of chosen tokens, by work; `logits` has one row for each that wants them."""
-    out = []
-    for row, (params, index) in enumerate(wanting):
-        if index in tokens:
-            target = torch.tensor([tokens[index]], device=logits.device)
-            out.append((index, _as_scores(score(logits[row : row + 1], target, params.logprobs or 0))))
-    return tuple(out)
-
-
-def _as_scores(rows: Sequence[tuple[float, list[tuple[int, float]]]]) -> tuple[Scored, ...]:
-    return tuple(Scored(own, tuple(top)) for own, top in rows)

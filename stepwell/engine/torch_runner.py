@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from stepwell.engine.batching import inner_cuts, plan_batch
-from stepwell.engine.sampler import Sampler, score_targets
+from stepwell.engine.sampler import Chosen, Sampler, score_targets, scored
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
-from stepwell.sched.step import Cut, Fresh, FromImage, Logits, Step, StepResult, Work
+from stepwell.ops.adjust import Rated
+from stepwell.ops.sampling import NO_TOKEN
+from stepwell.sched.step import LAST_DRAW, Cut, Done, Fresh, FromImage, Pass, Step, StepResult, Work
 from stepwell.store.device import DeviceArena, Image, LiveStates
 
 
@@ -28,10 +29,28 @@ class _Left:
     image: Image
 
 
-class TorchRunner:
-    """The `Runner` that serves. Owns no bytes: pages are the arena's, live states the running set's."""
+@dataclass(frozen=True, slots=True)
+class TorchPass:
+    """A launched step. `tokens` are those that `chosen` has drawn, on their way to the host until `ready`; None: they are there."""
 
-    __slots__ = ("_arena", "_decoder", "_live", "_memory", "_sampler")
+    chosen: Chosen
+    tokens: Tensor
+    ready: torch.cuda.Event | None
+    logits: tuple[tuple[int, Tensor], ...]
+    targets: tuple[tuple[int, list[Rated]], ...]
+
+    def result(self) -> StepResult:
+        if self.ready is not None:
+            self.ready.synchronize()
+        logits = tuple((i, row.cpu().numpy()) for i, row in self.logits)
+        targets = tuple((i, scored(parts)) for i, parts in self.targets)
+        return replace(self.chosen.result(self.tokens.tolist()), logits=logits, target_scores=targets)
+
+
+class TorchRunner:
+    """The `Runner` that serves. Owns no bytes but the last draws: pages are the arena's, live states the running set's."""
+
+    __slots__ = ("_arena", "_decoder", "_draws", "_live", "_memory", "_sampler")
 
     def __init__(self, decoder: HybridDecoder, arena: DeviceArena, live: LiveStates, sampler: Sampler) -> None:
         self._decoder = decoder
@@ -39,13 +58,13 @@ class TorchRunner:
         self._live = live
         self._sampler = sampler
         self._memory = Memory(arena.keys, arena.values, States(live.conv, live.recurrent))
+        self._draws = torch.full((live.slots,), NO_TOKEN, dtype=torch.int64, device=arena.device)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> StepResult:
-        """Compute one step; `repeat` is 1 here."""
-        assert step.repeat == 1, step.repeat
+    def launch(self, step: Step) -> Pass:
+        """Queue one step on the device. The CPU has computed it when this returns."""
         if not step.works:
-            return StepResult(())
+            return Done(StepResult(()))
         for work in step.works:
             self._restore(work)
         left = {i: [_Left(cut, self._live.new_image()) for cut in inner_cuts(w)] for i, w in enumerate(step.works)}
@@ -56,17 +75,21 @@ class TorchRunner:
             self._decoder.kernels,
             self._arena.device,
         )
-        hidden = self._decoder.hidden(planned.batch, self._memory)
+        batch = planned.batch
+        if batch.decodes is not None:
+            given = batch.tokens[: batch.decodes.count]
+            given.copy_(torch.where(given == LAST_DRAW, self._draws[batch.decodes.slots], given))
+        hidden = self._decoder.hidden(batch, self._memory)
         for i, work in enumerate(step.works):
             self._leave(work, left[i])
         count = len(planned.sampling)
         logits = self._decoder.logits(hidden[:count])
         kept = _kept(step, planned.sampling, logits)
-        result = replace(self._sampler.choose(step, planned.sampling, logits), logits=kept)
-        if not planned.scoring:
-            return result
-        scores = score_targets([step.works[i] for i in planned.scoring], hidden[count:], self._decoder.logits)
-        return replace(result, target_scores=tuple(zip(planned.scoring, scores, strict=True)))
+        chosen = self._sampler.choose(step, planned.sampling, logits)
+        self._draws[[step.works[i].slot for i in planned.sampling]] = chosen.tokens
+        scoring = [step.works[i] for i in planned.scoring]
+        targets = score_targets(scoring, hidden[count:], self._decoder.logits)
+        return TorchPass(chosen, *_on_its_way(chosen.tokens), kept, tuple(zip(planned.scoring, targets, strict=True)))
 
     def _restore(self, work: Work) -> None:
         if isinstance(work.state, Fresh):
@@ -83,7 +106,18 @@ class TorchRunner:
                 self._arena.put(cut.pages, self._live.pack(work.slot).rows)
 
 
-def _kept(step: Step, sampling: tuple[int, ...], logits: Tensor) -> tuple[tuple[int, Logits], ...]:
+def _kept(step: Step, sampling: tuple[int, ...], logits: Tensor) -> tuple[tuple[int, Tensor], ...]:
     """A copy of the logits that works want to see, by work: the sampler writes to its own."""
     rows = [(row, i) for row, i in enumerate(sampling) if (sample := step.works[i].sample) and sample.keep_logits]
-    return tuple((i, np.array(logits[row].float().cpu().numpy())) for row, i in rows)
+    return tuple((i, logits[row].float().clone()) for row, i in rows)
+
+
+def _on_its_way(tokens: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """`tokens` on the host, and when they have arrived there: nothing waits for the device here."""
+    if tokens.device.type != "cuda":
+        return tokens, None
+    here = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+    here.copy_(tokens, non_blocking=True)
+    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ready.record()
+    return here, ready

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,27 +45,32 @@ def forbid(row: Tensor, words: Sequence[Sequence[int]], answer: Sequence[int]) -
         row[last] = float("-inf")
 
 
-def score(logits: Tensor, targets: Tensor, top: int) -> list[tuple[float, list[tuple[int, float]]]]:
-    """For each row of float32 [n, vocab]: the log-probability of its target, and the `top` likeliest (token, log-probability).
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """What the model thought of some tokens, still where it was computed: float32 [n] log-probabilities, and the likeliest tokens and
+    theirs, [n, top]."""
 
-    Every number is finite: what is less likely than a float can say is −9999.
+    own: Tensor
+    tokens: Tensor
+    values: Tensor
+
+    def rows(self) -> list[tuple[float, list[tuple[int, float]]]]:
+        """For each row: the log-probability of its target, and the likeliest (token, log-probability). Waits for the device."""
+        rivals = zip(self.tokens.tolist(), self.values.tolist(), strict=True)
+        best = [list(zip(tokens, values, strict=True)) for tokens, values in rivals]
+        return list(zip(self.own.tolist(), best, strict=True))
+
+
+def score(logits: Tensor, targets: Tensor, top: int) -> Rated:
+    """For each row of float32 [n, vocab]: the log-probability of its target, and the `top` likeliest.
+
+    Every number is finite: what is less likely than a float can say is −9999. A negative target is scored as token 0.
     """
     chances = logits.log_softmax(-1)
-    own = _finite(chances.gather(-1, targets[:, None])[:, 0])
-    if top == 0:
-        return [(value, []) for value in own]
+    own = chances.gather(-1, targets.clamp_min(0)[:, None])[:, 0]
     best = chances.topk(min(top, chances.shape[1]), -1)
-    rivals = zip(best.indices.tolist(), _rows(best.values), strict=True)
-    return [
-        (value, list(zip(tokens, values, strict=True))) for value, (tokens, values) in zip(own, rivals, strict=True)
-    ]
+    return Rated(_finite(own), best.indices, _finite(best.values))
 
 
-def _finite(values: Tensor) -> list[float]:
-    finite: list[float] = values.nan_to_num(_FLOOR, _FLOOR, _FLOOR).clamp_min(_FLOOR).tolist()
-    return finite
-
-
-def _rows(values: Tensor) -> list[list[float]]:
-    finite: list[list[float]] = values.nan_to_num(_FLOOR, _FLOOR, _FLOOR).clamp_min(_FLOOR).tolist()
-    return finite
+def _finite(values: Tensor) -> Tensor:
+    return values.nan_to_num(_FLOOR, _FLOOR, _FLOOR).clamp_min(_FLOOR)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+NO_TOKEN = -1
+"""Stands for the token of a row that none can be drawn from."""
 _MASK = (1 << 64) - 1
 
 
@@ -29,21 +31,20 @@ class Draw:
         return self.temperature <= 0 or self.top_k == 1
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | None]:
-    """One token for each row of float32 [n, vocab]; None where the row has no finite largest logit (NaN, ∞, all banned).
+def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """One token for each row of float32 [n, vocab], int64 [n] beside them; NO_TOKEN where the row has no finite largest logit (NaN,
+    ∞, all banned).
 
-    `logits` may be written to.
+    `logits` may be written to. Waits for nothing that the device computes, unless a row has a `top_k`.
     """
     for row, draw in enumerate(draws):
         if draw.banned:
             logits[row, list(draw.banned)] = float("-inf")
-    largest, best = logits.max(-1)
-    tokens: list[int] = best.tolist()
-    sound: list[bool] = largest.isfinite().tolist()
-    random = [i for i, draw in enumerate(draws) if sound[i] and not draw.greedy]
-    for i in random:
-        tokens[i] = _draw(logits[i], float(largest[i]), draws[i])
-    return [token if ok else None for token, ok in zip(tokens, sound, strict=True)]
+    largest, tokens = logits.max(-1)
+    for row, draw in enumerate(draws):
+        if not draw.greedy:
+            tokens[row] = _draw(logits[row], largest[row], draw)
+    return tokens.masked_fill_(~largest.isfinite(), NO_TOKEN)
 
 
 def uniform(seed: int, index: int) -> float:
@@ -59,9 +60,9 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def _draw(logits: Tensor, largest: float, draw: Draw) -> int:
-    """Invert the distribution function, largest probability first and equal ones by token number."""
-    scaled = (logits.double() - largest) / draw.temperature
+def _draw(logits: Tensor, largest: Tensor, draw: Draw) -> Tensor:
+    """Invert the distribution function, largest probability first and equal ones by token number. int64 []."""
+    scaled = ((logits.double() - largest) / draw.temperature).nan_to_num_(nan=float("-inf"))
     if 0 < draw.top_k < logits.shape[0]:
         # the k-th value and all that equal it, so that ties are settled by token number below
         floor = scaled.topk(draw.top_k).values[-1]
@@ -74,12 +75,18 @@ def _draw(logits: Tensor, largest: float, draw: Draw) -> int:
         ordered, order = ordered[: draw.top_k], order[: draw.top_k]
     chances = ordered.exp_()
     if draw.min_p > 0:
-        chances = chances[: max(1, int((chances >= draw.min_p).sum()))]  # the likeliest stands at 1
+        chances = _first(chances, chances >= draw.min_p)  # the likeliest stands at 1
     reached = chances.cumsum(0)
+    whole = reached[-1]
     if draw.top_p < 1.0:
         # the fewest tokens whose chances reach top_p; the first one always
-        kept = int((reached - chances < draw.top_p * reached[-1]).sum())
-        reached = reached[: max(1, kept)]
-    at = int(torch.searchsorted(reached, uniform(draw.seed, draw.index) * reached[-1], right=True))
-    token = order[min(at, reached.shape[0] - 1)]
-    return int(token if candidates is None else candidates[token])
+        whole = _first(reached, reached - chances < draw.top_p * whole).amax()
+    at = torch.searchsorted(reached, (uniform(draw.seed, draw.index) * whole).reshape(1), right=True)
+    token = order[at.clamp_(max=reached.shape[0] - 1)]
+    return (token if candidates is None else candidates[token])[0]
+
+
+def _first(values: Tensor, kept: Tensor) -> Tensor:
+    """`values`, and 0 where one is not `kept`; the first always is."""
+    kept[0] = True
+    return values * kept

@@ -52,18 +52,18 @@ class CostModel:
             if not value >= 0 or (name in _RATES and value == 0):
                 raise ConfigError(f"cost {name} must be {'above' if name in _RATES else 'at least'} 0, not {value}")
 
-    def step_seconds(self, step: Step) -> float:
-        """Seconds of the whole step, all its repeats included."""
+    def step_seconds(self, step: Step, passes: int = 1) -> float:
+        """Seconds of a step; with `passes` > 1, of so many in a row that decode: this one and those that follow from it."""
         tokens = 0
         other = self.overhead_s + self.sequence_s * len(step.works)
         for work in step.works:
             count = len(work.tokens)
             if decodes(work):
-                other += self.kv_s_per_token * (work.start + count + (step.repeat - 1) / 2)
+                other += self.kv_s_per_token * (work.start + count + (passes - 1) / 2)
             else:
                 other += self.attention_s_per_pair * count * (work.start + count / 2)
             tokens += count
-        return step.repeat * (other + max(self.weights_s, tokens / self.prefill_tokens_per_s))
+        return passes * (other + max(self.weights_s, tokens / self.prefill_tokens_per_s))
 
     def decode_seconds(self, sequences: int, context: int) -> float:
         """Seconds of one decode pass over `sequences` with `context` tokens of KV between them."""

@@ -11,9 +11,9 @@ from stepwell.base.units import ceil_to
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.policy import DEFAULT
 from stepwell.replay.cost import CostModel
+from stepwell.replay.leap import LeapingLoop
 from stepwell.replay.runner import CostRunner, Links, VirtualMover
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.loop import EngineLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Machine:
             costs.prefill_tokens_per_s, (float("inf"), costs.to_device, costs.from_disk), costs.copy_latency_s
         )
         mover = VirtualMover(self.clock, self.links, geometry.page_bytes)
-        self.loop = EngineLoop(cache, rules, self.runner, mover, self.clock, weighed)
+        self.loop = LeapingLoop(cache, rules, self.runner, mover, self.clock, weighed)
 
     @property
     def steps(self) -> int:

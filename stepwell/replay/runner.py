@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias
 
@@ -17,20 +18,41 @@ ANSWER_TOKEN = 1
 
 
 class CostRunner:
-    """Advances the clock by what a step would cost; computes nothing."""
+    """Lets the time pass that steps would take, one after the other; computes nothing.
 
-    __slots__ = ("_clock", "_costs", "steps")
+    passes  decode passes that the next step to be launched stands for (`stepwell.replay.leap`)
+    """
+
+    __slots__ = ("_clock", "_costs", "_free_at", "passes", "steps")
 
     def __init__(self, clock: VirtualClock, costs: CostModel) -> None:
         self._clock = clock
         self._costs = costs
+        self._free_at = 0.0
+        self.passes = 1
         self.steps = 0
 
-    def run(self, step: Step) -> StepResult:
-        self._clock.advance(self._costs.step_seconds(step))
-        self.steps += step.repeat
-        answer = (ANSWER_TOKEN,) * step.repeat
-        return StepResult(tuple(() if work.sample is None else answer for work in step.works))
+    def launch(self, step: Step) -> Timed:
+        passes, self.passes = self.passes, 1
+        self._free_at = max(self._clock.now(), self._free_at) + self._costs.step_seconds(step, passes)
+        self.steps += passes
+        answer = (ANSWER_TOKEN,) * passes
+        told = StepResult(tuple([() if work.sample is None else answer for work in step.works]))
+        return Timed(self._clock, self._free_at, told)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A step that ends at `ends`."""
+
+    clock: VirtualClock
+    ends: float
+    told: StepResult
+
+    def result(self) -> StepResult:
+        """The clock stands at the end of the step at least, when it comes back."""
+        self.clock.advance_to(self.ends)
+        return self.told
 
 
 Way: TypeAlias = tuple[Tier, Tier]

@@ -45,8 +45,8 @@ class Loop(Protocol):
 
     def stats(self) -> RungStats: ...
 
-    def step(self, max_repeat: int) -> Sequence[Event]:
-        """One turn; its runner and mover let the virtual time pass. Takes up to `max_repeat` decode passes at once."""
+    def step(self, most: int) -> Sequence[Event]:
+        """One turn; its runner and mover let the virtual time pass. Takes up to `most` decode passes at once."""
 
 
 class Served(Protocol):

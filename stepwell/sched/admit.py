@@ -39,7 +39,7 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
             let_go_at(queues, directory, at)
             continue
         if isinstance(answer, Wait):
-            if queues.running or queues.parked or queues.draining or directory.in_flight:
+            if queues.running or queues.leaving or queues.parked or queues.draining or directory.in_flight:
                 return
             if not let_go_all(queues, directory):
                 _refuse(queues, at, answer)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -142,11 +143,14 @@ class Auditor:
         else:
             self.counts.skipped += 1
 
-    def collect(self, directory: Directory, built: Built, result: StepResult) -> None:
-        """Take the logits of a step that has run and been applied: answers to be checked, or the one that checks."""
+    def collect(self, directory: Directory, built: Built, result: StepResult, dropped: Set[int]) -> None:
+        """Take the logits of a step that has run and been applied: answers to be checked, or the one that checks.
+
+        `dropped` are the works of requests that had ended before; an audit that was cut short must not judge the next one.
+        """
         kept = dict(result.logits)
         for index, (share, work) in enumerate(zip(built.shares, built.step.works, strict=True)):
-            if work.sample is None or not work.sample.keep_logits:
+            if work.sample is None or not work.sample.keep_logits or index in dropped:
                 continue
             job, logits = share.running.job, kept.get(index)
             if job.internal:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import numpy as np
+
 from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.directory import Directory
@@ -17,10 +19,12 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.shed import demote, in_flight, secure
 from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.job import Job, Running
+from stepwell.sched.job import Job, Leaving, Running
 from stepwell.sched.queues import Queues, enqueue
-from stepwell.sched.step import Cut, Sample, Score, Step, Work
+from stepwell.sched.step import LAST_DRAW, Carry, Cut, Sample, Score, Step, Work
 from stepwell.sched.suspend import keep, let_go_all
+
+_LAST: Ints = np.array([LAST_DRAW], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,61 +50,65 @@ class _Pages(Enum):
     NONE = auto()
 
 
-def build(queues: Queues, directory: Directory, config: SchedConfig, max_repeat: int = 1) -> Built | None:
-    """The next step, or None where nothing can be computed now. Takes the pages it writes."""
-    shares: list[Share] = []
-    turns = list(queues.running)
-    decodes = [running for running in turns if running.remaining == 1]
-    repeat = _repeat(queues, decodes, directory, config, max_repeat) if 0 < len(decodes) == len(turns) else 1
-    for place, running in enumerate(turns):
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Somebody has to be preempted: collect the launched step first. It may end a request, and the victim's state is not whole before."""
+
+
+def build(queues: Queues, directory: Directory, config: SchedConfig, in_flight: bool = False) -> Built | Drain | None:
+    """The next step, to be launched at once, or None where nothing can be computed now. Takes the pages it writes.
+
+    `in_flight`: a launched step has not been collected yet. What it is going to draw is decoded without being known.
+    """
+    growing: list[Running] = []
+    for place, running in enumerate(list(queues.running)):
         if place >= len(queues.running):
             break  # only the youngest are preempted, so that all from here on have been
-        if running.remaining == 1 and _grow_or_preempt(queues, directory, running, running.computed + repeat):
-            shares.append(_share(queues, directory, config, running, running.computed + repeat))
+        if not _can_decode(running):
+            continue
+        grown = _grow_or_preempt(queues, directory, running, running.launched + 1, in_flight)
+        if isinstance(grown, Drain):
+            return grown
+        if grown:
+            growing.append(running)
+    shares = [share_of(queues, directory, config, running, running.launched + 1) for running in growing]
     budget = config.max_num_batched_tokens - len(shares)
     for running in [running for running in queues.running if running.remaining > 1]:
         end = _chunk_end(running, budget, directory.config.geometry.rung_grid)
-        if end <= running.computed:
+        if end <= running.launched:
             break
         images = len(_cuts(directory, config, running, end)) * directory.config.geometry.image_pages
         if _claim(queues, directory, running, end, images) is _Pages.TAKEN:
-            budget -= end - running.computed
-            shares.append(_share(queues, directory, config, running, end))
-    if not shares:
-        return None
-    return Built(Step(tuple(_work(s) for s in shares), repeat), tuple(shares))
+            budget -= end - running.launched
+            shares.append(share_of(queues, directory, config, running, end))
+    return built_of(shares) if shares else None
 
 
-def _repeat(queues: Queues, decodes: list[Running], directory: Directory, config: SchedConfig, most: int) -> int:
-    """Decode passes to take at once: up to the first answer that must end, as many as fit without preempting."""
-    copies_matter = queues.parked or queues.moves or (queues.waiting and directory.in_flight)
-    if most == 1 or copies_matter:
-        return 1
-    steps = min(most, min(_passes(r, config) for r in decodes))
-    room = directory.room()
-    spendable = room.instant - room.reserved
-    geometry = directory.config.geometry
-    while steps > 1:
-        needed = sum(max(0, geometry.pages_for(r.computed + steps) - len(r.table)) for r in decodes)
-        if needed + len(decodes) * geometry.image_pages <= spendable:
-            break
-        steps //= 2
-    return max(1, steps)
+def _can_decode(running: Running) -> bool:
+    """Whether one more token can be computed: of an answer at its limit none is left to draw, and one whose next token depends on the
+    last one in ways that the model does not know of waits until that is collected."""
+    if running.remaining != 1:
+        return False
+    job = running.job
+    return running.drawn < job.limit and (running.drawn == job.tokens.count or not job.request.params.looks_back)
 
 
-def _passes(running: Running, config: SchedConfig) -> int:
-    """Decode passes until the answer must end. One that a token may end goes to its next rolling rung, and leaves it, at most."""
-    job, every = running.job, config.decode_rung_tokens
-    left = job.limit - job.tokens.count
-    may_stop = job.request.params.stop_token_ids or (config.eos and not job.request.params.ignore_eos)
-    return min(left, every - running.computed % every) if may_stop else left
+def built_of(shares: list[Share]) -> Built:
+    """The step of these shares. From here on it counts as launched."""
+    works = tuple([_work(share) for share in shares])
+    for share, work in zip(shares, works, strict=True):
+        running = share.running
+        running.launched, running.start = share.end, Carry()
+        if work.sample is not None:
+            running.drawn = share.end + 1
+    return Built(Step(works), tuple(shares))
 
 
 def _chunk_end(running: Running, budget: int, grid: int) -> int:
     """Where this step's part of a prompt ends: its end, or the last grid boundary that the budget reaches."""
     if running.remaining <= budget:
-        return running.computed + running.remaining
-    return floor_to(running.computed + budget, grid)
+        return running.drawn
+    return floor_to(running.launched + budget, grid)
 
 
 def _claim(queues: Queues, directory: Directory, running: Running, end: int, images: int = 0) -> _Pages:
@@ -124,12 +132,19 @@ def _claim(queues: Queues, directory: Directory, running: Running, end: int, ima
     return _Pages.TAKEN
 
 
-def _grow_or_preempt(queues: Queues, directory: Directory, running: Running, end: int) -> bool:
+def grow(queues: Queues, directory: Directory, running: Running, end: int) -> bool:
+    """Take the pages for tokens up to `end`, if that preempts nobody and waits for no copy."""
+    return _claim(queues, directory, running, end) is _Pages.TAKEN
+
+
+def _grow_or_preempt(queues: Queues, directory: Directory, running: Running, end: int, in_flight: bool) -> bool | Drain:
     """Pages for one more token, at the price of the youngest requests if need be; False: not in this step."""
     while True:
         pages = _claim(queues, directory, running, end)
         if pages is not _Pages.NONE:
             return pages is _Pages.TAKEN
+        if in_flight:
+            return Drain()
         victim = queues.running[-1]
         if victim is queues.running[0]:
             if let_go_all(queues, directory):
@@ -153,20 +168,40 @@ def preempt(queues: Queues, directory: Directory, victim: Running) -> None:
 
 
 def release(queues: Queues, directory: Directory, running: Running) -> None:
-    """Let go of all that a running request holds."""
+    """Take out a request that has ended. All that it holds is let go: at once, or with the last launched step that names it."""
+    if running.in_flight:
+        queues.running.remove(running)
+        queues.leaving.append(Leaving(running))
+        return
     _release(queues, directory, running)
     queues.slots.append(running.slot)
 
 
+def dismiss(queues: Queues, directory: Directory, share: Share) -> None:
+    """The step of `share` has been collected, whose request had ended before: what it drew and left is nobody's."""
+    running = share.running
+    running.computed = share.end
+    for _, _, pages in share.rungs:
+        directory.give(Tier.DEVICE, pages)
+    if not running.in_flight:
+        queues.leaving = [leaving for leaving in queues.leaving if leaving.running is not running]
+        _let_go(directory, running)
+        queues.slots.append(running.slot)
+
+
 def _release(queues: Queues, directory: Directory, running: Running) -> None:
     queues.running.remove(running)
+    _let_go(directory, running)
+
+
+def _let_go(directory: Directory, running: Running) -> None:
     if running.image is not None:
         directory.release(running.image)
     directory.release(running.path)
     directory.close(running.table)
 
 
-def _share(queues: Queues, directory: Directory, config: SchedConfig, running: Running, end: int) -> Share:
+def share_of(queues: Queues, directory: Directory, config: SchedConfig, running: Running, end: int) -> Share:
     """Decide the rungs of this part and take their pages."""
     rungs: list[tuple[int, RungKind, Ints]] = []
     for position, kind in _cuts(directory, config, running, end):
@@ -183,7 +218,7 @@ def _cuts(directory: Directory, config: SchedConfig, running: Running, end: int)
     """Prompt rungs within this part, and the rolling one at its last suitable boundary."""
     if not config.cache or not running.job.request.write_cache:
         return []
-    start, prompt = running.computed, running.remaining > 1
+    start, prompt = running.launched, running.remaining > 1
     cuts = [(p, kind) for p, kind in running.rungs if start < p <= end] if running.rungs else []
     rolling = floor_to(end, directory.config.geometry.rung_grid if prompt else config.decode_rung_tokens)
     in_answer = not prompt or end < running.job.tokens.count
@@ -204,26 +239,27 @@ def _image_pages(directory: Directory) -> Ints | None:
 
 def _work(share: Share) -> Work:
     running, job = share.running, share.running.job
-    samples = share.end >= job.tokens.count
+    start, known = running.launched, job.tokens.count
     return Work(
         request_id=job.request.id,
         slot=running.slot,
         root=job.root,
-        start=running.computed,
-        tokens=job.tokens.view[running.computed : share.end],
+        start=start,
+        tokens=job.tokens.view[start : share.end] if start < known else _LAST,
         pages=running.table.pages,
         write_from=running.shared,
         state=running.start,
         cuts=tuple([Cut(position, pages) for position, _, pages in share.rungs]),
-        sample=_sample(job) if samples else None,
-        score=_score(job, running.computed, share.end),
+        sample=_sample(running) if share.end >= running.drawn else None,
+        score=_score(job, start, share.end),
     )
 
 
-def _sample(job: Job) -> Sample:
-    params = job.request.params
-    history = job.tokens.view.copy() if params.looks_back else None
-    return Sample(params, job.generated, history, job.keeps_logits)
+def _sample(running: Running) -> Sample:
+    job = running.job
+    index = running.drawn - len(job.request.prompt)
+    history = job.tokens.view if job.request.params.looks_back else None
+    return Sample(job.request.params, index, history, index == 0 and job.audited)
 
 
 def _score(job: Job, start: int, end: int) -> Score | None:

@@ -50,7 +50,7 @@ def ask_for_rungs(queues: Queues, running: Running) -> None:
 
 
 def _ask(running: Running, position: int) -> None:
-    if position > running.computed and all(p != position for p, _ in running.rungs):
+    if position > running.launched and all(p != position for p, _ in running.rungs):
         running.rungs = tuple(sorted((*running.rungs, (position, RungKind.BRANCH))))
 
 
@@ -103,6 +103,8 @@ class Coalescing:
         for leader in leaders[:_MOST_COMPARED]:
             known = leader.job.tokens.view
             position = floor_to(min(_common(known, tokens), len(known) - 1, count - 1), grid)
+            if isinstance(leader, Running):
+                position = _rung_to_come(leader, position)
             if position <= max(boundary, _start(leader)):
                 continue
             if isinstance(leader, Running):
@@ -117,7 +119,7 @@ class Coalescing:
 
     def _leaders(self, salt: str) -> list[Running | Parked]:
         """Who computes a prompt under `salt`, or loads what comes before, for others to find."""
-        running = [r for r in self.queues.running if r.remaining > 1 and _shares(r.job, salt)]
+        running = [r for r in self.queues.running if r.uncollected > 1 and _shares(r.job, salt)]
         return [*running, *(p for p in self.queues.parked.values() if _shares(p.job, salt) and self._in_time(p))]
 
     def _in_time(self, parked: Parked) -> bool:
@@ -135,6 +137,13 @@ def _shares(job: Job, salt: str) -> bool:
 
 def _start(leader: Running | Parked) -> int:
     return leader.computed if isinstance(leader, Running) else leader.loading.option.boundary
+
+
+def _rung_to_come(leader: Running, position: int) -> int:
+    """The deepest boundary up to `position` where the leader can still leave a rung, or is about to; 0 where there is none."""
+    if position > leader.launched:
+        return position
+    return max((p for p, _ in leader.rungs if leader.computed < p <= position), default=0)
 
 
 def _alike(known: Ints, tokens: Ints, boundary: int, grid: int) -> bool:
@@ -163,7 +172,7 @@ class _Line:
     @classmethod
     def of(cls, queues: Queues) -> _Line:
         return cls(
-            tuple((r.job.order, r.remaining) for r in queues.running if r.remaining > 1),
+            tuple((r.job.order, r.uncollected) for r in queues.running if r.uncollected > 1),
             tuple((p.job.order, len(p.job.tokens) - p.loading.option.boundary) for p in queues.parked.values()),
         )
 

@@ -23,6 +23,7 @@ class SchedConfig:
     coalesce                 a request waits for what another is computing, where that is sooner
     priority_ageing          seconds of waiting that are worth one step of priority
     fair_salts               salts that wait at one priority take turns, by the tokens of their prompts
+    async_scheduling         build and launch a step while the one before computes
     think_prefetch           bring back what a session is about to ask for (`stepwell.sched.retention`)
     """
 
@@ -38,6 +39,7 @@ class SchedConfig:
     priority_ageing: float = 10.0
     fair_salts: bool = False
     think_prefetch: bool = False
+    async_scheduling: bool = False
 
     def validate(self, geometry: Geometry) -> None:
         """Raise ConfigError where a step could not make progress."""

@@ -8,21 +8,29 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.ladder import Trail
 from stepwell.cache.moves import Tier
 from stepwell.cache.tree import RungKind
-from stepwell.sched.build import Built, Share, release
+from stepwell.sched.build import Built, Share, dismiss, release
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.job import Job
+from stepwell.sched.job import Job, Running
 from stepwell.sched.queues import Queues
 from stepwell.sched.request import Finished, FinishReason, Tokens
-from stepwell.sched.step import Carry, StepResult
+from stepwell.sched.step import StepResult
 
 
 def finish(
     queues: Queues, directory: Directory, config: SchedConfig, built: Built, result: StepResult, now: float
-) -> None:
-    """Apply one result. Content becomes findable here, after the step that computed it has run, and never before."""
+) -> set[int]:
+    """Apply one result. Content becomes findable here, after the step that computed it has run, and never before.
+
+    The share of a request that has ended meanwhile is dropped: nobody hears of its token, and its rungs are not published. Returns
+    the indices of such shares.
+    """
+    dropped: set[int] = set()
     errors, scores, of_prompt = dict(result.errors), dict(result.scores), dict(result.target_scores)
     for index, (share, sampled) in enumerate(zip(built.shares, result.sampled, strict=True)):
-        if index in errors:
+        if queues.leaving and queues.is_leaving(share.running):
+            dismiss(queues, directory, share)
+            dropped.add(index)
+        elif index in errors:
             _discard(queues, directory, share, errors[index])
         else:
             job, start = share.running.job, share.running.computed
@@ -30,12 +38,14 @@ def finish(
             own = scores.get(index, ())[: len(kept)]
             said = Tokens(job.request.id, kept, own, of_prompt.get(index, ()), start + 1)
             _apply(queues, directory, config, share, said, reason, now)
+    return dropped
 
 
 def _discard(queues: Queues, directory: Directory, share: Share, message: str) -> None:
     """This request's own numbers went wrong: nothing of the step is kept."""
     for _, _, pages in share.rungs:
         directory.give(Tier.DEVICE, pages)
+    share.running.computed = share.end
     release(queues, directory, share.running)
     queues.events.append(Finished(share.running.job.request.id, "error", message))
 
@@ -51,12 +61,14 @@ def _apply(
 ) -> None:
     running, job = share.running, share.running.job
     running.computed = share.end
-    running.start = Carry()
     if running.image is not None:
         directory.release(running.image)
         running.image = None
     if config.cache and job.request.write_cache:
+        _give_retired(directory, running)  # steps launched since do not name them
         _publish(directory, share, now)
+        if not running.in_flight:
+            _give_retired(directory, running)
     if said.tokens or said.prompt_scores:
         queues.events.append(said)
     if reason is not None:
@@ -67,6 +79,12 @@ def _apply(
             queues.trails.left(running.path.item.node, trail)
         release(queues, directory, running)
         queues.events.append(Finished(job.request.id, reason))
+
+
+def _give_retired(directory: Directory, running: Running) -> None:
+    retired = running.table.take_retired()
+    if len(retired):
+        directory.give(Tier.DEVICE, retired)
 
 
 def _publish(directory: Directory, share: Share, now: float) -> None:

@@ -5,11 +5,12 @@ Waiting ──▶ Parked ──▶ Running ──▶ (finished)         Waiting 
    │           ▼          │                           aborted while its load is in flight: Draining, then gone
    └───────────┼──────────┘  preempted                     given up for want of a report: Waiting, its load Draining
             Draining
+                                                           ended while a launched step names it: Leaving, then gone
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -88,9 +89,9 @@ class Job:
         return self.tokens.count - len(self.request.prompt)
 
     @property
-    def keeps_logits(self) -> bool:
-        """Whether those of its next token are wanted: the first one's alone."""
-        return self.generated == 0 and (self.internal or self.watched is not None)
+    def audited(self) -> bool:
+        """Whether the logits of its first token are wanted."""
+        return self.internal or self.watched is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,14 @@ class Draining:
 class Running:
     """Computes. The state in `slot` has folded `computed` tokens once `start` has been applied.
 
+        0 ─────────────── computed ──────────── launched ────────── drawn
+        │ collected steps │ in launched steps  │ for steps to come │
+
+    computed  tokens of steps that have been collected      launched  and of those that are still with the runner
+    drawn     tokens that are known, or being drawn by a launched step
     shared    tokens whose pages are never written     rungs     prompt rungs still to be left, ascending
     image     hold on what `start` reads               rolling   the last rung left on the way, to be replaced by the next
+    start     of the next step
     """
 
     job: Job
@@ -161,8 +168,30 @@ class Running:
     start: StateStart
     rungs: tuple[tuple[int, RungKind], ...]
     rolling: Rung | None = None
+    launched: int = field(init=False)
+    drawn: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.launched, self.drawn = self.computed, self.job.tokens.count
 
     @property
     def remaining(self) -> int:
-        """Known tokens not yet computed; 1: the next step decodes."""
+        """Tokens, known or being drawn, that no step has been given yet; 1: the next step decodes."""
+        return self.drawn - self.launched
+
+    @property
+    def uncollected(self) -> int:
+        """Known tokens that others cannot find yet, for a launched step or one to come computes them; more than 1 in a prompt."""
         return self.job.tokens.count - self.computed
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a launched step names it."""
+        return self.launched > self.computed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaving:
+    """Has ended, and holds what it held until the last launched step that names it has been collected."""
+
+    running: Running

@@ -1,14 +1,16 @@
 """The engine loop: reports in, admissions, one step, events out.
 
-    submit, abort ─▶ │ land reports ▸ admit ▸ build ▸ run ▸ publish ▸ copy down ahead of need │ ─▶ events
+    submit, abort ─▶ │ land reports ▸ admit ▸ build k ▸ launch k ▸ collect k−1 ▸ publish k−1 ▸ copy down ahead of need │ ─▶ events
 
-Single-threaded: everything that changes state happens inside `submit`, `abort` and `step`.
+Without asynchronous scheduling it collects k in the turn that launches it. Single-threaded: everything that changes state happens
+inside `submit`, `abort`, `step` and `drain`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import inf
 
 from stepwell.base.clock import Clock
@@ -28,7 +30,7 @@ from stepwell.cache.shed import demote_ahead
 from stepwell.cache.tree import root_number
 from stepwell.sched.admit import admit, land
 from stepwell.sched.audit import Auditor
-from stepwell.sched.build import build, release
+from stepwell.sched.build import Built, Drain, build, release
 from stepwell.sched.coalesce import Coalescing
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.finish import finish
@@ -39,12 +41,20 @@ from stepwell.sched.queues import Queues, enqueue, withdraw
 from stepwell.sched.request import MAX_PRIORITY, Event, Finished, Request
 from stepwell.sched.retention import Prefetched, Retention, Subject
 from stepwell.sched.stats import EngineStats
-from stepwell.sched.step import Mover, Runner
+from stepwell.sched.step import Mover, Pass, Runner
 from stepwell.sched.suspend import let_go
 
-_IDLE_WAIT = 0.05
+IDLE_WAIT = 0.05
 _ROOM = 4096
 """Tokens of answer for which room is made at once, so that a long prompt is not copied again for a short answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step whose result has not been collected."""
+
+    built: Built
+    computing: Pass
 
 
 class EngineLoop:
@@ -78,6 +88,8 @@ class EngineLoop:
         self._computed = 0
         self._sampled = 0
         self._seconds = 0.0
+        self._with_runner = 0.0
+        self._launched: deque[_Launched] = deque()
         self._copied: Counter[tuple[Tier, Tier]] = Counter()
 
     @property
@@ -96,7 +108,7 @@ class EngineLoop:
     def serving(self) -> bool:
         """Whether there is anything that a request waits for."""
         q = self.queues
-        waited_for = q.waiting or q.parked or q.draining or q.running or q.events
+        waited_for = q.waiting or q.parked or q.draining or q.running or q.events or self._launched
         return bool(waited_for or self.auditor.busy or self.retention.busy)
 
     def submit(self, request: Request) -> None:
@@ -131,7 +143,8 @@ class EngineLoop:
         )
 
     def abort(self, request_id: str) -> None:
-        """End a request in whatever state it is; unknown ids are ignored. Nothing it held outlives the copies that use it."""
+        """End a request in whatever state it is; unknown ids are ignored. What it held outlives neither copies nor launched steps that
+        use it."""
         queues = self.queues
         waiting, running = queues.find_waiting(request_id), queues.find_running(request_id)
         parked = queues.parked.pop(request_id, None)
@@ -150,10 +163,9 @@ class EngineLoop:
             return
         queues.events.append(Finished(request_id, "abort"))
 
-    def step(self, max_repeat: int = 1, wait: float = _IDLE_WAIT) -> list[Event]:
-        """One turn. `max_repeat`: decode passes that may be taken at once while nothing else can happen; `wait`: seconds to wait at
-        most for a copy where nothing can be computed."""
-        began = self._clock.now()
+    def step(self, *, wait: float = IDLE_WAIT) -> list[Event]:
+        """One turn. `wait`: seconds to wait at most for a copy where nothing can be computed."""
+        began, with_runner = self._clock.now(), self._with_runner
         for report in self._mover.poll():
             self._copying.discard(report.ticket)
             land(self.queues, self.directory, self.config, report, self._clock)
@@ -164,25 +176,28 @@ class EngineLoop:
         refuse_stranded(self.queues, self.directory, self.config, self._clock)
         self.auditor.choose(self.queues, self.directory)
         self._start_moves()
-        built = build(self.queues, self.directory, self.config, max_repeat)
+        built = self._build()
         self._start_moves()
         if built is not None:
-            self._seconds += self._clock.now() - began
-            result = self._runner.run(built.step)
-            began = self._clock.now()
-            finish(self.queues, self.directory, self.config, built, result, began)
-            self.auditor.collect(self.directory, built, result)
-            self.retention.learn(self.queues, began)
-            self._steps += built.step.repeat
-            self._computed += built.step.tokens * built.step.repeat
-            self._sampled += sum(map(len, result.sampled))
-        self._copy_down(idle=built is None)
-        self._seconds += self._clock.now() - began
+            self._launch(built)
+        leave = 1 if built is not None and self.config.async_scheduling else 0
+        idle = built is None and not self._launched
+        self._collect(leave)
+        self._copy_down(idle)
+        self._seconds += self._clock.now() - began - (self._with_runner - with_runner)
         events, self.queues.events = self.auditor.strip(self.queues.events), []
         budgeted = self.busy and not self.serving  # what is left to write to disk has to wait for its turn
-        if built is None and not events and (self._copying or budgeted):
+        if idle and not events and (self._copying or budgeted):
             self._mover.wait(wait)
         return events
+
+    def drain(self) -> None:
+        """Collect what has been launched; the next turn tells of it."""
+        self._collect(0)
+
+    def launched(self) -> Iterator[Built]:
+        """Steps that have not been collected, the oldest first."""
+        return (one.built for one in self._launched)
 
     def stats(self) -> EngineStats:
         queues, directory = self.queues, self.directory
@@ -256,6 +271,34 @@ class EngineLoop:
     def prefetched(self) -> list[Prefetched]:
         """Prefetches that have ended since the last call."""
         return self.retention.finished()
+
+    def _build(self) -> Built | None:
+        """The next step. Where that takes a preemption, the launched step is collected first."""
+        built = build(self.queues, self.directory, self.config, in_flight=bool(self._launched))
+        if isinstance(built, Drain):
+            self.drain()
+            built = build(self.queues, self.directory, self.config)
+            assert not isinstance(built, Drain), "nothing is in flight any more"
+        return built
+
+    def _launch(self, built: Built) -> None:
+        began = self._clock.now()
+        self._launched.append(_Launched(built, self._runner.launch(built.step)))
+        self._with_runner += self._clock.now() - began
+
+    def _collect(self, leave: int) -> None:
+        """Collect and publish launched steps until `leave` are left, oldest first."""
+        while len(self._launched) > leave:
+            began = self._clock.now()
+            one = self._launched.popleft()
+            result, now = one.computing.result(), self._clock.now()
+            self._with_runner += now - began
+            dropped = finish(self.queues, self.directory, self.config, one.built, result, now)
+            self.auditor.collect(self.directory, one.built, result, dropped)
+            self.retention.learn(self.queues, now)
+            self._steps += 1
+            self._computed += one.built.step.tokens
+            self._sampled += sum(map(len, result.sampled))
 
     def _copy_down(self, idle: bool) -> None:
         """Copies ahead of need; with nothing else to do, to disk whatever is worth it."""

@@ -34,7 +34,7 @@ def refuse_stranded(queues: Queues, directory: Directory, config: SchedConfig, c
     """End the requests that only an overdue copy could let start: after admission, with `load_timeout` gone by once more."""
     if not (config.load_timeout and queues.waiting and queues.draining):
         return
-    if queues.running or queues.parked or directory.in_flight:
+    if queues.running or queues.leaving or queues.parked or directory.in_flight:
         return
     now = clock.now()
     let_go_all(queues, directory)

@@ -8,7 +8,7 @@ from stepwell.cache.ladder import Trails
 from stepwell.cache.moves import Move
 from stepwell.cache.tally import Tally
 from stepwell.cache.tree import Node
-from stepwell.sched.job import Draining, Job, Kept, Parked, Running, Waiting
+from stepwell.sched.job import Draining, Job, Kept, Leaving, Parked, Running, Waiting
 from stepwell.sched.order import Order
 from stepwell.sched.request import Event, Request
 
@@ -23,6 +23,7 @@ class Queues:
     parked: dict[str, Parked] = field(default_factory=dict)
     draining: list[Draining] = field(default_factory=list)
     running: list[Running] = field(default_factory=list)
+    leaving: list[Leaving] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     ended: list[tuple[Request, Node]] = field(default_factory=list)
@@ -35,6 +36,10 @@ class Queues:
 
     def find_running(self, request_id: str) -> Running | None:
         return next((r for r in self.running if r.job.request.id == request_id), None)
+
+    def is_leaving(self, running: Running) -> bool:
+        """Whether `running` has ended and is only held for a launched step."""
+        return any(leaving.running is running for leaving in self.leaving)
 
     def find_waiting(self, request_id: str) -> Waiting | None:
         return next((w for w in self.waiting if w.job.request.id == request_id), None)

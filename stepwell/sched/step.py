@@ -2,6 +2,9 @@
 
 A runner computes; a mover copies. Both are told exactly which slots to touch and decide nothing. The server brings a torch
 runner and a copy thread, the simulator a cost model, tests the tell-tale: the scheduler cannot tell them apart.
+
+A step has two phases. `launch` hands it over, `result` waits for what it drew. The scheduler may launch step k + 1 before it collects
+step k: a sequence's input token is then still with the runner, and the step says `LAST_DRAW` in its place.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ import numpy.typing as npt
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Report, Task
 from stepwell.sched.request import SamplingParams, Scored
+
+LAST_DRAW = -1
+"""An input token: what the latest step that drew from this live slot has drawn. The runner knows it, the scheduler not yet."""
 
 Logits: TypeAlias = npt.NDArray[np.float32]
 """The model's own answer at one position, [vocab], before anything is added to it, banned or drawn."""
@@ -81,12 +87,12 @@ class Work:
         0 ───────────── write_from ─── start + len(tokens)
         │ shared: read only │  private: written  │
 
-    tokens      int32 [n], positions start … start+n−1
+    tokens      int32 [n], positions start … start+n−1; LAST_DRAW may stand for the only one
     pages       int32 [≥ ceil((start+n)/block)], the block table: page i holds the KV of tokens [i·block, (i+1)·block)
     write_from  KV of positions below it is already there and shared: computed for the state's sake, never written
     slot        live state slot; root numbers the salt's tree (only the tell-tale looks at it)
 
-    `tokens` and `pages` are views of what the request goes on to change: whoever wants them once the step has run copies them.
+    `tokens` and `pages` never change: what the request goes on to do happens behind their end, or in another array.
     """
 
     request_id: str
@@ -104,10 +110,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """All works of one forward pass. `repeat` > 1 only in a step of pure decodes: that many tokens for each work."""
+    """All works of one forward pass."""
 
     works: tuple[Work, ...]
-    repeat: int = 1
 
     @property
     def tokens(self) -> int:
@@ -117,7 +122,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Sampled tokens, aligned with `Step.works`: `repeat` of them where the work samples, none where it does not.
+    """Sampled tokens, aligned with `Step.works`: one where the work samples, none where it does not.
 
     `errors` maps the index of a work whose own numbers went wrong (NaN logits) to what to tell its caller; the others stand.
     `logits`, by index of the work, where they are to be kept; a runner that has none (a cost model) leaves them out.
@@ -131,10 +136,28 @@ class StepResult:
     logits: tuple[tuple[int, Logits], ...] = ()
 
 
-class Runner(Protocol):
-    """Computes steps."""
+class Pass(Protocol):
+    """A step that has been launched."""
 
-    def run(self, step: Step) -> StepResult: ...
+    def result(self) -> StepResult:
+        """Wait until it has been computed; what it drew. Called once, in the order of launches."""
+
+
+class Runner(Protocol):
+    """Computes steps, in the order in which they are launched."""
+
+    def launch(self, step: Step) -> Pass:
+        """Begin `step`; may return before it is computed. Until its result is there, all that it names is its own to read and write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The pass of a runner that computes as it launches."""
+
+    told: StepResult
+
+    def result(self) -> StepResult:
+        return self.told
 
 
 class Mover(Protocol):

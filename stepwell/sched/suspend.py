@@ -24,6 +24,7 @@ from stepwell.sched.step import Carry
 
 def keep(directory: Directory, running: Running) -> Kept | None:
     """Take from a request that is about to be preempted what it needs to go on where it is; None where it has not got there."""
+    assert not running.in_flight, "the step that computes it is collected first"
     request, node = running.job.request, running.path.item.node
     whole = floor_to(running.computed, directory.tree.block)
     usable = request.read_cache and request.write_cache and isinstance(running.start, Carry)
@@ -41,7 +42,8 @@ def attach(directory: Directory, running: Running, kept: Kept) -> None:
     """A request has all its KV again up to the last whole block: it goes on where it was."""
     assert len(running.table) * directory.tree.block == floor_to(kept.computed, directory.tree.block)
     running.table.append(kept.pages)
-    running.computed, running.start = kept.computed, Carry()
+    running.computed = running.launched = kept.computed
+    running.start = Carry()
     _unawait(directory, kept)
 
 

@@ -98,6 +98,10 @@ OverrideGenerationConfig = Annotated[
     str | None, _option("Values that count before that file's, as JSON: '{\"temperature\": 0.6}'.", _MODEL)
 ]
 
+AsyncScheduling = Annotated[
+    str, _option("on: prepare a step while the one before computes; off; or auto: on with CUDA.", _MODEL)
+]
+
 BlockSize = Annotated[int, _option("Tokens in a block, the unit of prefix matching.", _CACHE)]
 RungGrid = Annotated[int, _option("Prompt rungs stand on multiples of this many tokens.", _CACHE)]
 DeviceMemory = Annotated[

@@ -10,6 +10,7 @@ Needs no torch, no thread and no time: a step takes a millisecond or two, and th
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,12 +33,13 @@ from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Step, StepResult, Work
 from stepwell.testing import laws
 from stepwell.testing.faults import FaultPlan
+from stepwell.testing.guard import Guard
 from stepwell.testing.landing import check_landing
 from stepwell.testing.laws import LawBroken, require
 from stepwell.testing.ranks import Ranks, Watch
 from stepwell.testing.reference import Reference
 from stepwell.testing.shelf import Shelf
-from stepwell.testing.telltale import POISON, Memory, TellTaleRunner, answer, shards
+from stepwell.testing.telltale import POISON, UNDRAWN, Memory, TellTaleRunner, answer, shards
 
 _PATIENCE = 200
 
@@ -51,17 +53,6 @@ class Told:
     tokens: list[int] = field(default_factory=list)
     outcome: AdmissionOutcome | None = None
     finished: Finished | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Guard:
-    """A runner that lets a step run only if it is lawful, and looks at what it did."""
-
-    harness: Harness
-    inner: TellTaleRunner
-
-    def run(self, step: Step) -> StepResult:
-        return self.harness.run_step(self.inner, step)
 
 
 class Harness:
@@ -88,6 +79,7 @@ class Harness:
         same_kv: bool = False,
         budget: Budget | None = None,
         audit: float = 0.0,
+        seed: int = 0,
     ) -> None:
         sched = sched or SchedConfig(max_num_seqs=4, max_num_batched_tokens=64)
         self.vocab = vocab
@@ -103,7 +95,7 @@ class Harness:
         self.shelf = Shelf(self.memories, cache.geometry.block, cache.chunk)
         self.past: list[EngineStats] = []
         self.corrupted, self._found = False, 0
-        self._audit = audit
+        self._audit, self._lazy = audit, random.Random(seed)
         self._plans, self._costs, self._budget = plans, costs, budget or Budget()
         self._boot(cache, sched)
         self._truth = laws.Truth()
@@ -120,12 +112,11 @@ class Harness:
         self.ranks = Ranks(self.memories, self._plans, self.clock, self._copy)
         self.mover = self.ranks.movers[0]
         self._watch = Watch(self.ranks.mover, self.shelf)
-        runner = TellTaleRunner(self.memory, cache.geometry, self.vocab, self.memories[1:])
+        self.runner = TellTaleRunner(self.memory, cache.geometry, self.vocab, self.memories[1:])
+        guard = Guard(self, self.runner, self._lazy)
         archive = Archive(self.shelf.names, self.shelf, replace(self._budget))
         auditor = Auditor(self._audit)
-        self.loop = EngineLoop(
-            cache, sched, _Guard(self, runner), self._watch, self.clock, self._costs, archive, auditor
-        )
+        self.loop = EngineLoop(cache, sched, guard, self._watch, self.clock, self._costs, archive, auditor)
 
     # ---- what a caller does -----------------------------------------------------------------------------------
 
@@ -141,14 +132,14 @@ class Harness:
     def abort(self, request_id: str) -> None:
         self.loop.abort(request_id)
 
-    def step(self, max_repeat: int = 1) -> list[Event]:
+    def step(self) -> list[Event]:
         """One turn of the loop, all laws checked before its works run, before each copy, and at its end."""
         parked = [one for one in self.loop.queues.parked.values() if not laws.is_condemned(self.loop, one)]
         self.clock.advance(self._step_seconds)
         self._ran = False
         self._watch.reported = {}
         waits = self.loop.serving
-        events = self.loop.step(max_repeat)
+        events = self.loop.step()
         if self._broken is not None:
             raise self._broken
         for event in events:
@@ -175,7 +166,8 @@ class Harness:
     # ---- what a test does to it -------------------------------------------------------------------------------
 
     def preempt(self, request_id: str) -> None:
-        """Send a running request back to waiting; any other is left alone."""
+        """Send a running request back to waiting; any other is left alone. As ever, the launched step is collected first."""
+        self.loop.drain()
         running = self.loop.queues.find_running(request_id)
         if running is not None:
             preempt(self.loop.queues, self.loop.directory, running)
@@ -256,6 +248,7 @@ class Harness:
     def check_all(self) -> None:
         """Every law that can be judged between two steps. Raises LawBroken."""
         laws.check_holds(self.loop)
+        laws.check_launched(self.loop)
         laws.check_shelf(self.loop, self.shelf)
         self._check_content()
         for waiting in self.loop.queues.waiting[:1]:
@@ -266,54 +259,59 @@ class Harness:
 
     # ---- the runner and the mover -----------------------------------------------------------------------------------
 
-    def run_step(self, runner: TellTaleRunner, step: Step) -> StepResult:
-        """Judge `step`, run it, and see that it wrote what it said and nothing else."""
+    def launching(self, step: Step) -> None:
+        """Judge `step` as it is launched."""
+        laws.check_writes(self.loop, step)
+        self._ran = True
+
+    def compute(self, runner: TellTaleRunner, step: Step) -> StepResult:
+        """Judge a launched step, compute it, and see that it wrote what it said and nothing else."""
         pages = laws.check_writes(self.loop, step)
         self._check_content()
         for work in step.works:
             self._enter(work)
         before = [memory.arenas[Tier.DEVICE].copy() for memory in self.memories]
-        result = runner.run(step)
+        result = runner.launch(step).result()
         after = [memory.arenas[Tier.DEVICE] for memory in self.memories]
         same = (np.array(before) == np.array(after)).all(axis=(0, 2))
         same[pages] = True
         require(1, bool(same.all()), f"pages {np.flatnonzero(~same).tolist()} changed, which nobody was to write")
+        return result
+
+    def collected(self, step: Step, result: StepResult) -> StepResult:
+        """What a step has come to, as the loop is about to hear it."""
         self._ran = True
         errors = tuple((i, "spoiled") for i, w in enumerate(step.works) if w.request_id in self._spoiled)
         for index, _ in errors:
-            self._ruin(step.works[index], step.repeat)
+            self._ruin(step.works[index])
         wrong = {index for index, _ in errors}
         for index, (work, sampled) in enumerate(zip(step.works, result.sampled, strict=True)):
-            self._got[work.request_id] = work.start + len(work.tokens) + step.repeat - 1
-            if index not in wrong:
-                self._remember(work, sampled, step.repeat)
+            running = laws.computing(self.loop, work.slot)
+            assert running is not None
+            if self.loop.queues.is_leaving(running):
+                continue
+            end = self._got[work.request_id] = work.start + len(work.tokens)
+            if index not in wrong and running.job.request.write_cache and self.loop.config.cache:  # others may find it
+                known = np.concatenate([running.job.tokens.view, np.array(sampled, np.int32)])[:end]
+                self.reference.computed(running.job.request.salt, known, [cut.position for cut in work.cuts])
         return replace(result, errors=errors)
 
     def _enter(self, work: Work) -> None:
-        running = self.loop.queues.find_running(work.request_id)
+        running = laws.computing(self.loop, work.slot)
         assert running is not None
+        if self.loop.queues.is_leaving(running):
+            return  # its numbers may have gone wrong before
         key = (work.request_id, running.job.starts)
         for memory in () if self.corrupted else self.memories:
             first, got = key not in self._entered, self._got.get(work.request_id, 0)
             laws.check_start(self.loop, memory, self._truth, self.reference, work, first, got)
         self._entered.setdefault(key, work.start)
 
-    def _ruin(self, work: Work, repeat: int) -> None:
+    def _ruin(self, work: Work) -> None:
         self._spoiled.discard(work.request_id)
-        self.ranks.poison(Tier.DEVICE, laws.written(work, repeat, self.loop.directory.tree.block))
+        self.ranks.poison(Tier.DEVICE, laws.written(work, self.loop.directory.tree.block))
         for cut in work.cuts:
             self.ranks.poison(Tier.DEVICE, cut.pages)
-
-    def _remember(self, work: Work, sampled: tuple[int, ...], repeat: int) -> None:
-        """Tell the reference what now exists, if others may find it."""
-        running = self.loop.queues.find_running(work.request_id)
-        assert running is not None
-        request = running.job.request
-        if not (request.write_cache and self.loop.config.cache):
-            return
-        end = work.start + len(work.tokens) + repeat - 1
-        known = np.concatenate([running.job.tokens.view, np.array(sampled, np.int32)])[:end]
-        self.reference.computed(request.salt, known, [cut.position for cut in work.cuts])
 
     def _check_content(self) -> None:
         for memory in () if self.corrupted else self.memories:
@@ -338,6 +336,7 @@ class Harness:
             self.ranks.poison(tier, free)
         for memory in self.memories:
             memory.live[self.loop.queues.slots] = POISON
+        self.runner.draws[self.loop.queues.slots] = UNDRAWN
 
     # ---- what callers hear ------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Item, Node
 from stepwell.sched.job import Draining, Parked, Running
 from stepwell.sched.loop import EngineLoop
-from stepwell.sched.step import Carry, Fresh, FromImage, Step, Work
+from stepwell.sched.step import LAST_DRAW, Carry, Fresh, FromImage, Step, Work
 from stepwell.sched.suspend import held_pages
 from stepwell.testing.reference import Reference
 from stepwell.testing.shelf import GONE, Shelf
@@ -54,8 +54,15 @@ def holders(loop: EngineLoop) -> list[tuple[str, BlockTable]]:
     queues = loop.queues
     tables = [(r.job.request.id, r.table) for r in queues.running]
     tables += [(name, parked.loading.held.table) for name, parked in queues.parked.items()]
+    tables += [(f"leaving {x.running.job.request.id}", x.running.table) for x in queues.leaving]
     tables += [(f"draining {d.loading.held.request_id}", d.loading.held.table) for d in queues.draining]
     return tables
+
+
+def computing(loop: EngineLoop, slot: int) -> Running | None:
+    """Who runs in a live slot, or has ended while a launched step still names it."""
+    queues = loop.queues
+    return next((r for r in (*queues.running, *(x.running for x in queues.leaving)) if r.slot == slot), None)
 
 
 def cached_items(loop: EngineLoop) -> Iterator[Item]:
@@ -80,33 +87,34 @@ class Truth:
 # ---- law 1 ------------------------------------------------------------------------------------------------
 
 
-def written(work: Work, repeat: int, block: int) -> Ints:
+def written(work: Work, block: int) -> Ints:
     """Pages whose KV `work` writes."""
-    end = work.start + len(work.tokens) + repeat - 1
+    end = work.start + len(work.tokens)
     return work.pages[max(work.start, work.write_from) // block : ceil_div(end, block)]
 
 
 def check_writes(loop: EngineLoop, step: Step) -> Ints:
-    """Law 1 for a step that is about to run; returns every page that it writes."""
+    """Law 1 for a step that is launched, or about to be computed; returns every page that it writes."""
     directory = loop.directory
-    tables = holders(loop)
+    tables = [table for _, table in holders(loop)]
     cached = {int(p) for item in cached_items(loop) for p in _slots(item, Tier.DEVICE)}
     free = set(directory.pools[Tier.DEVICE].free_slots.tolist())
     taken: list[int] = []
     for work in step.works:
-        running = loop.queues.find_running(work.request_id)
-        require(1, running is not None and running.slot == work.slot, f"{work.request_id} has no slot {work.slot}")
+        running = computing(loop, work.slot)
+        mine = running is not None and running.job.request.id == work.request_id
+        require(1, mine, f"{work.request_id} does not hold slot {work.slot}")
         assert running is not None
-        mine = written(work, step.repeat, directory.tree.block).tolist()
-        require(1, set(mine) <= set(running.table.private.tolist()), f"{work.request_id} writes pages it does not own")
+        own = written(work, directory.tree.block).tolist()
+        require(1, set(own) <= set(running.table.private.tolist()), f"{work.request_id} writes pages it does not own")
         cuts = [int(p) for cut in work.cuts for p in cut.pages]
-        others = {int(p) for name, table in tables if name != work.request_id for p in table.pages}
-        for page in mine + cuts:
+        others = {int(p) for table in tables if table is not running.table for p in table.pages}
+        for page in own + cuts:
             require(1, page not in cached, f"{work.request_id} writes page {page}, which is cached")
             require(1, page not in free, f"{work.request_id} writes page {page}, which is free")
             require(1, page not in others, f"{work.request_id} writes page {page} of another request")
         require(1, set(cuts).isdisjoint(running.table.pages.tolist()), f"{work.request_id} cuts into its own KV")
-        taken += mine + cuts
+        taken += own + cuts
     require(1, len(set(taken)) == len(taken), "a page is written twice in one step")
     return np.array(sorted(taken), np.int32)
 
@@ -141,11 +149,13 @@ def _slots(item: Item, tier: Tier) -> Ints:
 def check_start(
     loop: EngineLoop, memory: Memory, truth: Truth, reference: Reference, work: Work, first: bool, got: int
 ) -> None:
-    """Law 2 for a work that is about to run; `first` since its admission. Its request had got to `got` before that."""
-    running = loop.queues.find_running(work.request_id)
+    """Law 2 for a work that is about to be computed; `first` since its admission. Its request had got to `got` before that."""
+    running = computing(loop, work.slot)
     assert running is not None
     request, known = running.job.request, running.job.tokens.view
-    require(2, (known[work.start : work.start + len(work.tokens)] == work.tokens).all(), "a work computes other tokens")
+    if LAST_DRAW not in work.tokens:
+        same = known[work.start : work.start + len(work.tokens)] == work.tokens
+        require(2, bool(same.all()), "a work computes other tokens")
     states, cells = truth.of(known, request.salt, memory.shard)
     empty = (blank(request.salt, memory.shard), 0)
     state = (int(states[work.start - 1]), work.start) if work.start else empty
@@ -306,7 +316,8 @@ def check_holds(loop: EngineLoop) -> None:
     directory, queues = loop.directory, loop.queues
     tables = [table for _, table in holders(loop)]
     try:
-        check(directory, [held_pages(queues), *(t.private for t in tables)], sum(t.promised for t in tables))
+        held = [held_pages(queues), *_cut_pages(loop), *(t.private for t in tables)]
+        check(directory, held, sum(t.promised for t in tables))
     except AssertionError as error:
         raise LawBroken(5, str(error)) from error
     for lease in directory.leases:
@@ -319,9 +330,30 @@ def check_holds(loop: EngineLoop) -> None:
     for running in queues.running:
         _check_table(loop, running)
     slots = [r.slot for r in queues.running] + [p.slot for p in queues.parked.values()]
-    slots += [d.slot for d in queues.draining] + queues.slots
+    slots += [d.slot for d in queues.draining] + [x.running.slot for x in queues.leaving] + queues.slots
     slots += [w.kept.slot for w in queues.waiting if w.kept is not None]
     require(5, sorted(slots) == list(range(loop.config.max_num_seqs)), f"live slots are not held once each: {slots}")
+
+
+def _cut_pages(loop: EngineLoop) -> Iterator[Ints]:
+    """Of rungs that launched steps leave."""
+    for built in loop.launched():
+        for share in built.shares:
+            yield from (pages for _, _, pages in share.rungs)
+
+
+def check_launched(loop: EngineLoop) -> None:
+    """Law 5: what a launched step names stays as it is until the step is collected."""
+    free = loop.directory.pools[Tier.DEVICE].free_slots
+    slots = loop.queues.slots
+    for built in loop.launched():
+        for work in built.step.works:
+            named = [work.pages, *(cut.pages for cut in work.cuts)]
+            if isinstance(work.state, FromImage):
+                named.append(work.state.pages)
+            gone = np.intersect1d(np.concatenate(named), free)
+            require(5, not len(gone), f"pages {gone.tolist()} are free, but the launched {work.request_id} names them")
+            require(5, work.slot not in slots, f"slot {work.slot} is free, but the launched {work.request_id} names it")
 
 
 def _check_table(loop: EngineLoop, running: Running) -> None:

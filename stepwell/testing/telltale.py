@@ -22,12 +22,14 @@ import numpy.typing as npt
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.cache.moves import LiveState, Move, Tier
 from stepwell.cache.tree import root_number
-from stepwell.sched.step import Fresh, FromImage, Logits, Step, StepResult, Work
+from stepwell.sched.step import LAST_DRAW, Done, Fresh, FromImage, Logits, Step, StepResult, Work
 
 Words = npt.NDArray[np.uint64]
 
 LAYERS = 2
 POISON = np.uint64(0xDEADDEADDEADDEAD)
+UNDRAWN = -2
+"""Stands for the last draw of a slot from which nothing has been drawn: no vocabulary has it."""
 _MULTIPLIER = 0x9E3779B97F4A7C15 | 1
 _MASK = (1 << 64) - 1
 _INVERSE = pow(_MULTIPLIER, -1, 1 << 64)
@@ -191,22 +193,25 @@ class Memory:
 
 
 class TellTaleRunner:
-    """Computes steps exactly as told, faults included, on every rank; raises only where a work contradicts itself."""
+    """Computes steps exactly as told, faults included, on every rank; raises only where a work contradicts itself.
+
+    draws  the last draw from each live slot
+    """
 
     def __init__(self, memory: Memory, sizes: Geometry, vocab: int = 1000, others: Sequence[Memory] = ()) -> None:
         self.vocab = vocab
-        self.steps: list[Step] = []
+        self.draws = np.full(len(memory.live), UNDRAWN, np.int32)
         self._ranks = (memory, *others)
         self._block = sizes.block
 
-    def run(self, step: Step) -> StepResult:
-        self.steps = [step]
+    def launch(self, step: Step) -> Done:
+        """Computes at once."""
         for memory in self._ranks:
             for work in step.works:
                 self._start(memory, work)
-        ran = [self._run(work, step.repeat) for work in step.works]
+        ran = [self._run(work) for work in step.works]
         kept = [i for i, work in enumerate(step.works) if work.sample is not None and work.sample.keep_logits]
-        return StepResult(tuple(tokens for tokens, _ in ran), logits=tuple((i, _logits(ran[i][1])) for i in kept))
+        return Done(StepResult(tuple(tokens for tokens, _ in ran), logits=tuple((i, _logits(ran[i][1])) for i in kept)))
 
     def _start(self, memory: Memory, work: Work) -> None:
         if isinstance(work.state, Fresh):
@@ -214,21 +219,17 @@ class TellTaleRunner:
         elif isinstance(work.state, FromImage):
             memory.live[work.slot] = memory.unpack(memory.arenas[Tier.DEVICE][work.state.pages])
 
-    def _run(self, work: Work, repeat: int) -> tuple[tuple[int, ...], list[int]]:
-        """Tokens of one work, and what the ranks have read for the first of them."""
-        tokens, sampled, start = work.tokens, [], work.start
-        first: list[int] = []
-        for _ in range(repeat):
-            for memory in self._ranks:
-                self._forward(memory, work, tokens, start)
-            start += len(tokens)
-            if work.sample is None:
-                return (), []
-            read_outs = [self._read(memory, work, start) for memory in self._ranks]
-            first = first or read_outs
-            sampled.append(_choose(read_outs, self.vocab))
-            tokens = np.array(sampled[-1:], np.int32)
-        return tuple(sampled), first
+    def _run(self, work: Work) -> tuple[tuple[int, ...], list[int]]:
+        """The token of one work, if it samples, and what the ranks have read for it."""
+        tokens = np.where(work.tokens == LAST_DRAW, self.draws[work.slot], work.tokens)
+        for memory in self._ranks:
+            self._forward(memory, work, tokens, work.start)
+        if work.sample is None:
+            return (), []
+        read_outs = [self._read(memory, work, work.start + len(tokens)) for memory in self._ranks]
+        drawn = _choose(read_outs, self.vocab)
+        self.draws[work.slot] = drawn
+        return (drawn,), read_outs
 
     def _forward(self, memory: Memory, work: Work, tokens: Ints, start: int) -> None:
         """Fold the tokens, write their cells, leave images at the cuts."""

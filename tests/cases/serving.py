@@ -63,9 +63,10 @@ def engine(
     rolling: int = 8,
     costs: Costs | None = None,
     coalesce: bool = False,
+    ahead: bool = False,
 ) -> Harness:
     """An engine with every law checked after every step."""
-    config = SchedConfig(seqs, budget, 1 << 20, rolling, vocab=VOCAB, coalesce=coalesce)
+    config = SchedConfig(seqs, budget, 1 << 20, rolling, vocab=VOCAB, coalesce=coalesce, async_scheduling=ahead)
     return Harness(cache or rules(), config, faults, costs, VOCAB)
 
 

@@ -80,7 +80,7 @@ class Rig:
 
     def run(self, *works: Work) -> tuple[StepResult, list[torch.Tensor | None]]:
         """One step, and the logits of each work that samples."""
-        result = self.runner.run(Step(works))
+        result = self.runner.launch(Step(works)).result()
         decoding = sorted((i for i, w in enumerate(works) if len(w.tokens) == 1), key=lambda i: works[i].slot)
         order = [*decoding, *(i for i, w in enumerate(works) if len(w.tokens) > 1)]
         rows = iter(self.recorder.last)

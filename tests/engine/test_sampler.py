@@ -7,9 +7,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepwell.engine.sampler import Sampler, score_targets  # noqa: E402
+from stepwell.engine.sampler import Sampler, score_targets, scored  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
-from stepwell.sched.step import Fresh, Sample, Score, Step, Work  # noqa: E402
+from stepwell.sched.step import Fresh, Sample, Score, Step, StepResult, Work  # noqa: E402
+
+
+def choose(step: Step, sampling: tuple[int, ...], rows: torch.Tensor) -> StepResult:
+    chosen = Sampler().choose(step, sampling, rows)
+    return chosen.result(chosen.tokens.tolist())
+
 
 NONE = np.empty(0, np.int32)
 
@@ -31,10 +37,10 @@ def test_penalties_count_the_answer_and_repetition_the_prompt_too() -> None:
         work("c", SamplingParams(presence_penalty=2), []),
     )
     row = [0.0, 2.0, 1.0]
-    assert Sampler().choose(Step(works), (0, 1, 2), logits(row, row, row)).sampled == ((2,), (2,), (1,))
+    assert choose(Step(works), (0, 1, 2), logits(row, row, row)).sampled == ((2,), (2,), (1,))
     seen = work("d", SamplingParams(repetition_penalty=3), [])
     tall = [0.0] * 7 + [3.0, 2.0]
-    assert Sampler().choose(Step((seen,)), (0,), logits(tall)).sampled == ((8,),)
+    assert choose(Step((seen,)), (0,), logits(tall)).sampled == ((8,),)
 
 
 def test_one_rows_trouble_is_not_the_others() -> None:
@@ -45,7 +51,7 @@ def test_one_rows_trouble_is_not_the_others() -> None:
         work("silent", SamplingParams(), []),
     )
     row = [0.0, 1.0]
-    result = Sampler().choose(Step(works), (0, 1, 2, 3), logits([float("nan"), 1.0], row, row, row))
+    result = choose(Step(works), (0, 1, 2, 3), logits([float("nan"), 1.0], row, row, row))
     assert result.sampled == ((), (1,), (), (1,))
     assert [index for index, _ in result.errors] == [0, 2]
     assert [index for index, _ in result.scores] == [1]
@@ -53,7 +59,7 @@ def test_one_rows_trouble_is_not_the_others() -> None:
 
 def test_scores_are_of_the_logits_as_they_came() -> None:
     forced = work("a", SamplingParams(logprobs=1, logit_bias=((0, 100.0),)), [])
-    result = Sampler().choose(Step((forced,)), (0,), logits([0.0, 0.0]))
+    result = choose(Step((forced,)), (0,), logits([0.0, 0.0]))
     assert result.sampled == ((0,),)
     ((_, (scored,)),) = result.scores
     assert scored.logprob == pytest.approx(np.log(0.5))
@@ -65,7 +71,7 @@ def test_targets_are_scored_in_slices_as_in_one_piece() -> None:
     weight = torch.randn(9, 4, generator=torch.Generator().manual_seed(2))
     targets = [np.arange(count, dtype=np.int32) % 9 for count in counts]
     works = [work("w", SamplingParams(), [], Score(target, 2)) for target in targets]
-    scores = score_targets(works, hidden, lambda rows: rows @ weight.T)
+    scores = [scored(parts) for parts in score_targets(works, hidden, lambda rows: rows @ weight.T)]
     expected = (hidden @ weight.T).log_softmax(-1)
     flat = [one for per_work in scores for one in per_work]
     assert [len(s) for s in scores] == list(counts)

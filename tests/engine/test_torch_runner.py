@@ -215,7 +215,7 @@ def test_a_work_that_does_not_sample_has_no_token(dense: Any) -> None:
     rig = Rig(dense.decoder)
     result, _ = rig.run(work(dense.tokens, rig.table(40), 0, 40, sample=None))
     assert result.sampled == ((),)
-    assert rig.runner.run(Step(())).sampled == ()
+    assert rig.runner.launch(Step(())).result().sampled == ()
 
 
 def test_ends_are_not_sampled_before_min_tokens(dense: Any) -> None:

@@ -78,6 +78,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
         coalesce=seed % 8 != 7,
         priority_ageing=0.01,  # ten steps
         fair_salts=seed % 2 == 1,
+        async_scheduling=random.Random(seed).random() < 0.5,
     )
     disk = number(rng, 10**9, 10**9, 10**5)  # bytes a second; the least is hardly worth a write
     costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, disk), latency_s=1e-6)
@@ -86,7 +87,17 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
     same_kv = ranks > 1 and chance(rng, 30)
     audit = 0.5 if seed % 4 == 1 else 0.0
     return Harness(
-        cache, sched, None, costs, VOCAB, ranks=ranks, rank_faults=plans, same_kv=same_kv, budget=budget, audit=audit
+        cache,
+        sched,
+        None,
+        costs,
+        VOCAB,
+        ranks=ranks,
+        rank_faults=plans,
+        same_kv=same_kv,
+        budget=budget,
+        audit=audit,
+        seed=seed,
     )
 
 
@@ -176,7 +187,8 @@ class Driver:
             self.harness.submit(replace(request, id=f"{request.id} {name}", prompt=tokens, priority=0))
 
     def step(self) -> None:
-        self.harness.step(number(self.rng, 1, 1, 1, 2, 5))
+        for _ in range(number(self.rng, 1, 1, 1, 2, 5)):
+            self.harness.step()
         self.collect()
 
     def hint(self) -> None:

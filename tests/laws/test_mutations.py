@@ -17,7 +17,7 @@ from stepwell.cache import directory as directories
 from stepwell.cache.moves import Tier
 from stepwell.cache.table import BlockTable
 from stepwell.sched import admit, build, finish, loop, retention
-from stepwell.sched.request import Finished
+from stepwell.sched.request import Finished, Tokens
 from stepwell.sched.step import Fresh
 from stepwell.testing.laws import LawBroken
 from tests.laws.driver import fuzz
@@ -66,9 +66,9 @@ def write_from_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def published_before_the_step_has_run(patch: pytest.MonkeyPatch) -> None:
     real = loop.build
 
-    def early(queues: Any, directory: Any, config: Any, most: int) -> Any:
-        built = real(queues, directory, config, most)
-        for share in built.shares if built is not None else ():
+    def early(queues: Any, directory: Any, config: Any, in_flight: bool = False) -> Any:
+        built = real(queues, directory, config, in_flight)
+        for share in built.shares if isinstance(built, build.Built) else ():
             job = share.running.job
             end = floor_to(min(share.end, len(job.tokens)), directory.tree.block)
             finish.publish(directory, share.running.path, job.tokens.view, end, share.running.table, 0.0)
@@ -445,6 +445,71 @@ def a_suspended_request_goes_on_one_token_early(patch: pytest.MonkeyPatch) -> No
         return kept and replace(kept, computed=kept.computed - (kept.computed % directory.tree.block > 1))
 
     patch.setattr(build, "keep", early)
+
+
+# ---- a step in flight ----------------------------------------------------------------------------------------------------------
+
+
+@bug(0, 1, 5)
+def a_page_is_reused_before_the_step_that_reads_it_is_collected(patch: pytest.MonkeyPatch) -> None:
+    def hasty(directory: Any, node: Any, table: BlockTable) -> None:
+        real(directory, node, table)
+        directory.give(Tier.DEVICE, table.take_retired())
+
+    real = content._fill
+    patch.setattr(content, "_fill", hasty)
+
+
+@bug(0, 1, 5)
+def an_abort_between_launch_and_collect_lets_go_at_once(patch: pytest.MonkeyPatch) -> None:
+    def hasty(queues: Any, directory: Any, running: Any) -> None:
+        build._release(queues, directory, running)
+        queues.slots.append(running.slot)
+
+    patch.setattr(loop, "release", hasty)
+
+
+@bug(8)
+def an_extra_token_is_told(patch: pytest.MonkeyPatch) -> None:
+    real = finish.dismiss
+
+    def telling(queues: Any, directory: Any, share: Any) -> None:
+        real(queues, directory, share)
+        queues.events.append(Tokens(share.running.job.request.id, (1,)))
+
+    patch.setattr(finish, "dismiss", telling)
+
+
+@bug(2, 3)
+def an_extra_rung_is_published(patch: pytest.MonkeyPatch) -> None:
+    real = finish.dismiss
+
+    def publishing(queues: Any, directory: Any, share: Any) -> None:
+        if share.rungs and share.end <= share.running.job.tokens.count:
+            finish._publish(directory, share, 0.0)
+            share = replace(share, rungs=())
+        real(queues, directory, share)
+
+    patch.setattr(finish, "dismiss", publishing)
+
+
+@bug(2, 10)
+def a_last_draw_is_stale(patch: pytest.MonkeyPatch) -> None:
+    """Whoever goes on with an answer is given what its slot has drawn last, though that may have been another's."""
+    real = build._work
+
+    def stale(share: Any) -> Any:
+        work = real(share)
+        decodes = len(work.tokens) == 1 and work.sample is not None and work.sample.index > 0
+        return replace(work, tokens=build._LAST) if decodes else work
+
+    patch.setattr(build, "_work", stale)
+
+
+@bug(0, 2, 5, 10)
+def a_request_is_preempted_while_its_step_is_in_flight(patch: pytest.MonkeyPatch) -> None:
+    real = build._grow_or_preempt
+    patch.setattr(build, "_grow_or_preempt", lambda *rest: real(*rest[:-1], False))
 
 
 # ---- hints ------------------------------------------------------------------------------------------------------------------------

@@ -31,15 +31,15 @@ def test_bias_is_added_to_its_token() -> None:
 
 def test_scores_are_log_softmax_and_rivals_come_likeliest_first() -> None:
     logits = torch.tensor([[0.0, math.log(2.0), math.log(5.0)]])
-    ((own, top),) = score(logits, torch.tensor([1]), 2)
+    ((own, top),) = score(logits, torch.tensor([1]), 2).rows()
     assert own == pytest.approx(math.log(2 / 8))
     assert [token for token, _ in top] == [2, 1]
     assert [value for _, value in top] == pytest.approx([math.log(5 / 8), math.log(2 / 8)])
-    assert score(logits, torch.tensor([0]), 0)[0][1] == []
-    assert len(score(logits, torch.tensor([0]), 20)[0][1]) == 3
+    assert score(logits, torch.tensor([0]), 0).rows()[0][1] == []
+    assert len(score(logits, torch.tensor([0]), 20).rows()[0][1]) == 3
 
 
 @pytest.mark.parametrize("value", [float("-inf"), float("nan"), float("inf")])
 def test_scores_are_finite_whatever_the_logits(value: float) -> None:
-    ((own, top),) = score(torch.tensor([[0.0, value, 1.0]]), torch.tensor([1]), 3)
+    ((own, top),) = score(torch.tensor([[0.0, value, 1.0]]), torch.tensor([1]), 3).rows()
     assert math.isfinite(own) and all(math.isfinite(v) for _, v in top)

@@ -54,7 +54,7 @@ def test_a_decode_pays_for_the_weights_and_its_context() -> None:
 
 def test_repeated_decodes_cost_what_the_single_ones_do() -> None:
     singly = sum(COSTS.step_seconds(Step((work(999 + i, 1, 1 + i), work(50 + i, 1, 1 + i)))) for i in range(20))
-    at_once = COSTS.step_seconds(Step((work(999, 1, 1), work(50, 1, 1)), repeat=20))
+    at_once = COSTS.step_seconds(Step((work(999, 1, 1), work(50, 1, 1))), passes=20)
     assert at_once == pytest.approx(singly)
 
 

@@ -29,7 +29,7 @@ from stepwell.replay.trace import Conversation, Stream, Trace, Turn
 from stepwell.replay.wire import Server
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Request
-from stepwell.sched.step import Step, StepResult
+from stepwell.sched.step import Done, Step, StepResult
 from stepwell.testing.faults import InstantMover
 from tests.engine.scripted import VOCAB
 from tests.server.harness import Running, running, tokenizer_directory
@@ -43,8 +43,8 @@ LIVE = Phases(0.6, 3.0)
 class AtOnce:
     """A runner that takes no time."""
 
-    def run(self, step: Step) -> StepResult:
-        return StepResult(tuple(() if work.sample is None else (ANSWER_TOKEN,) for work in step.works))
+    def launch(self, step: Step) -> Done:
+        return Done(StepResult(tuple(() if work.sample is None else (ANSWER_TOKEN,) for work in step.works)))
 
 
 class Loop(EngineLoop):

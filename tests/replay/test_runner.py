@@ -34,10 +34,26 @@ def test_a_step_takes_its_cost_and_answers_where_it_samples() -> None:
     clock = VirtualClock()
     runner = CostRunner(clock, COSTS)
     step = Step((work(100, None), work(50, 0)))
-    assert runner.run(step).sampled == ((), (ANSWER_TOKEN,))
+    assert runner.launch(step).result().sampled == ((), (ANSWER_TOKEN,))
     assert clock.now() == COSTS.step_seconds(step)
-    assert runner.run(Step((work(1, 4),), repeat=3)).sampled == ((ANSWER_TOKEN,) * 3,)
-    assert runner.steps == 4
+    runner.passes = 3
+    assert runner.launch(Step((work(1, 4),))).result().sampled == ((ANSWER_TOKEN,) * 3,)
+    assert runner.launch(Step((work(1, 7),))).result().sampled == ((ANSWER_TOKEN,),), "a leap is over after one step"
+    assert runner.steps == 5
+
+
+def test_a_step_begins_when_the_one_before_ends_and_launching_takes_no_time() -> None:
+    clock = VirtualClock()
+    runner = CostRunner(clock, COSTS)
+    step = Step((work(100, 0),))
+    first, second = runner.launch(step), runner.launch(step)
+    assert clock.now() == 0.0
+    first.result()
+    assert clock.now() == COSTS.step_seconds(step)
+    second.result()
+    assert clock.now() == 2 * COSTS.step_seconds(step)
+    runner.launch(step).result()
+    assert clock.now() == pytest.approx(3 * COSTS.step_seconds(step))
 
 
 def test_copies_of_one_direction_queue_and_directions_do_not_wait_for_each_other() -> None:

@@ -54,7 +54,7 @@ class EndlessMemory:
             raise CapacityError("too long: raise the limit", len(request.prompt), self.longest)
         self.running.append(request)
 
-    def step(self, max_repeat: int) -> list[Event]:
+    def step(self, most: int) -> list[Event]:
         self.clock.advance(self.seconds)
         events: list[Event] = []
         for request in self.running:
@@ -123,7 +123,7 @@ def test_a_loop_that_stands_still_is_reported(trace: Trace) -> None:
     clock = VirtualClock()
 
     class Stuck(EndlessMemory):
-        def step(self, max_repeat: int) -> list[Event]:
+        def step(self, most: int) -> list[Event]:
             return []
 
     source = Lanes(trace.conversations, LaneRules(lanes=1))

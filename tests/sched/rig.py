@@ -30,7 +30,7 @@ from stepwell.sched.admit import land
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams, Tokens
-from stepwell.sched.step import Step, StepResult
+from stepwell.sched.step import Done, Step
 from stepwell.sched.suspend import held_pages
 from stepwell.testing.faults import ManualMover
 from stepwell.testing.telltale import LAYERS, Memory, TellTaleRunner, answer, content, geometry
@@ -68,11 +68,11 @@ class Recorder:
         self.steps: list[Step] = []
         self.fail: set[str] = set()
 
-    def run(self, step: Step) -> StepResult:
+    def launch(self, step: Step) -> Done:
         self.steps.append(step)
-        result = self.inner.run(step)
+        result = self.inner.launch(step).result()
         errors = tuple((i, "not a number") for i, work in enumerate(step.works) if work.request_id in self.fail)
-        return replace(result, errors=errors)
+        return Done(replace(result, errors=errors))
 
 
 class Rig:
@@ -98,6 +98,7 @@ class Rig:
         coalesce: bool = False,
         ageing: float = 10.0,
         fair: bool = False,
+        ahead: bool = False,
     ) -> None:
         self.sizes = geometry(block, grid, image)
         rules = CacheConfig(
@@ -121,6 +122,7 @@ class Rig:
             coalesce=coalesce,
             priority_ageing=ageing,
             fair_salts=fair,
+            async_scheduling=ahead,
         )
         self.memory = Memory(self.sizes, pages, host, seqs)
         self.mover = ManualMover(self.memory.copy)
@@ -149,8 +151,8 @@ class Rig:
         self.loop.submit(request)
         self.requests[name] = request
 
-    def step(self, max_repeat: int = 1) -> list[Event]:
-        events = self.loop.step(max_repeat)
+    def step(self) -> list[Event]:
+        events = self.loop.step()
         self.clock.advance(1.0)
         self.events += events
         self.check()
@@ -171,13 +173,13 @@ class Rig:
         for report in reports:
             land(self.loop.queues, self.directory, self.loop.config, report, self.clock)
 
-    def run(self, limit: int = 1000, max_repeat: int = 1) -> int:
+    def run(self, limit: int = 1000) -> int:
         """Turns until idle, every copy landing at once; how many."""
         for turn in range(limit):
             if not self.loop.busy:
                 return turn
             self.land()
-            self.step(max_repeat)
+            self.step()
         raise AssertionError(f"still busy after {limit} turns: {self.loop.stats()}")
 
     def ask(self, name: str, prompt: Ints, max_tokens: int = 4, **options: object) -> AdmissionOutcome:
@@ -236,12 +238,14 @@ class Rig:
         q = self.loop.queues
         held = [r.table for r in q.running]
         held += [p.loading.held.table for p in q.parked.values()]
+        held += [x.running.table for x in q.leaving]
         held += [d.loading.held.table for d in q.draining]
         return [(table.private.copy(), table.promised) for table in held]
 
     def check(self) -> None:
         tables = self.tables()
         own = [held_pages(self.loop.queues), *(pages for pages, _ in tables)]
+        own += [pages for built in self.loop.launched() for share in built.shares for _, _, pages in share.rungs]
         check(self.directory, own, sum(promised for _, promised in tables))
         for tier, pool in self.directory.pools.items():
             self.memory.poison(tier, pool.free_slots)

@@ -471,68 +471,6 @@ class TestRecords:
         assert rig.directory.use(Tier.HOST).leased == 0
 
 
-def same(one: Rig, other: Rig) -> None:
-    assert content(one.directory) == content(other.directory)
-    assert [e for e in one.events if isinstance(e, Finished)] == [e for e in other.events if isinstance(e, Finished)]
-    for name in one.requests:
-        assert one.answer(name) == other.answer(name)
-        assert one.outcome(name) == other.outcome(name)
-
-
-class TestRepeat:
-    """Taking k decode passes at once is the same as k turns, where nothing arrives."""
-
-    def rig(self, repeat: int, pages: int, host: int, eos: tuple[int, ...], answers: tuple[int, ...]) -> Rig:
-        rig = Rig(pages, host, eos=eos, seqs=4, budget=200)
-        for number, count in enumerate(answers):
-            rig.submit(f"{number}", numbers(24 + 5 * number, number), count)
-        rig.clock = rig.loop._clock = Still()  # type: ignore[assignment]
-        rig.run(max_repeat=repeat)
-        rig.drained()
-        return rig
-
-    @pytest.mark.parametrize("repeat", [2, 3, 7, 8, 16, 64])
-    @pytest.mark.parametrize("answers", [(40,), (40, 40), (9, 33, 17)])
-    def test_with_room(self, repeat: int, answers: tuple[int, ...]) -> None:
-        same(self.rig(1, 256, 256, (), answers), self.rig(repeat, 256, 256, (), answers))
-
-    @pytest.mark.parametrize("repeat", [2, 8, 64])
-    def test_with_an_answer_that_stops_early(self, repeat: int) -> None:
-        eos = answer(numbers(24), 12, VOCAB)[10:11]
-        one, other = (self.rig(k, 256, 256, tuple(eos), (40,)) for k in (1, repeat))
-        assert one.end("0").reason == "stop"
-        same(one, other)
-
-    @pytest.mark.parametrize("repeat", [2, 8, 64])
-    def test_it_never_preempts_by_itself(self, repeat: int) -> None:
-        one, other = (self.rig(k, 46, 0, (), (20, 20, 20)) for k in (1, repeat))
-        assert other.loop.stats().preemptions <= one.loop.stats().preemptions
-        other.cold("0", "1", "2")
-
-    @pytest.mark.parametrize("pages", [16, 22, 28, 40])
-    @pytest.mark.parametrize("host", [0, 30])
-    def test_where_room_is_short_answers_and_starts_are_still_the_same(self, pages: int, host: int) -> None:
-        one, *others = (self.rig(k, pages, host, (), (30, 20)) for k in (1, 3, 32))
-        for other in others:
-            assert one.loop.stats().preemptions == other.loop.stats().preemptions
-            for name in one.requests:
-                assert one.answer(name) == other.answer(name) and one.outcome(name) == other.outcome(name)
-
-    def test_steps_are_saved(self) -> None:
-        one, other = (self.rig(k, 256, 256, (), (64,)) for k in (1, 16))
-        assert one.loop.stats().steps == other.loop.stats().steps and len(other.steps) < len(one.steps) / 8
-
-
-class Still:
-    """A clock that stands, so that two runs stamp the same times."""
-
-    def now(self) -> float:
-        return 0.0
-
-    def advance(self, seconds: float) -> None:
-        return
-
-
 def test_paths_that_were_used_last_are_shown_with_how_their_last_request_resumed() -> None:
     rig = Rig(pages=64)
     prompt = numbers(40)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stepwell.sched.request import SamplingParams, Scored, Tokens
-from stepwell.sched.step import Step, StepResult
+from stepwell.sched.step import Done, Step, StepResult
 from tests.cache.builders import numbers
 from tests.sched.rig import Rig
 
@@ -19,8 +19,8 @@ class Scoring:
     def __init__(self, inner: object) -> None:
         self.inner = inner
 
-    def run(self, step: Step) -> StepResult:
-        result: StepResult = self.inner.run(step)  # type: ignore[attr-defined]
+    def launch(self, step: Step) -> Done:
+        result: StepResult = self.inner.launch(step).result()  # type: ignore[attr-defined]
         sampled = tuple(
             (i, tuple(Scored(float(t)) for t in result.sampled[i]))
             for i, work in enumerate(step.works)
@@ -31,7 +31,7 @@ class Scoring:
             for i, work in enumerate(step.works)
             if work.score is not None
         )
-        return replace(result, scores=sampled, target_scores=targets)
+        return Done(replace(result, scores=sampled, target_scores=targets))
 
 
 def scoring(**options: int) -> Rig:

@@ -35,7 +35,7 @@ class Ranks:
         """Tokens [start, end) of the prompt, and what is sampled after them."""
         tokens: Ints = PROMPT[start:end]
         work = Work("a", 0, 0, start, tokens, PAGES, start, state, cuts, Sample(SamplingParams(), 0))
-        return list(self.runner.run(Step((work,))).sampled[0])
+        return list(self.runner.launch(Step((work,))).result().sampled[0])
 
     def resume(self) -> list[int]:
         return self.compute(BOUNDARY, len(PROMPT), FromImage(IMAGE))

@@ -80,8 +80,8 @@ class PeerLoop:
             )
         self._waiting.append(job)
 
-    def step(self, max_repeat: int) -> Sequence[Event]:
-        """Land loads, admit, compute one pass; of decodes alone up to `max_repeat` at once."""
+    def step(self, most: int) -> Sequence[Event]:
+        """Land loads, admit, compute one pass; of decodes alone up to `most` at once."""
         events: list[Event] = []
         self._land(events)
         self._admit(events)
@@ -91,7 +91,7 @@ class PeerLoop:
             self._wait()
             return events
         context = sum(job.computed for job in decodes)
-        repeat = 1 if pieces else self._repeat(decodes, context, max_repeat)
+        repeat = 1 if pieces else self._repeat(decodes, context, most)
         prefills = [(job.computed, end - job.computed) for job, end in pieces]
         # The context of the middle pass: each pass adds a token to each answer.
         middle = context + len(decodes) * (1 + repeat) // 2

@@ -78,7 +78,7 @@ def test_each_request_is_admitted_answered_and_ended_once() -> None:
         loop.submit(Request(str(i), text(i, 500), SamplingParams(max_tokens=5)))
     heard = []
     while loop.busy:
-        heard += loop.step(max_repeat=100)
+        heard += loop.step(most=100)
     assert [e.request_id for e in heard if isinstance(e, Admitted)] == ["0", "1", "2", "3"], "first come, first served"
     assert sorted(e.request_id for e in heard if isinstance(e, Finished)) == ["0", "1", "2", "3"]
     assert sum(len(e.tokens) for e in heard if isinstance(e, Tokens)) == 20
