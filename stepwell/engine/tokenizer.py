@@ -16,6 +16,8 @@ from stepwell.engine.detokenizer import ByteDecoder, TokenDecoder, WindowDecoder
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_PART = 1 << 20  # characters whose words are counted at once
+_LONGEST = 1 << 10  # characters of a token, where the vocabulary does not say
 _CONTEXT = 6  # tokens of the prompt that a window decoder sees before the answer
 _MARK = "stepwell"  # any word that no template writes
 
@@ -23,7 +25,7 @@ _MARK = "stepwell"  # any word that no template writes
 class Tokenizer:
     """One model's tokenizer. Safe to call from several threads at once."""
 
-    __slots__ = ("_backend", "_hf", "_pieces", "_reserved", "_special", "size")
+    __slots__ = ("_backend", "_hf", "_longest", "_pieces", "_reserved", "_special", "_words_apart", "size")
 
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
         self._hf = hf
@@ -33,6 +35,9 @@ class Tokenizer:
         self._pieces = byte_pieces(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self._special = {i: token.content.encode() for i, token in added.items() if token.special}
+        names = [len(token.content) for token in added.values()]
+        self._longest = max([1, *map(len, self._pieces), *names]) if self._pieces is not None else _LONGEST
+        self._words_apart = self._pieces is not None and not any(_holds_two_words(piece) for piece in self._pieces)
         self._reserved = frozenset(inspect.signature(hf.apply_chat_template).parameters) | {"messages"}
         self.size: int = self._backend.get_vocab_size(with_added_tokens=True)
 
@@ -59,6 +64,14 @@ class Tokenizer:
         # The batch call lets other Python threads run meanwhile; the single one does not.
         encoding = self._backend.encode_batch_fast([text], add_special_tokens=special)[0]
         return np.asarray(encoding.ids, dtype=np.int32)
+
+    def fewest(self, text: str) -> int:
+        """Tokens that `text` must have at least. O(len(text)), at a small part of what `encode` takes."""
+        by_length = -(-len(text) // self._longest)
+        if not self._words_apart:
+            return by_length
+        words = sum(len(text[i : i + _PART].split()) - 1 for i in range(0, len(text), _PART))
+        return max(by_length, words)
 
     def encode_chat(
         self,
@@ -159,6 +172,11 @@ def _kind(directory: Path) -> str | None:
     from tokenizers import Tokenizer as File
 
     return type(File.from_file(str(path)).model).__name__
+
+
+def _holds_two_words(piece: bytes) -> bool:
+    """Whether a token has something before and behind a space."""
+    return len(piece.decode(errors="ignore").split()) > 1
 
 
 def byte_pieces(backend: Any) -> list[bytes] | None:

@@ -27,7 +27,7 @@ from stepwell.server.messages.routes import MessagesRoutes
 from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.parts import Parts
 from stepwell.server.peer_routes import PeerRoutes
-from stepwell.server.prompts import PromptReader, beside
+from stepwell.server.prompts import PromptReader
 from stepwell.server.reading import CallReader
 from stepwell.server.responses.routes import ResponsesRoutes
 from stepwell.server.responses.schema import ResponsesCall
@@ -39,11 +39,11 @@ def create_app(parts: Parts) -> FastAPI:
     calls = CallReader(parts.served, parts.limits.body_bytes, parts.limits.body_seconds)
     prompts = PromptReader(parts.tokenizer, parts.facts, Dialect.of(parts.tokenizer))
     routes = Routes(parts, calls, prompts)
-    generation = GenerationRoutes(parts, calls)
+    generation = GenerationRoutes(parts, calls, prompts)
     messages = MessagesRoutes(parts, calls, generation, prompts)
     responses = ResponsesRoutes(parts, calls, generation)
-    cache = CacheRoutes(parts, calls)
-    hints = HintRoutes(parts, calls)
+    cache = CacheRoutes(parts, calls, prompts)
+    hints = HintRoutes(parts, calls, prompts)
     dashboard = DashboardRoutes(parts)
     for path, call, handler in (
         ("/v1/completions", schema.CompletionCall, generation.completions),
@@ -124,7 +124,9 @@ class Routes:
     async def detokenize(self, request: Request) -> Response:
         call = await self._calls.read(schema.DetokenizeCall, request)
         ids = self._prompts.ids(call.tokens, "tokens")
-        return _json({"prompt": await beside(len(ids), lambda: self._parts.tokenizer.decode(ids.tolist()))})
+        return _json(
+            {"prompt": await self._prompts.beside.run(len(ids), lambda: self._parts.tokenizer.decode(ids.tolist()))}
+        )
 
     async def models(self, request: Request) -> Response:
         return _json({"object": "list", "data": [self._model(name) for name in self._parts.served.all]})

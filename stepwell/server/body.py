@@ -14,7 +14,15 @@ from stepwell.server.errors import ApiError, Problem
 _DRAINED_AT_MOST = 64 * 2**20
 
 
-async def read_json(request: Request, limit: int, seconds: float = 60.0) -> dict[str, Any]:
+class Body(dict[str, Any]):
+    """An object, and the bytes that it was sent in."""
+
+    def __init__(self, value: dict[str, Any], size: int) -> None:
+        super().__init__(value)
+        self.size = size
+
+
+async def read_json(request: Request, limit: int, seconds: float = 60.0) -> Body:
     """The body as an object.
 
     Raises ApiError: 413 above `limit` bytes, 408 if it is not there after `seconds`, 415 where it is compressed, 400 where it is
@@ -39,7 +47,7 @@ async def read_json(request: Request, limit: int, seconds: float = 60.0) -> dict
     if not isinstance(value, dict):
         kind = type(value).__name__
         raise ApiError(Problem(400, f"the body must be a JSON object, not {kind}", None, "invalid_json"))
-    return value
+    return Body(value, len(body))
 
 
 async def _read(request: Request, limit: int) -> bytes:

@@ -13,7 +13,6 @@ from stepwell.cache.explain import Explanation
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.server import schema
 from stepwell.server.body import read_json
-from stepwell.server.dialect import Dialect
 from stepwell.server.errors import ApiError, Problem
 from stepwell.server.gate import caller_of
 from stepwell.server.parts import Parts
@@ -25,10 +24,10 @@ from stepwell.server.tools import read_use
 class CacheRoutes:
     """One method a route."""
 
-    def __init__(self, parts: Parts, calls: CallReader) -> None:
+    def __init__(self, parts: Parts, calls: CallReader, prompts: PromptReader) -> None:
         self._parts = parts
         self._calls = calls
-        self._prompts = PromptReader(parts.tokenizer, parts.facts, Dialect.of(parts.tokenizer))
+        self._prompts = prompts
 
     async def explain(self, request: Request) -> Response:
         """The plan for each prompt of a call that is not made: the body is that of a completion or a chat."""

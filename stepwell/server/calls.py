@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -13,8 +14,7 @@ from stepwell.base.errors import RequestError, StepwellError
 from stepwell.sched.request import SamplingParams
 from stepwell.server import schema
 from stepwell.server.choosing import limited, sampling
-from stepwell.server.dialect import Dialect
-from stepwell.server.errors import ApiError, GenerationFailed, Problem, any_problem
+from stepwell.server.errors import GenerationFailed, any_problem, queue_full
 from stepwell.server.form import Form
 from stepwell.server.formats import ChoicesForm, Shape
 from stepwell.server.gate import caller_of
@@ -28,6 +28,8 @@ from stepwell.server.streams import EventStream, while_connected
 from stepwell.server.structure import structure, with_grammar
 from stepwell.server.tools import read_use
 from stepwell.server.trace import trace_of
+
+log = logging.getLogger("stepwell.server")
 
 _SESSION_HEADERS = ("x-session-id", "x-session-affinity")
 _TTL_HEADER = "x-cache-ttl"
@@ -54,11 +56,11 @@ class Wish:
 class GenerationRoutes:
     """One method a route, and the way that all calls take from their fields to their answer."""
 
-    def __init__(self, parts: Parts, calls: CallReader) -> None:
+    def __init__(self, parts: Parts, calls: CallReader, prompts: PromptReader) -> None:
         self._parts = parts
         self._calls = calls
-        self._dialect = Dialect.of(parts.tokenizer)
-        self._prompts = PromptReader(parts.tokenizer, parts.facts, self._dialect)
+        self._dialect = prompts.dialect
+        self._prompts = prompts
 
     async def completions(self, request: Request) -> Response:
         arrived = self._parts.clock.now()
@@ -132,7 +134,7 @@ class GenerationRoutes:
         except BaseException as error:
             generation.close("error" if isinstance(error, GenerationFailed) else "abort")
             raise
-        return EventStream(self._events(generation, form), generation.close, _headers(generation, job.id))
+        return EventStream(self._events(generation, form), generation.close, _headers(generation, job.id), form.beat)
 
     async def _events(self, generation: Generation, form: Form) -> AsyncIterator[bytes]:
         try:
@@ -144,8 +146,10 @@ class GenerationRoutes:
                     yield b"".join(events)  # what came at once goes out at once
             for event in form.end(generation):
                 yield event
-        except StepwellError as error:
+        except Exception as error:  # whatever went wrong, a stream that has begun ends as its API says
             problem = any_problem(error)
+            if not isinstance(error, StepwellError):
+                log.exception("a stream has ended by a fault inside the server")
             self._parts.metrics.refused(problem.status)
             generation.close("error")
             for event in form.fail(problem):
@@ -183,9 +187,7 @@ class GenerationRoutes:
                 f"this call asks for {job.sequences} sequences: at most {limit} are queued (--max-queue)", "n"
             )
         if self._parts.client.waiting + job.sequences > limit:
-            after = self._parts.client.retry_after()
-            message = f"{self._parts.client.waiting} sequences wait already, of at most {limit}: try again later"
-            raise ApiError(Problem(429, message, None, "queue_full", {"retry-after": str(after)}))
+            raise queue_full(self._parts.client.waiting, limit, self._parts.client.retry_after())
 
 
 async def _whole(generation: Generation, form: Form) -> bytes:

@@ -1,13 +1,23 @@
-"""How one model writes thoughts and calls of tools, read off its chat template."""
+"""How one model writes thoughts and calls of tools, and what its chat template takes: read off the template."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from stepwell.base.errors import RequestError
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.grammar import CallForm
 from stepwell.server.read.marks import OPEN
 from stepwell.server.read.reply import THINK, THOUGHT, Start
+from stepwell.talk.order import Manners
+
+_EFFORT = "reasoning_effort"
+_NEAREST = {"minimal": ("low",), "xhigh": ("max", "high"), "max": ("xhigh", "high")}
+_PRESERVE = "preserve_thinking"
+_SYSTEM, _USER = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +28,9 @@ class Dialect:
     knows_tools  the template shows tools to the model
     form         how calls are written
     end_of_thought, opening_of_call   the tokens of these marks, where each is one token
+    manners      which orders of messages it takes
+    efforts      words for how much to think that the template asks for by name; None: it asks for none
+    preserves    the template can be told to keep the thoughts of earlier turns
     """
 
     thinks: bool
@@ -25,6 +38,9 @@ class Dialect:
     form: CallForm
     end_of_thought: int | None
     opening_of_call: int | None
+    manners: Manners = field(default_factory=Manners)
+    efforts: frozenset[str] | None = None
+    preserves: bool = False
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Dialect:
@@ -35,6 +51,12 @@ class Dialect:
             form=CallForm(tagged="<function=" in template),
             end_of_thought=tokenizer.token_id(THOUGHT),
             opening_of_call=tokenizer.token_id(OPEN),
+            manners=Manners(
+                anywhere=_takes(tokenizer, _SYSTEM, _SYSTEM, _USER, _SYSTEM, _USER),
+                without_user=_takes(tokenizer, _SYSTEM),
+            ),
+            efforts=frozenset(re.findall(r"['\"](\w+)['\"]", template)) if _EFFORT in template else None,
+            preserves=_PRESERVE in template,
         )
 
     def after(self, start: Start) -> int | None:
@@ -51,3 +73,22 @@ class Dialect:
         if end.endswith(THINK):
             return Start.THINKING
         return Start.SPEAKING if end.endswith(THOUGHT) else Start.OPEN
+
+    def variables(self, effort: str | None) -> Mapping[str, Any]:
+        """What the template is told of how much to think, in words that it knows; where nothing is asked, it decides."""
+        if effort is None:
+            return {}
+        told: dict[str, Any] = {"enable_thinking": effort != "none"}
+        if self.efforts is not None and effort != "none":
+            words = (effort, *_NEAREST.get(effort, ()))
+            told[_EFFORT] = next((word for word in words if word in self.efforts), words[-1])
+        return told
+
+
+def _takes(tokenizer: Tokenizer, *messages: Mapping[str, Any]) -> bool:
+    """Whether the template renders these messages."""
+    try:
+        tokenizer.render(messages)
+    except RequestError:
+        return False
+    return True

@@ -28,6 +28,7 @@ class Problem:
     param: str | None = None
     code: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+    messages_text: str | None = None  # for clients of Anthropic's API, where they look for other words
 
     @property
     def body(self) -> dict[str, Any]:
@@ -38,7 +39,7 @@ class Problem:
     def messages_body(self) -> dict[str, Any]:
         """As clients of Anthropic's API read it; there, the message alone names the field."""
         kind = _MESSAGES_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        return {"type": "error", "error": {"type": kind, "message": self.messages_text or self.message}}
 
     def response(self, path: str = "") -> Response:
         """An answer in the shape that clients of the route `path` read."""
@@ -55,6 +56,19 @@ class ApiError(StepwellError):
         self.problem = problem
 
 
+class PromptTooLong(RequestError):
+    """A prompt of `tokens` tokens, or more, for a context of `context`. Clients know it by these very words, and then compact."""
+
+    def __init__(self, field: str, tokens: int, context: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context} tokens. However, your {field} resulted in {tokens} tokens, "
+            f"and at least one must be left for an answer. Please reduce the length of the {field}.",
+            field,
+        )
+        self.tokens = tokens
+        self.context = context
+
+
 def timed_out(seconds: float) -> ApiError:
     """A call has taken longer than the server allows."""
     message = f"the call took longer than {seconds:g} s: ask for fewer tokens, or raise --request-timeout"
@@ -64,7 +78,13 @@ def timed_out(seconds: float) -> ApiError:
 def queued_too_long(seconds: float, retry_after: int) -> ApiError:
     """A sequence was not admitted in time."""
     message = f"the call waited longer than {seconds:g} s (--queue-timeout): try again later"
-    return ApiError(Problem(429, message, None, "queue_timeout", {"retry-after": str(retry_after)}))
+    return ApiError(Problem(503, message, None, "queue_timeout", {"retry-after": str(retry_after)}))
+
+
+def queue_full(waiting: int, limit: int, retry_after: int) -> ApiError:
+    """The queue has no room. Clients try again after a 503; some give up for good after a 429."""
+    message = f"{waiting} sequences wait already, of at most {limit} (--max-queue): try again later"
+    return ApiError(Problem(503, message, None, "queue_full", {"retry-after": str(retry_after)}))
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
@@ -73,6 +93,8 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     if field not in names:
         return error
     text = str(error)
+    if isinstance(error, PromptTooLong):
+        return PromptTooLong(names[field], error.tokens, error.context)
     text = names[field] + text.removeprefix(field) if text.startswith(field) else text
     return RequestError(text, names[field] + dot + rest)
 
@@ -86,6 +108,9 @@ def problem_of(error: StepwellError) -> Problem:
     match error:
         case ApiError():
             return error.problem
+        case PromptTooLong():
+            text = f"prompt is too long: {error.tokens} tokens > {error.context - 1} maximum"
+            return Problem(400, str(error), error.param, "context_length_exceeded", messages_text=text)
         case RequestError():
             return Problem(400, str(error), error.param, "invalid_value")
         case CapacityError():

@@ -165,7 +165,7 @@ AllowedOrigins = Annotated[
 ]
 AllowCacheReset = Annotated[bool, _option("Let callers empty the cache: POST /cache/reset.", _SERVER)]
 
-MaxQueue = Annotated[int, _option("Sequences that may wait; more are answered with 429.", _LIMITS)]
+MaxQueue = Annotated[int, _option("Sequences that may wait; more are answered with 503.", _LIMITS)]
 MaxBodySize = Annotated[str, _option("Largest request body, such as 8MB; larger ones are answered with 413.", _LIMITS)]
 ResponseStore = Annotated[
     str, _option("Memory for responses that later calls may name, such as 64MiB; 0 keeps none.", _LIMITS)
@@ -174,7 +174,7 @@ BodyTimeout = Annotated[
     float, _option("Seconds in which a body must arrive; later ones are answered with 408.", _LIMITS)
 ]
 QueueTimeout = Annotated[
-    float | None, _option("Seconds that a call may wait to be admitted, then 429. Default: any time.", _LIMITS)
+    float | None, _option("Seconds that a call may wait to be admitted, then 503. Default: any time.", _LIMITS)
 ]
 RequestTimeout = Annotated[float | None, _option("Seconds that a call may take, then 408. Default: any time.", _LIMITS)]
 KeepAliveTimeout = Annotated[int, _option("Seconds that an idle connection is kept.", _LIMITS)]

@@ -27,5 +27,8 @@ class Form(Protocol):
     def end(self, generation: Generation) -> Iterable[bytes]:
         """Events after the last piece."""
 
+    def beat(self) -> bytes:
+        """An event that adds nothing, for a stream that has been silent: clients count events, not comments."""
+
     def fail(self, problem: Problem) -> Iterable[bytes]:
         """Events that end a stream which has begun and cannot go on."""

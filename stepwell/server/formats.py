@@ -12,6 +12,7 @@ from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.deltas import CallClosed, CallGrew, CallOpened, Said, Thought
 from stepwell.server.errors import Problem
 from stepwell.server.generate import Choice, Generation, Piece
+from stepwell.server.lines import line
 from stepwell.server.scores import ChatScores, Entry, Scores, TextScores, prompt_scores
 
 _DONE = b"data: [DONE]\n\n"
@@ -102,7 +103,7 @@ class Shape:
 
     def chunks(self, with_usage: bool) -> Chunks:
         """A writer of chunks; `with_usage` adds the field that announces usage at the end."""
-        head = orjson.dumps(self._head("chat.completion.chunk" if self.chat else "text_completion"))[:-1]
+        head = line(self._head("chat.completion.chunk" if self.chat else "text_completion"))[:-1]
         return Chunks(head, self, b',"usage":null' if with_usage else b"")
 
     def scores(self) -> Scores | None:
@@ -152,9 +153,13 @@ class Chunks:
             out.append(self._chunk(index, body + ids, scores, end) if i == 0 else self._chunk(index, body, _NULL, end))
         return out
 
+    def empty(self) -> bytes:
+        """A chunk that adds nothing."""
+        return self._chunk(0, _EMPTY_DELTA if self._shape.chat else _EMPTY_TEXT, _NULL, _NULL)
+
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The last chunk where usage was asked for."""
-        return b"data: " + self._head + b',"choices":[],"usage":' + orjson.dumps(usage) + b"}\n\n"
+        return b"data: " + self._head + b',"choices":[],"usage":' + line(usage) + b"}\n\n"
 
     def _opening(self, piece: Piece) -> bytes:
         """The first chunk of a chat, which has no text."""
@@ -173,7 +178,7 @@ class Chunks:
     def _body(self, delta: Said | Thought | CallOpened | CallGrew) -> bytes:
         match delta:
             case Said(text):
-                said = orjson.dumps(text)
+                said = line(text)
                 return b'"delta":{"content":' + said + b"}" if self._shape.chat else b'"text":' + said
             case Thought(text):
                 return _delta(_thought(text))
@@ -190,7 +195,7 @@ class Chunks:
         if writer is None:
             return _NULL
         self._scores[index] = writer
-        return orjson.dumps(writer.write(entries))
+        return line(writer.write(entries))
 
     def _chunk(self, index: int, body: bytes, scores: bytes, end: bytes, more: bytes = b"") -> bytes:
         """One event; `more` are further fields beside its choices."""
@@ -222,8 +227,11 @@ class ChoicesForm:
     def end(self, generation: Generation) -> list[bytes]:
         return [self._chunks.usage(generation.usage()), _DONE] if self._with_usage else [_DONE]
 
+    def beat(self) -> bytes:
+        return self._chunks.empty()
+
     def fail(self, problem: Problem) -> list[bytes]:
-        return [b"data: " + orjson.dumps(problem.body) + b"\n\n", _DONE]
+        return [b"data: " + line(problem.body) + b"\n\n", _DONE]
 
 
 def _thought(text: str) -> dict[str, Any]:
@@ -232,4 +240,4 @@ def _thought(text: str) -> dict[str, Any]:
 
 
 def _delta(value: dict[str, Any]) -> bytes:
-    return b'"delta":' + orjson.dumps(value)
+    return b'"delta":' + line(value)

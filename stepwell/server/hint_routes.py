@@ -12,7 +12,6 @@ from fastapi import Request, Response
 
 from stepwell.base.errors import RequestError
 from stepwell.sched.retention import Subject
-from stepwell.server.dialect import Dialect
 from stepwell.server.errors import ApiError, Problem
 from stepwell.server.gate import caller_of
 from stepwell.server.hint_schema import AboutCall, EndCall, PinCall
@@ -26,10 +25,10 @@ from stepwell.server.tools import read_use
 class HintRoutes:
     """One method a route."""
 
-    def __init__(self, parts: Parts, calls: CallReader) -> None:
+    def __init__(self, parts: Parts, calls: CallReader, prompts: PromptReader) -> None:
         self._parts = parts
         self._calls = calls
-        self._prompts = PromptReader(parts.tokenizer, parts.facts, Dialect.of(parts.tokenizer))
+        self._prompts = prompts
 
     async def pin(self, request: Request) -> Response:
         """Keep before all else what is cached of a prompt or a session, for a time."""

@@ -1,4 +1,4 @@
-"""Tools that calls declare for a provider to run: a server of models alone has none of them."""
+"""What calls hold that this server has no use for: tools for a provider to run, parts of messages that are no text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ _KINDS_LOGGED = 50
 
 
 class LeftOut:
-    """Names each kind of tool that is left out once in the log. Agents declare some with every call, whether they use them or not."""
+    """Counts what is left out, and names each kind once in the log: agents send the same with every call.
 
-    def __init__(self) -> None:
+    `what` is left out, and `why`, as the log says it.
+    """
+
+    def __init__(self, what: str = "tools", why: str = "only functions can be called") -> None:
+        self._what = what
+        self._why = why
         self._logged: set[str] = set()
+        self.count = 0
 
     def note(self, kind: str) -> None:
-        """A tool of this kind is not shown to the model."""
+        """Something of this kind is not shown to the model."""
+        self.count += 1
         if kind not in self._logged and len(self._logged) < _KINDS_LOGGED:
             self._logged.add(kind)
-            log.warning("tools of type %.60r are left out: only functions can be called", kind)
+            log.warning("%s of type %.60r are left out: %s", self._what, kind, self._why)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -13,17 +13,18 @@ from stepwell.base.errors import RequestError
 from stepwell.base.geometry import Ints
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.contents import text_of
+from stepwell.server.beside import Beside
 from stepwell.server.dialect import Dialect
+from stepwell.server.errors import PromptTooLong
+from stepwell.server.hosted import LeftOut
 from stepwell.server.read.reply import Start
 from stepwell.server.schema import ChatCall, TokenizeCall
-from stepwell.server.tools import Tool, read_earlier_calls, read_tools
+from stepwell.server.tools import Tool, read_tools
+from stepwell.talk.conversation import conversation
 
 MAX_PROMPTS = 1024
-_Result = TypeVar("_Result")
-_ROLES = {"developer": "system"}  # the newer name; templates know the older one
-_SHORT = 2000  # characters, or ids, that are read at once instead of in a thread
-_LONG = _SHORT + 1
+
+log = logging.getLogger("stepwell.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class PromptReader:
     tokenizer: Tokenizer
     facts: EngineFacts
     dialect: Dialect
+    beside: Beside = field(default_factory=Beside)
+    left_out: LeftOut = field(default_factory=lambda: LeftOut("parts of messages", "this model reads text alone"))
 
     async def completion(self, value: object, special: bool = True) -> list[Prompt]:
         """Prompts of a completion: text, token ids, or a list of either. Raises RequestError.
@@ -49,44 +52,43 @@ class PromptReader:
         special  texts get the model's own leading or closing tokens
         """
         items = _split(value)
-        return await beside(sum(map(len, items)), lambda: [self._read(item, special) for item in items])
+        return await self.beside.run(sum(map(len, items)), lambda: [self._read(item, special) for item in items])
 
     async def chat(self, call: ChatCall, tools: Sequence[Tool]) -> Prompt:
         """The prompt of a conversation. Raises RequestError."""
-        prompt = await self._conversation(call, call.messages, tools)
-        self._check_length(prompt.ids, "messages")
-        return prompt
+        return await self._conversation(call, call.messages, tools, self.facts.max_model_len - 1)
 
     async def tokenize(self, call: TokenizeCall) -> Ints:
         """What a prompt or a conversation would become, of any length. Raises RequestError."""
         if call.messages is not None:
-            return (await self._conversation(call, call.messages, read_tools(call.tools))).ids
+            return (await self._conversation(call, call.messages, read_tools(call.tools), None)).ids
         text = call.prompt or ""
-        return await beside(len(text), lambda: self.tokenizer.encode(text, special=call.add_special_tokens))
+        return await self.beside.run(len(text), lambda: self.tokenizer.encode(text, special=call.add_special_tokens))
 
     async def _conversation(
-        self, call: ChatCall | TokenizeCall, given: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+        self, call: ChatCall | TokenizeCall, given: Sequence[Mapping[str, Any]], tools: Sequence[Tool], most: int | None
     ) -> Prompt:
-        messages = [_message(i, message) for i, message in enumerate(given)]
-        if not messages:
-            raise RequestError("messages is empty: give at least one message", "messages")
         if tools and not self.dialect.knows_tools:
             raise RequestError("this model's chat template knows no tools: leave them out", "tools")
-        size = sum(map(_size, messages)) + _LONG * len(tools)
-        return await beside(size, lambda: self._render(call, messages, tools))
+        return await self.beside.run(call.size, lambda: self._render(call, given, tools, most))
 
     def _render(
-        self, call: ChatCall | TokenizeCall, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+        self, call: ChatCall | TokenizeCall, given: Sequence[Mapping[str, Any]], tools: Sequence[Tool], most: int | None
     ) -> Prompt:
+        """`most`: tokens that the prompt may have."""
         continued = call.continue_final_message
+        talk = conversation(given, self.dialect.manners)
+        for kind in talk.left_out:
+            self.left_out.note(kind)
         text = self.tokenizer.render(
-            messages,
+            talk.messages,
             open_answer=call.add_generation_prompt and not continued,
             continue_last=continued,
-            variables=call.chat_template_kwargs,
+            variables={**self.dialect.variables(call.reasoning_effort), **(call.chat_template_kwargs or {})},
             tools=tools,
         )
-        return Prompt(self.tokenizer.encode(text, special=False), text, self.dialect.start(text, continued))
+        ids = self._encode(text, "messages", special=False, most=most)
+        return Prompt(ids, text, self.dialect.start(text, continued))
 
     def ids(self, value: Sequence[object], field: str) -> Ints:
         """Token ids of this vocabulary as int32. Raises RequestError."""
@@ -99,21 +101,27 @@ class PromptReader:
         return np.array(value, dtype=np.int32)
 
     def _read(self, item: str | list[object], special: bool) -> Prompt:
-        text = item if isinstance(item, str) else None
-        ids = self.ids(item, "prompt") if isinstance(item, list) else self.tokenizer.encode(item, special)
-        self._check_length(ids, "prompt")
-        return Prompt(ids, text)
+        if isinstance(item, str):
+            return Prompt(self._encode(item, "prompt", special=special, most=self.facts.max_model_len - 1), item)
+        ids = self.ids(item, "prompt")
+        self._check_length(len(ids), "prompt", self.facts.max_model_len - 1)
+        return Prompt(ids)
 
-    def _check_length(self, ids: Ints, field: str) -> None:
-        limit = self.facts.max_model_len - 1
-        if len(ids) == 0:
+    def _encode(self, text: str, field: str, *, special: bool, most: int | None) -> Ints:
+        """Tokens of `text`, which is not even looked at where it cannot be short enough. Raises RequestError."""
+        if most is None:
+            return self.tokenizer.encode(text, special=special)
+        if (fewest := self.tokenizer.fewest(text)) > most:
+            raise PromptTooLong(field, fewest, self.facts.max_model_len)
+        ids = self.tokenizer.encode(text, special=special)
+        self._check_length(len(ids), field, most)
+        return ids
+
+    def _check_length(self, tokens: int, field: str, most: int) -> None:
+        if tokens == 0:
             raise RequestError(f"{field} is empty: give at least one token", field)
-        if len(ids) > limit:
-            raise RequestError(
-                f"{field} has {len(ids):,} tokens; at most {limit:,} leave room for an answer "
-                f"in a context of {self.facts.max_model_len:,}",
-                field,
-            )
+        if tokens > most:
+            raise PromptTooLong(field, tokens, self.facts.max_model_len)
 
 
 def _split(value: object) -> list[str | list[object]]:
@@ -133,43 +141,3 @@ def _split(value: object) -> list[str | list[object]]:
     if len(value) > MAX_PROMPTS:
         raise RequestError(f"prompt holds {len(value):,} prompts: send at most {MAX_PROMPTS:,} at once", "prompt")
     return value
-
-
-def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates read it: content in one string, arguments of calls as objects, thoughts in `reasoning_content`."""
-    field = f"messages.{index}"
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise RequestError(f"{field}.role must be a string such as 'user'", f"{field}.role")
-    for name in ("function_call", "audio"):
-        if message.get(name):
-            raise RequestError(f"{field}.{name} is not supported: leave it out", f"{field}.{name}")
-    content = message.get("content")
-    if content is None and role != "assistant":
-        raise RequestError(f"{field}.content is missing", f"{field}.content")
-    read = {
-        **message,
-        "role": _ROLES.get(role, role),
-        "content": "" if content is None else text_of(content, f"{field}.content"),
-    }
-    if message.get("tool_calls"):
-        read["tool_calls"] = read_earlier_calls(message["tool_calls"], f"{field}.tool_calls")
-    else:
-        read.pop("tool_calls", None)
-    thought = message.get("reasoning_content", message.get("reasoning"))
-    if isinstance(thought, str):
-        read["reasoning_content"] = thought
-    return read
-
-
-def _size(message: Mapping[str, Any]) -> int:
-    """About how long a message is that has been read. Arguments of calls are not measured but taken to be long."""
-    thought = message.get("reasoning_content")
-    return (
-        len(message["content"]) + len(thought if isinstance(thought, str) else "") + _LONG * ("tool_calls" in message)
-    )
-
-
-async def beside(size: int, work: Callable[[], _Result]) -> _Result:
-    """Run `work`, in a thread where it may take long, so that streams keep flowing."""
-    return work() if size <= _SHORT else await asyncio.to_thread(work)

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request
 
 from stepwell.server import schema
-from stepwell.server.body import read_json
+from stepwell.server.body import Body, read_json
 from stepwell.server.errors import ApiError, Problem
 from stepwell.server.names import ServedNames
 
@@ -32,6 +32,8 @@ class CallReader:
 
     def parse(self, kind: type[schema.Call], body: dict[str, Any]) -> schema.Call:
         call, unknown = schema.parse(kind, body)
+        if isinstance(body, Body):
+            call.came_in(body.size)
         self.check_model(call.model)
         for name in unknown:
             if name not in self._names_logged and len(self._names_logged) < _FIELD_NAMES_LOGGED:

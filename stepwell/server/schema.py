@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema, model_validator
 
 from stepwell.base.errors import RequestError
 from stepwell.sched.request import MAX_PRIORITY
@@ -61,13 +61,31 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class Strict(BaseModel):
+    """Fields of one object. One that is null was left out."""
+
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: given for name, given in value.items() if given is not None}
 
 
 class Named(Strict):
-    """A call that may name the model it means."""
+    """A call that may name the model it means. `size` is that of the body it came in, in bytes; 0 where it came in none."""
 
     model: str | None = None
+    _size: int = PrivateAttr(default=0)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def came_in(self, size: int) -> None:
+        """It was read from a body of `size` bytes."""
+        self._size = size
 
     @classmethod
     def passed_on(cls) -> frozenset[str]:
@@ -80,6 +98,8 @@ class StreamOptions(Strict):
 
 
 Word = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much the model is to think, in words of either API; "none" forbids it."""
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Ttl = Annotated[float, Field(gt=0, le=MAX_TTL)]
 Top = Annotated[int, Field(ge=0, le=MAX_TOP)]
@@ -204,6 +224,7 @@ class ChatCall(_Generate):
     parallel_tool_calls: bool | None = None
     add_special_tokens: Literal[False] | None = None
     echo: Literal[False] | None = None
+    reasoning_effort: Effort | None = None
 
 
 # What says how the answer to a chat is written, which another API says otherwise.
@@ -234,6 +255,7 @@ class Translated(Named):
         """The chat with these fields and those that are passed on. Raises RequestError."""
         extra = {name: value for name, value in (self.model_extra or {}).items() if name in self.passed_on()}
         call, _ = parse(ChatCall, {**extra, **fields})
+        call.came_in(self.size)
         return call
 
 
@@ -246,6 +268,7 @@ class TokenizeCall(Named):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    reasoning_effort: Effort | None = None
     tools: Tools | None = None
 
 

@@ -13,7 +13,7 @@ from stepwell.server.errors import ApiError, Problem
 
 _Result = TypeVar("_Result")
 _DIRECT_SEND = "stepwell.send"
-_BEAT = 15.0  # seconds; proxies are often set to cut what has been silent for a minute
+_BEAT = 5.0  # seconds; agents show when nothing comes, and give up after a while
 _COMMENT = b": still here\n\n"
 
 
@@ -44,20 +44,25 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) 
 class EventStream(Response):
     """Server-sent events from `chunks`; `close` is called once in any case, even if no chunk was ever asked for.
 
-    After `beat` seconds without a chunk a comment is sent, which clients skip, so that nobody between takes a long prefill for
-    a dead connection.
+    After `seconds` without a chunk `beat` gives one that adds nothing, so that nobody takes a long prefill for a dead connection.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: AsyncIterator[bytes], close: Callable[[], None], headers: dict[str, str], beat: float = _BEAT
+        self,
+        chunks: AsyncIterator[bytes],
+        close: Callable[[], None],
+        headers: dict[str, str],
+        beat: Callable[[], bytes] = lambda: _COMMENT,
+        seconds: float = _BEAT,
     ) -> None:
         super().__init__(None, 200, {"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._chunks = chunks
         self._close = close
         self._beat = beat
+        self._seconds = seconds
         self._waiting = False  # for a chunk; otherwise one is being sent, or nothing may be sent
         self._sent = 0
 
@@ -66,9 +71,9 @@ class EventStream(Response):
         gone = asyncio.create_task(_disconnected(receive))
         try:
             seen = 0
-            while not (await _first(pump, gone, timeout=self._beat)):
+            while not (await _first(pump, gone, timeout=self._seconds)):
                 if self._waiting and self._sent == seen:
-                    await direct_send(scope, send)(_part(_COMMENT))
+                    await direct_send(scope, send)(_part(self._beat()))
                 seen = self._sent
             if pump.done():
                 pump.result()

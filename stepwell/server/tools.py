@@ -1,16 +1,15 @@
-"""Tools that a call brings along, which of them the model may or must call, and earlier calls in its messages."""
+"""Tools that a call brings along, which of them the model may or must call, and how each of them must look."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from stepwell.base.errors import RequestError
-from stepwell.server.contents import string
 from stepwell.server.schema import ChatCall
+from stepwell.talk.contents import string
 
 Tool: TypeAlias = dict[str, Any]
 
@@ -94,30 +93,3 @@ def as_function(tool: Mapping[str, Any], field: str, schema: str = "parameters")
     if tool.get(schema) is not None:
         function["parameters"] = tool[schema]
     return {"type": "function", "function": function}
-
-
-def read_earlier_calls(value: object, field: str) -> list[dict[str, Any]]:
-    """`tool_calls` of an earlier message, arguments as objects, which is what templates write. Raises RequestError."""
-    if not isinstance(value, list):
-        raise RequestError(f"{field} must be a list", field)
-    return [_earlier_call(call, f"{field}.{i}") for i, call in enumerate(value)]
-
-
-def _earlier_call(call: object, field: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{field} must be {{'function': {{'name': …, 'arguments': …}}}}", field)
-    return {"type": "function", **call, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
-
-
-def _arguments(value: object) -> object:
-    """An object where `value` is one or is JSON of one; a model's own broken JSON stays the text that it is."""
-    if value is None or value == "":
-        return {}
-    if not isinstance(value, str):
-        return value
-    try:
-        read = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    return read if isinstance(read, dict) else value

@@ -177,7 +177,7 @@ MESSAGES: list[Any] = [
     [{"role": "assistant", "content": "x", "tool_calls": ["x"]}],
     [{"role": "assistant", "content": "x", "tool_calls": {"function": {"name": "f"}}}],
     [{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": 5}}]}],
-    [{"role": "assistant", "content": "x", "function_call": {"name": "f"}}],
+    [{"role": "assistant", "content": "x", "function_call": {"name": 5}}],
     [{"role": "user", "content": "x" * (CONTEXT * 20)}],
 ]
 
@@ -265,7 +265,8 @@ def test_template_variables_cannot_replace_the_template(server: Running) -> None
 
 def test_prompt_that_is_too_long_is_told_both_numbers(server: Running) -> None:
     error = check(server, httpx.post(server.url + "/v1/completions", json={"prompt": [5] * (CONTEXT + 904)}))
-    assert "5,000" in error["message"] and "4,096" in error["message"]
+    assert "maximum context length is 4096 tokens" in error["message"] and "5000 tokens" in error["message"]
+    assert error["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
@@ -335,14 +336,14 @@ def test_unknown_fields_are_ignored_and_logged_once(server: Running, caplog: pyt
     assert not [r for r in caplog.records if "'user'" in r.getMessage()]
 
 
-def test_full_queue_is_a_429_and_too_many_sequences_a_400(tokenizer: Tokenizer) -> None:
+def test_full_queue_is_a_503_and_too_many_sequences_a_400(tokenizer: Tokenizer) -> None:
     with running(tokenizer, Limits(queue=4)) as server:
         url = server.url + "/v1/completions"
         check(server, httpx.post(url, json={"prompt": "x", "n": 5}))
         server.loop.gate.clear()
         with httpx.stream("POST", url, json={"prompt": "x", "n": 3, "max_tokens": 1, "stream": True}) as waiting:
             response = httpx.post(url, json={"prompt": "x", "n": 2})
-            check(server, response, 429)
+            check(server, response, 503)
             assert int(response.headers["retry-after"]) >= 1
             server.loop.gate.set()
             waiting.read()

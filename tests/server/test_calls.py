@@ -192,7 +192,7 @@ def test_earlier_calls_results_and_thoughts_reach_the_template(talking: Running)
     ]
     tokens = httpx.post(talking.url + "/tokenize", json={"messages": messages, "add_generation_prompt": False}).json()
     text = httpx.post(talking.url + "/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"]
-    assert text == 'be briefsystem[hm](f{"a": [1]})assistantsunnytoolx(g{})assistanty(h"{broken")assistant'
+    assert text == 'be briefsystem[hm](f{"a": [1]})assistantsunnytoolx(g{})assistanty(h{"input": "{broken"})assistant'
 
 
 def test_tagged_calls_take_their_types_from_the_tools(tmp_path_factory: pytest.TempPathFactory) -> None:

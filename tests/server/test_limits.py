@@ -42,7 +42,7 @@ def test_call_that_waits_too_long_is_sent_away_with_a_time_to_come_back(tokenize
     with running(tokenizer, patience=Patience(queued=0.3)) as server:
         server.loop.gate.clear()
         status, error, headers = error_of(server, stream, [5])
-        assert status == (None if stream else 429) and error["code"] == "queue_timeout"
+        assert status == (None if stream else 503) and error["code"] == "queue_timeout"
         assert stream or int(headers["retry-after"]) > 0
         assert eventually(lambda: server.client.waiting == 0 and not server.loop.waiting)
 
@@ -83,4 +83,4 @@ def test_full_queue_tells_when_to_come_back(tokenizer: Tokenizer) -> None:
         with httpx.stream("POST", url, json={"prompt": "x", "stream": True}, timeout=60):
             assert eventually(lambda: server.client.waiting == 1)
             refused = httpx.post(url, json={"prompt": "y"})
-        assert refused.status_code == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.status_code == 503 and 1 <= int(refused.headers["retry-after"]) <= 60

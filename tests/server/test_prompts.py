@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepwell.base.errors import RequestError
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.dialect import Dialect
+from stepwell.server.errors import PromptTooLong
 from stepwell.server.prompts import PromptReader
 from stepwell.server.schema import ChatCall
 from stepwell.server.tools import read_use
@@ -40,6 +44,10 @@ class Watched:
         self.threads.add(threading.current_thread())
         return self._tokenizer.render(*args, **named)
 
+    def fewest(self, text: str) -> int:
+        self.threads.add(threading.current_thread())
+        return self._tokenizer.fewest(text)
+
     def encode(self, *args: Any, **named: Any) -> np.ndarray:
         self.threads.add(threading.current_thread())
         return self._tokenizer.encode(*args, **named)
@@ -49,6 +57,7 @@ def beside_the_loop(tokenizer: Tokenizer, **fields: Any) -> bool:
     watched: Any = Watched(tokenizer)
     reader = PromptReader(watched, EngineFacts("tiny", 100_000, 320, ()), Dialect.of(tokenizer))
     call = ChatCall.model_validate(fields)
+    call.came_in(len(json.dumps(fields)))
     asyncio.run(reader.chat(call, read_use(call).shown))
     return threading.current_thread() not in watched.threads
 
@@ -67,3 +76,26 @@ def test_tools_calls_and_thoughts_count_as_well_as_what_was_said(tokenizer: Toke
     odd = {"role": "assistant", "content": "", "reasoning_content": 5}
     with pytest.raises(RequestError, match="the chat template refuses"):
         beside_the_loop(tokenizer, messages=[user, odd, user])
+
+
+def test_all_of_a_body_counts_whatever_it_holds(tokenizer: Tokenizer) -> None:
+    assert beside_the_loop(tokenizer, messages=[{"role": "user", "content": ""}] * 500)
+    assert beside_the_loop(tokenizer, messages=[{"role": "user" * 1000, "content": "x"}])
+
+
+def test_text_that_cannot_be_short_enough_is_refused_before_it_is_tokenized(tokenizer: Tokenizer) -> None:
+    watched: Any = Watched(tokenizer)
+    watched.encode = None
+    reader = PromptReader(watched, EngineFacts("tiny", 100, 320, ()), Dialect.of(tokenizer))
+    for text in ("ab cd " * 60, "x" * 100_000):
+        with pytest.raises(PromptTooLong):
+            asyncio.run(reader.completion(text))
+        call = ChatCall.model_validate({"messages": [{"role": "user", "content": text}]})
+        with pytest.raises(PromptTooLong):
+            asyncio.run(reader.chat(call, ()))
+
+
+@given(text=st.text(max_size=300))
+def test_the_fewest_tokens_are_never_more_than_there_are(tokenizer: Tokenizer, text: str) -> None:
+    for said in (text, f"<|im_start|>{text}<|im_end|></think>", text * 5, "a b " * len(text)):
+        assert tokenizer.fewest(said) <= len(tokenizer.encode(said, special=False))

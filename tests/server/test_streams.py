@@ -48,7 +48,7 @@ def test_a_silent_stream_says_that_it_is_there() -> None:
             await go.wait()
             yield b"data: 2\n\n"
 
-        stream = EventStream(chunks(), lambda: None, {}, beat=0.001)
+        stream = EventStream(chunks(), lambda: None, {}, seconds=0.001)
         running = asyncio.create_task(stream({"type": "http"}, wire.receive, wire.send))
         async with asyncio.timeout(60):
             await wire.has(COMMENT, 3)
@@ -69,7 +69,7 @@ def test_nothing_is_added_while_a_part_is_on_its_way() -> None:
             wire.open.clear()
             yield b"data: 1\n\n"
 
-        stream = EventStream(chunks(), lambda: None, {}, beat=0.001)
+        stream = EventStream(chunks(), lambda: None, {}, seconds=0.001)
         running = asyncio.create_task(stream({"type": "http"}, wire.receive, wire.send))
         async with asyncio.timeout(60):
             await asyncio.sleep(0.05)
@@ -79,6 +79,26 @@ def test_nothing_is_added_while_a_part_is_on_its_way() -> None:
         return calls
 
     assert asyncio.run(run()) == 2  # the headers and the part that is held up
+
+
+def test_what_is_sent_in_silence_is_an_event_of_the_stream_s_own() -> None:
+    async def run() -> list[bytes]:
+        wire, go = Wire(), asyncio.Event()
+        numbers = iter(range(9))
+
+        async def chunks() -> AsyncIterator[bytes]:
+            await go.wait()
+            yield b"data: last\n\n"
+
+        stream = EventStream(chunks(), lambda: None, {}, lambda: b"event: ping %d\n\n" % next(numbers), seconds=0.001)
+        running = asyncio.create_task(stream({"type": "http"}, wire.receive, wire.send))
+        async with asyncio.timeout(60):
+            await wire.has(b"event: ping 2\n\n", 1)
+            go.set()
+            await running
+        return wire.bodies
+
+    assert asyncio.run(run())[:3] == [b"event: ping 0\n\n", b"event: ping 1\n\n", b"event: ping 2\n\n"]
 
 
 def test_clients_skip_the_comment() -> None:

@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from stepwell.server.errors import Problem
 from stepwell.server.generate import Choice, Generation, Piece
 from stepwell.server.items import Change, Closed, Grew, Item, Items, Opened
+from stepwell.server.lines import line
 
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS = {
@@ -58,6 +59,9 @@ class MessagesForm:
         out = [event for change in self._items.close() for event in _changed(change)]
         out.append(_event("message_delta", {"delta": _stop(choice), "usage": _usage(choice)}))
         return [*out, _event("message_stop", {})]
+
+    def beat(self) -> bytes:
+        return _event("ping", {})
 
     def fail(self, problem: Problem) -> list[bytes]:
         return [_event("error", problem.messages_body)]
@@ -145,4 +149,4 @@ def _usage(choice: Choice) -> dict[str, Any]:
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), line({"type": kind, **fields}))

@@ -23,7 +23,7 @@ from stepwell.server.reading import CallReader
 from stepwell.server.schema import MAX_NAME, TokenizeCall, parse
 
 _NAMES = {"response_format": "output_config.format"}
-_COUNTED = ("messages", "tools", "chat_template_kwargs", "continue_final_message")
+_COUNTED = ("messages", "tools", "chat_template_kwargs", "reasoning_effort", "continue_final_message")
 
 
 class MessagesRoutes:
@@ -50,8 +50,9 @@ class MessagesRoutes:
     async def count_tokens(self, request: Request) -> Response:
         call = await self._calls.read(CountCall, request)
         fields = chat_fields(call, self._left_out)
-        counted: dict[str, Any] = {name: fields[name] for name in _COUNTED}
+        counted: dict[str, Any] = {name: fields[name] for name in _COUNTED if name in fields}
         chat, _ = parse(TokenizeCall, counted)
+        chat.came_in(call.size)
         ids = await self._prompts.tokenize(chat)
         return Response(orjson.dumps({"input_tokens": len(ids)}), media_type="application/json")
 

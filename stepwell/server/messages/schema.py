@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from stepwell.server.schema import MAX_STOP_LENGTH, MAX_STOPS, Strict, Translated
+from stepwell.server.schema import MAX_STOP_LENGTH, MAX_STOPS, Effort, Strict, Translated
 
 _TEXT = {
     "type": "object",
@@ -97,6 +97,7 @@ class OutputFormat(Strict):
 
 class OutputConfig(Strict):
     format: OutputFormat | None = None
+    effort: Effort | None = None
 
 
 class CountCall(Translated):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from stepwell.server.read.call import Call, Result
 from stepwell.server.read.feed import Feed, Steps
-from stepwell.server.read.strict import JsonCopy, copied
+from stepwell.talk.strict import JsonCopy, copied
 
 _PIECE = 4096  # characters that are copied at once
 _ARGUMENTS = frozenset({"arguments", "parameters"})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from stepwell.server.read.strict import copied
+from stepwell.talk.strict import copied
 
 Types: TypeAlias = frozenset[str]
 

@@ -11,8 +11,9 @@ import orjson
 from stepwell.server.errors import Problem
 from stepwell.server.generate import Generation, Piece
 from stepwell.server.items import Change, Closed, Grew, Item, Items, Opened
-from stepwell.server.responses.chat import read_items
+from stepwell.server.lines import line
 from stepwell.server.responses.kept import KeptResponses, Message, Stored, Turn
+from stepwell.talk.items import read_items
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -80,8 +81,11 @@ class ResponsesForm:
         self._kept(response)
         return [*out, self._event(f"response.{status}", {"response": response})]
 
+    def beat(self) -> bytes:
+        return self._event("response.in_progress", {"response": self._response("in_progress", [])})
+
     def fail(self, problem: Problem) -> list[bytes]:
-        code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
+        code = "rate_limit_exceeded" if problem.status in (429, 503) else "server_error"
         output = [self._item(item, "incomplete") for item in self._items.all]
         response = self._response("failed", output) | {"error": {"code": code, "message": problem.message}}
         return [self._event("response.failed", {"response": response})]
@@ -167,7 +171,7 @@ class ResponsesForm:
                 return {**head, "type": "reasoning", "summary": [], "content": parts}
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
-        data = orjson.dumps({"type": kind, "sequence_number": self._sent, **fields})
+        data = line({"type": kind, "sequence_number": self._sent, **fields})
         self._sent += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 

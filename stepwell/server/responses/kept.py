@@ -8,13 +8,13 @@ response 3:  turn a, turn c       and goes with the last of them
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import orjson
 
-Message: TypeAlias = Mapping[str, Any]
+Message: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,11 +17,12 @@ from stepwell.server.gate import caller_of
 from stepwell.server.hosted import LeftOut
 from stepwell.server.parts import Parts
 from stepwell.server.reading import CallReader
-from stepwell.server.responses.chat import NAMES, chat_fields, read_input
+from stepwell.server.responses.chat import NAMES, chat_fields
 from stepwell.server.responses.events import Place, ResponsesForm
 from stepwell.server.responses.kept import KeptResponses, Stored
 from stepwell.server.responses.schema import ResponsesCall
 from stepwell.server.schema import MAX_NAME
+from stepwell.talk.items import chat_messages
 
 _DAY = 86_400.0
 _GONE = "it was not stored, was deleted, or has made room for others (--response-store)"
@@ -42,7 +43,7 @@ class ResponsesRoutes:
         call = await self._calls.read(ResponsesCall, request)
         owner = caller_of(request).owner
         earlier = self._earlier(owner, call.previous_response_id)
-        added = read_input(call.input)
+        added = chat_messages(call.input)
         messages = [] if earlier is None else earlier.messages
         try:
             chat = call.chat(chat_fields(call, messages, added, self._left_out))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from stepwell.server.schema import Name, Strict, Translated
+from stepwell.server.schema import Effort, Name, Strict, Translated
 
 _STRING = {"type": "string"}
 
@@ -63,7 +63,7 @@ ToolChoice = Annotated[Any, WithJsonSchema(_CHOICE)]
 class Reasoning(Strict):
     """How much the model is to think, in words that its template may know; "none" forbids it. `summary`: where thoughts are put."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 

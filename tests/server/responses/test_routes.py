@@ -335,7 +335,8 @@ def test_what_cannot_be_repeated_is_refused_before_there_is_an_answer(talking: R
 
 def test_faults_of_the_chat_have_the_names_of_this_api(talking: Running) -> None:
     long = post(talking, input="x " * CONTEXT).json()["error"]
-    assert long["param"] == "input" and long["message"].startswith("input has ")
+    assert long["param"] == "input" and "your input resulted in" in long["message"]
+    assert long["code"] == "context_length_exceeded"
     form = {"type": "json_schema", "name": "n", "schema": {"type": "thing"}}
     wrong = post(talking, text={"format": form}).json()["error"]
     assert wrong["param"].startswith("text.format")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.server.read.strict import MAX_DEPTH, JsonCopy, copied
+from stepwell.talk.strict import MAX_DEPTH, JsonCopy, copied
 
 MENDED: list[tuple[str, Any]] = [
     ('{"a": [1, 2,], }', {"a": [1, 2]}),

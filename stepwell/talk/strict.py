@@ -168,6 +168,15 @@ class JsonCopy:
         self._ended()
         return written
 
+    def rescue(self) -> str:
+        """What must follow the copy so far to make it a whole value: the end of a string, null for what is missing, closing marks."""
+        out = '"' if self._at is _At.STRING else ""
+        if self._at is _At.COLON or (self._at is _At.STRING and self._is_key):
+            out += ": null"
+        elif self._at in (_At.VALUE, _At.WORD) and not self._comma:
+            out += "null"
+        return out + "".join(reversed(self._open))
+
 
 def word(text: str) -> str | None:
     """A number or a literal as JSON; None where it is neither."""
