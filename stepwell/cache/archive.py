@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stepwell.base.geometry import Ints
 from stepwell.cache.budget import Budget
 from stepwell.cache.catalogue import Catalogue, Dormant
-from stepwell.cache.moves import Divide, Forget, Name, Task, Touch
+from stepwell.cache.moves import Divide, Forget, Name, Task, Tier, Touch
 from stepwell.cache.names import Names, Trail
 from stepwell.cache.tree import Item, Node, path_tokens
 
@@ -71,6 +71,15 @@ class Archive:
         trail = self.trail(node)
         if trail is not None:
             self.outbox.append(Divide(last, first, at, trail.at(at)))
+
+    def split(self, upper: Item, lower: Item) -> None:
+        """A node was cut, into KV `upper` and `lower`: so is the record that has the cut within it, or will have."""
+        first, second = (
+            kv.pending.slots if kv.pending and kv.pending.tier == Tier.DISK else kv.at[Tier.DISK]
+            for kv in (upper, lower)
+        )
+        if first is not None and second is not None:
+            self.divide(int(first[-1]), int(second[0]), lower.node, lower.node.start)
 
     def trail(self, node: Node) -> Trail | None:
         """Digests along the path to `node`."""

@@ -142,8 +142,9 @@ def _check_condemned(directory: Directory) -> None:
     for root in directory.tree.condemned:
         assert root.children, f"a condemned subtree of salt {root.salt!r} is empty, and still there"
         assert directory.tree.roots.get(root.salt) is not root, f"the condemned root of salt {root.salt!r} can be found"
-    for node in directory.tree.nodes():
-        for item in node.items() if directory.tree.is_condemned(node) else ():
+    for node in filter(directory.tree.is_condemned, directory.tree.nodes()):
+        assert not node.vacant, f"{node!r} is condemned and holds nothing, and is still there"
+        for item in node.items():
             for tier in directory.pools:
                 where = f"{item!r} is condemned, and {tier.name.lower()}"
                 assert item.at[tier] is None or item.bad[tier], f"{where} can be read"

@@ -40,7 +40,7 @@ class Directory:
         self.pools = {tier: Pool(size) for tier, size in sizes if size}
         self.policy = policy_named(config.policy, config.geometry.block)
         self.offers = Offers(tuple(self.pools), self.policy)
-        self.epoch = self.tickets = self.condemnations = 0
+        self.epoch = self.tickets = self.condemnations = 0  # the last counts quarantines
         self.reserved = self.clean = self.backed = self.items = self.ghost_blocks = 0
         self.leases: set[Lease] = set()
         self.cached = dict.fromkeys(self.pools, 0)
@@ -135,9 +135,10 @@ class Directory:
         table.promised = count
         self.epoch += 1
 
-    def give(self, tier: Tier, slots: Ints) -> None:
+    def give(self, tier: Tier, slots: Ints, forget: bool = True) -> None:
+        """Slots that nobody needs any more; without `forget` the disk has been told already."""
         self.pools[tier].give(slots)
-        if tier == Tier.DISK:
+        if tier == Tier.DISK and forget:
             self.archive.forget(slots)
         self.epoch += 1
 
@@ -198,9 +199,13 @@ class Directory:
         self.tidy(node)
 
     def condemn(self, item: Item, tier: Tier) -> None:
-        """A load from this copy failed: nobody is to find it again, and it goes when the last reader lets go."""
-        if item.at[tier] is None:
+        """Nobody is to find this copy again, and it goes when the last reader lets go. What is being written to disk from it is
+        forgotten as soon as it is there, so that not even the next process finds it."""
+        if item.at[tier] is None or item.bad[tier]:
             return
+        coming = item.pending
+        if coming is not None and coming.tier == Tier.DISK and self.in_flight[coming.ticket].lease.tier == tier:
+            self.archive.forget(coming.slots)
         backed = self._backed(item)
         item.bad[tier] = True
         self.backed += self._backed(item) - backed
@@ -286,12 +291,7 @@ class Directory:
         self.items += 1
         if upper.kv.pending is not None:
             self.in_flight[upper.kv.pending.ticket].items.append(upper.kv)
-        on_disk = [
-            kv.pending.slots if kv.pending and kv.pending.tier == Tier.DISK else kv.at[Tier.DISK]
-            for kv in (upper.kv, node.kv)
-        ]
-        if on_disk[0] is not None and on_disk[1] is not None:
-            self.archive.divide(int(on_disk[0][-1]), int(on_disk[1][0]), node, at)
+        self.archive.split(upper.kv, node.kv)
         self.offer(upper.kv)
         self.offer(node.kv)
         return upper

@@ -16,7 +16,11 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
     All of it leaves the tree at once, so that no prompt leads there, whoever holds it. What is leased goes with its last lease; what
     its readers go on to compute, and copies of it under way, are found by nobody. The next request for the same prompt computes
     it anew, on other pages. What an earlier process left on disk under this salt, and nobody has asked for since, goes as a whole.
+
+    `Directory.condemnations` moves on: whoever keeps what was computed from the cache before (a suspended request's state, an
+    audit's answer) looks whether it still counts.
     """
+    directory.condemnations += 1
     path = directory.survey(salt, tokens).path
     condemned = 0
     if path:
@@ -27,19 +31,16 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
                 if item.at[tier] is not None and not item.bad[tier]:
                     directory.condemn(item, tier)
                     condemned += 1
+        directory.tidy(node)  # one that held nothing goes as well
     directory.archive.expel(salt)  # branches among it cannot be told from the rest
     return condemned
 
 
 def _expel(directory: Directory, top: Node) -> None:
-    """Have no prompt lead to `top`, a child of a root, or to anything below it from now on; it stays only while it is held.
-
-    `condemnations` moves on: whoever holds what was computed from the cache before looks whether it may still be used.
-    """
+    """Have no prompt lead to `top`, a child of a root, or to anything below it from now on; it stays only while it is held."""
     root = top.parent
     assert root is not None, f"{top!r} is not part of the tree"
     directory.tree.expel(top, top.used)
-    directory.condemnations += 1
     directory.epoch += 1
     directory.tidy(root)
 

@@ -130,7 +130,7 @@ def landed(directory: Directory, report: Report) -> bool:
         elif report.ok and not item.bad[flight.lease.tier]:  # condemned meanwhile: so is the copy
             directory.place(item, pending.tier, pending.slots)
         else:
-            directory.give(pending.tier, pending.slots)
+            directory.give(pending.tier, pending.slots, forget=not item.bad[flight.lease.tier])
             directory.refuse(item, pending.tier)
     directory.release(flight.lease)
     return True

@@ -85,12 +85,14 @@ class Auditor:
     rate       share of resumed admissions that are checked
     tolerance  `difference` up to which two answers agree; 0: they are equal
     rng        draws which; the same seed and admissions give the same audits
+    differed   the last resumes that answered otherwise than a cold run, the latest last
     """
 
     def __init__(self, rate: float = 0.0, tolerance: float = 0.0, rng: random.Random | None = None) -> None:
         self.rate = rate
         self.tolerance = tolerance
         self.counts = Counts()
+        self.differed: deque[Case] = deque(maxlen=PENDING)
         self._rng = rng or random.Random(0)
         self._pending: deque[Case] = deque()
         self._case: Case | None = None
@@ -201,6 +203,7 @@ class Auditor:
         if off <= self.tolerance or case.condemnations != directory.condemnations:  # the former is false for NaN
             return
         self.counts.mismatches += 1
+        self.differed.append(case)
         copies = quarantine(directory, case.salt, case.prompt)
         self.counts.quarantined += copies
         log.error(

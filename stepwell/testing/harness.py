@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from stepwell.base.clock import VirtualClock
+from stepwell.base.geometry import Ints
 from stepwell.cache.archive import Archive
 from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import LiveState, Move, Tier
-from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.persist import persist_rest
+from stepwell.cache.quarantine import quarantine
 from stepwell.cache.shed import demote
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import preempt
@@ -32,6 +33,7 @@ from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Step, StepResult, Work
 from stepwell.testing import laws
+from stepwell.testing.callers import Told, check_end, check_outcome
 from stepwell.testing.faults import FaultPlan
 from stepwell.testing.guard import Guard
 from stepwell.testing.landing import check_landing
@@ -39,20 +41,10 @@ from stepwell.testing.laws import LawBroken, require
 from stepwell.testing.ranks import Ranks, Watch
 from stepwell.testing.reference import Reference
 from stepwell.testing.shelf import Shelf
+from stepwell.testing.suspicion import Suspicion
 from stepwell.testing.telltale import POISON, UNDRAWN, Memory, TellTaleRunner, answer, shards
 
 _PATIENCE = 200
-
-
-@dataclass(slots=True)
-class Told:
-    """What the caller of one request has heard."""
-
-    request: Request
-    limit: int
-    tokens: list[int] = field(default_factory=list)
-    outcome: AdmissionOutcome | None = None
-    finished: Finished | None = None
 
 
 class Harness:
@@ -63,7 +55,8 @@ class Harness:
     ranks      all ranks, of which `memory`, `mover` and `faults` are the first's
 
     `rank_faults` are each rank's faults, in place of `faults`; with `same_kv` the ranks differ in their states alone. `audit` is the
-    share of resumes that are checked. While `corrupted`, laws 2, 3 and 10 are not judged: they are about bytes.
+    share of resumes that are checked; without `checked`, bytes in host have no checksum. What may come of bytes that a test makes wrong,
+    `suspicion` knows: laws 2, 3 and 10 are judged for everything else.
     """
 
     def __init__(
@@ -80,6 +73,7 @@ class Harness:
         budget: Budget | None = None,
         audit: float = 0.0,
         seed: int = 0,
+        checked: bool = True,
     ) -> None:
         sched = sched or SchedConfig(max_num_seqs=4, max_num_batched_tokens=64)
         self.vocab = vocab
@@ -89,12 +83,12 @@ class Harness:
         self.clock = VirtualClock()
         self.shards = shards(ranks, same_kv)
         sizes = (cache.geometry, cache.device_pages, cache.host_slots, sched.max_num_seqs)
-        self.memories = tuple(Memory(*sizes, shard, cache.disk_slots) for shard in self.shards)
+        self.memories = tuple(Memory(*sizes, shard, cache.disk_slots, checked) for shard in self.shards)
         self.memory = self.memories[0]
         self.reference = Reference(cache.geometry.block)
         self.shelf = Shelf(self.memories, cache.geometry.block, cache.chunk)
         self.past: list[EngineStats] = []
-        self.corrupted, self._found = False, 0
+        self.suspicion = Suspicion(cache.geometry.block)
         self._audit, self._lazy = audit, random.Random(seed)
         self._plans, self._costs, self._budget = plans, costs, budget or Budget()
         self._boot(cache, sched)
@@ -142,6 +136,7 @@ class Harness:
         events = self.loop.step()
         if self._broken is not None:
             raise self._broken
+        self._find_out()
         for event in events:
             self._hear(event)
         for before in parked:
@@ -168,6 +163,7 @@ class Harness:
     def preempt(self, request_id: str) -> None:
         """Send a running request back to waiting; any other is left alone. As ever, the launched step is collected first."""
         self.loop.drain()
+        self._find_out()
         running = self.loop.queues.find_running(request_id)
         if running is not None:
             preempt(self.loop.queues, self.loop.directory, running)
@@ -190,15 +186,25 @@ class Harness:
         self._boot(self.loop.directory.config, self.loop.config)
         self.check_all()
 
-    def corrupt(self, tier: Tier, slot: int, word: int = 0) -> None:
-        """Flip a bit of the first rank's bytes. What is wrong from now on is no fault of the engine's: see `corrupted`."""
-        self.corrupted = True
-        self.memory.arenas[tier][slot, word] ^= np.uint64(1)
+    def corrupt(self, tier: Tier, slot: int, word: int = 0, rank: int = 0) -> None:
+        """Flip a bit of a rank's bytes. What comes of it until it is found is no fault of the engine's: see `suspicion`."""
+        memory = self.memories[rank]
+        memory.arenas[tier][slot, word] ^= np.uint64(1)
+        if tier in memory.sums:
+            self.suspicion.flipped = True
+        else:
+            self.suspicion.corrupted(self.loop, tier, slot)
+
+    def quarantine(self, salt: str, prompt: Ints) -> int:
+        """Condemn what begins as `prompt` does, as an audit would; how many copies that were."""
+        copies = quarantine(self.loop.directory, salt, prompt)
+        self.suspicion.condemned(self.loop, salt, prompt)
+        self.check_all()
+        return copies
 
     def trust(self) -> None:
-        """Judge bytes again: what was corrupted has been taken out, or so the test claims."""
-        self.corrupted = False
-        self._found = self.loop.auditor.counts.mismatches
+        """Judge all bytes again: what was corrupted has been taken out, or so the test claims."""
+        self.suspicion.clear()
         self.check_all()
 
     def deliver(self) -> None:
@@ -254,8 +260,17 @@ class Harness:
         for waiting in self.loop.queues.waiting[:1]:
             laws.check_plan(self.loop, waiting.job.request.salt, waiting.job.tokens.view)
         laws.check_counts(self.loop)
-        differing = self.loop.auditor.counts.mismatches > self._found
-        require(10, self.corrupted or not differing, "a resumed prompt answers otherwise than its audit")
+        self.suspicion.check(self.loop)
+
+    def _find_out(self) -> None:
+        """Take in what audits have found in this step: they find nothing where no byte was made wrong."""
+        self.suspicion.refresh(self.loop)
+        differed = self.loop.auditor.differed
+        while differed:
+            case = differed.popleft()
+            suspect = self.suspicion.family(case.salt, case.prompt) in self.suspicion.families
+            require(10, suspect, "a resumed prompt answers otherwise than its audit")
+            self.suspicion.condemned(self.loop, case.salt, case.prompt)
 
     # ---- the runner and the mover -----------------------------------------------------------------------------------
 
@@ -302,7 +317,8 @@ class Harness:
         if self.loop.queues.is_leaving(running):
             return  # its numbers may have gone wrong before
         key = (work.request_id, running.job.starts)
-        for memory in () if self.corrupted else self.memories:
+        self.suspicion.check_work(self.loop, work, running.job.starts)
+        for memory in () if self.suspicion.excuses(running.job) else self.memories:
             first, got = key not in self._entered, self._got.get(work.request_id, 0)
             laws.check_start(self.loop, memory, self._truth, self.reference, work, first, got)
         self._entered.setdefault(key, work.start)
@@ -314,12 +330,13 @@ class Harness:
             self.ranks.poison(Tier.DEVICE, cut.pages)
 
     def _check_content(self) -> None:
-        for memory in () if self.corrupted else self.memories:
-            laws.check_content(self.loop, memory, self._truth)
+        for memory in self.memories:
+            laws.check_content(self.loop, memory, self._truth, self.suspicion.families, self.suspicion.flipped)
 
     def _copy(self, memory: Memory, move: Move) -> None:
         try:
             laws.check_copy(self.loop, move)
+            self.suspicion.check_copy(move)
         except LawBroken as broken:  # the mover would report it as a failed copy
             self._broken = self._broken or broken
         memory.copy(move)
@@ -346,47 +363,20 @@ class Harness:
         if isinstance(event, Admitted):
             require(8, told.outcome is None and not told.tokens, f"{event.request_id} is admitted twice")
             told.outcome = event.outcome
-            self._check_outcome(told.request, event.outcome)
+            check_outcome(self.loop, self.reference, told.request, event.outcome)
         elif isinstance(event, Tokens):
             require(8, told.outcome is not None, f"{event.request_id} has tokens before it is admitted")
             told.tokens += event.tokens
             self._check_answer(told)
         elif isinstance(event, Finished):
             told.finished = event
-            self._check_end(told, event)
-
-    def _check_outcome(self, request: Request, outcome: AdmissionOutcome) -> None:
-        name, count = request.id, len(request.prompt)
-        parts = (outcome.device, outcome.host, outcome.disk, outcome.recomputed)
-        require(8, min(parts) >= 0 and sum(parts) == outcome.prompt == count, f"{name}: {outcome} does not sum up")
-        require(8, 0 <= outcome.cached <= count - 1, f"{name} claims {outcome.cached} cached tokens of {count}")
-        require(8, outcome.cached == outcome.boundary, f"{name} claims {outcome.cached}, resumed at {outcome.boundary}")
-        require(8, sum(n for _, n in outcome.lost) == outcome.recomputed, f"{name}: losses do not sum up: {outcome}")
-        read = request.read_cache and self.loop.config.cache
-        may = self.reference.boundaries(request.salt, request.prompt) if read else [0]
-        require(
-            2, outcome.boundary in may, f"{name} claims {outcome.boundary} tokens; at most these were ever left: {may}"
-        )
+            check_end(self.loop, told, event)
 
     def _check_answer(self, told: Told) -> None:
         request = told.request
         cold = answer(request.prompt, len(told.tokens), self.vocab, request.salt, self.shards)
-        require(10, told.tokens == cold or self.corrupted, f"{request.id} answers {told.tokens}, a cold run {cold}")
-
-    def _check_end(self, told: Told, end: Finished) -> None:
-        name, params, tokens = told.request.id, told.request.params, told.tokens
-        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.loop.config.eos))
-        ended = [i + 1 for i, t in enumerate(tokens) if t in stops and i + 1 >= params.min_tokens]
-        early = [i for i in ended if i < len(tokens)]
-        require(8, not early, f"{name} goes on after it should have stopped at {early}")
-        if end.reason == "stop":
-            require(8, ended == [len(tokens)], f"{name} stops for nothing after {tokens}")
-        elif end.reason == "length":
-            require(8, len(tokens) == told.limit, f"{name} ends after {len(tokens)} of {told.limit} tokens")
-        elif end.reason == "error":
-            stranded = self.loop.config.load_timeout > 0 and "not reported" in end.message
-            fair = end.message == "spoiled" or stranded
-            require(9, fair, f"{name} is refused, though it was found to fit: {end.message}")
+        right = told.tokens == cold or request.id in self.suspicion.misled
+        require(10, right, f"{request.id} answers {told.tokens}, a cold run {cold}")
 
     def _check_progress(self, waits: bool, events: list[Event]) -> None:
         """Law 9: this step computed, told someone something, or a byte is moving; and bytes do not move for ever."""

@@ -10,13 +10,14 @@
     8  tokens by source sum to the prompt; 0 ≤ cached < prompt; each request ends once
     9  while anything waits, a token is computed or a byte is moving
     10 every answer is the cold one
+    11 nobody reads what was condemned before they began (`stepwell.testing.suspicion`)
 
 Law 7 has no check of its own: whatever concerns bytes is judged on each rank's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import numpy as np
 
@@ -188,25 +189,32 @@ def _cells(memory: Memory, tier: Tier, slots: Ints) -> Words:
 # ---- law 3 ------------------------------------------------------------------------------------------------
 
 
-def check_content(loop: EngineLoop, memory: Memory, truth: Truth) -> None:
-    """Law 3: each copy of each node and image, in every tier, holds exactly what its tokens under its salt must give."""
+def check_content(
+    loop: EngineLoop, memory: Memory, truth: Truth, suspect: Set[tuple[str, bytes]] = frozenset(), flipped: bool = False
+) -> None:
+    """Law 3: each copy of each node and image, in every tier, holds exactly what its tokens under its salt must give.
+
+    suspect  salts and first blocks of what is not judged     flipped  copies that fail their checksums are not judged either
+    """
+    head = loop.directory.tree.head
     for salt, root in loop.directory.tree.roots.items():
-        stack: list[tuple[Node, Ints]] = [(child, child.tokens) for child in root.children.values()]
+        tops = (child for child in root.children.values() if (salt, head(child)) not in suspect)
+        stack: list[tuple[Node, Ints]] = [(child, child.tokens) for child in tops]
         while stack:
             node, tokens = stack.pop()
-            _check_node(memory, node, *truth.of(tokens, salt, memory.shard))
+            _check_node(memory, node, *truth.of(tokens, salt, memory.shard), flipped)
             stack += [(child, np.concatenate([tokens, child.tokens])) for child in node.children.values()]
 
 
-def _check_node(memory: Memory, node: Node, states: Words, cells: Words) -> None:
+def _check_node(memory: Memory, node: Node, states: Words, cells: Words, flipped: bool) -> None:
     rank = memory.shard.state
     for tier in memory.arenas:
         slots = node.kv.at[tier]
-        if slots is not None:
+        if slots is not None and not (flipped and not memory.intact(tier, slots)):
             same = (_cells(memory, tier, slots) == cells[node.start :]).all()
             require(3, bool(same), f"KV of {node!r} in {tier.name.lower()} of rank {rank} is not that of its tokens")
         slots = node.rung.image.at[tier] if node.rung is not None else None
-        if slots is not None:
+        if slots is not None and not (flipped and not memory.intact(tier, slots)):
             digest, count = (int(word) for word in memory.unpack(memory.arenas[tier][slots]))
             good = (digest, count) == (int(states[-1]), node.end)
             where = f"the image at the end of {node!r} in {tier.name.lower()} of rank {rank}"

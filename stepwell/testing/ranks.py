@@ -63,7 +63,9 @@ class Watch:
     def start(self, tasks: Sequence[Task]) -> None:
         self.outstanding |= {move.ticket for move in moves_of(tasks)}
         for task in tasks:
-            if not isinstance(task, Move):
+            if isinstance(task, Move):
+                self.shelf.begin(task)
+            else:
                 self.shelf.obey(task)
             self.inner.start([task])
 

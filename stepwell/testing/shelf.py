@@ -41,7 +41,9 @@ class Shelf:
         self.records: dict[int, Record] = {}
         self.dormant: dict[int, Record] = {}
         self._memories = tuple(memories)
-        self._saved: list[Words] = []
+        self._saved: list[tuple[Words, Words]] = []  # rows and their checksums, of each rank
+        self._open: dict[int, set[int]] = {}
+        self._doomed: set[int] = set()
         self._written: Counter[int] = Counter()
         self._taken: set[int] = set()
         self._late: Counter[int] = Counter()
@@ -64,7 +66,9 @@ class Shelf:
         record = self.dormant.pop(dormant.record)
         self._forget_early(set(slots.tolist()))
         for memory, saved in zip(self._memories, self._saved, strict=True):
-            memory.arenas[Tier.DISK][slots] = saved[list(record.slots)]
+            rows, sums = saved
+            memory.arenas[Tier.DISK][slots] = rows[list(record.slots)]
+            memory.sums[Tier.DISK][slots] = sums[list(record.slots)]
         self.records[dormant.record] = replace(record, slots=tuple(slots.tolist()))
 
     def discard(self, dormant: Dormant) -> None:
@@ -86,9 +90,16 @@ class Shelf:
 
     # ---- the store ----------------------------------------------------------------------------------------------
 
+    def begin(self, move: Move) -> None:
+        """`move` is to be carried out, however late. An order that follows it concerns what it will have written."""
+        if isinstance(move.target, Extent) and move.target.tier == Tier.DISK:
+            self._open[move.ticket] = set(move.target.slots.tolist())
+
     def publish(self, move: Move) -> None:
         """One rank has copied `move` to disk. Its records can be found once every rank has; a torn one cannot."""
         assert isinstance(move.target, Extent)
+        if move.ticket in self._doomed:
+            return
         slots = move.target.slots.tolist()
         sizes = [(n.end - n.start) // self._block or len(slots) for n in move.names]
         if sum(sizes) != len(slots):
@@ -96,6 +107,7 @@ class Shelf:
         self._written[move.ticket] += 1
         if self._written[move.ticket] < len(self._memories):
             return
+        self._open.pop(move.ticket, None)
         for name, size in zip(move.names, sizes, strict=True):
             self._add(Record(move.what, name, tuple(slots[:size]), self._tick()))
             slots = slots[size:]
@@ -104,6 +116,7 @@ class Shelf:
         match order:
             case Forget(slots=slots):
                 told = set(slots.tolist())
+                self._doomed |= {ticket for ticket, target in self._open.items() if not told.isdisjoint(target)}
                 early = {slot for slot in told if self._late[slot]}
                 self._late.subtract(early)
                 self._forget(told - early)
@@ -119,15 +132,15 @@ class Shelf:
         """The process is gone, and its memories with it; only the records are left."""
         self.records = {n: r for n, r in self.records.items() if GONE not in r.slots}
         self.dormant |= self.records  # numbers are never used twice
-        old = [memory.arenas[Tier.DISK].copy() for memory in self._memories]
-        width = len(old[0])
-        saved = [np.concatenate([rest, rows]) for rest, rows in zip(self._saved or old, old, strict=True)]
-        shift = width if not self._saved else len(self._saved[0])
+        old = [(m.arenas[Tier.DISK].copy(), m.sums[Tier.DISK].copy()) for m in self._memories]
+        before = self._saved or old
+        shift = len(before[0][0])
+        saved = [(np.concatenate([a, c]), np.concatenate([b, d])) for (a, b), (c, d) in zip(before, old, strict=True)]
         for number in self.records:
             record = self.dormant[number]
             self.dormant[number] = replace(record, slots=tuple(slot + shift for slot in record.slots))
         self._saved = saved
-        for noted in (self._written, self._taken, self._late):
+        for noted in (self._written, self._taken, self._late, self._open, self._doomed):
             noted.clear()
         self.records = {}
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepwell.base.errors import StoreError
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.cache.moves import LiveState, Move, Tier
 from stepwell.cache.tree import root_number
@@ -89,6 +90,12 @@ def _cells(digests: Words, kv: int = 0) -> Words:
     return _mix(digests[:, None] + layers * np.uint64(0xD6E8FEB86659FD93))
 
 
+def _sums(rows: Words) -> Words:
+    """A checksum of each row: depends on every word at its own place."""
+    places = np.arange(rows.shape[1], dtype=np.uint64) * np.uint64(0xA0761D6478BD642F)
+    return np.asarray(np.bitwise_xor.reduce(_mix(rows + places), axis=1), np.uint64)
+
+
 def _read_out(digest: int, count: int, cells: Words, rank: int) -> int:
     """What one rank adds to the choice of the next token: depends on its state, and on every cell at its own place."""
     places = np.arange(cells.size, dtype=np.uint64).reshape(cells.shape)
@@ -138,7 +145,10 @@ def geometry(block: int = 4, rung_grid: int = 8, image_pages: int = 2) -> Geomet
 
 
 class Memory:
-    """One rank's slots of every tier, [slots, words of a page], and live states, [slots, (masked digest, tokens folded)]."""
+    """One rank's slots of every tier, [slots, words of a page], and live states, [slots, (masked digest, tokens folded)].
+
+    Slots of the disk, and of host with `checked`, have a checksum, taken of what a copy writes and compared as a copy reads.
+    """
 
     def __init__(
         self,
@@ -148,6 +158,7 @@ class Memory:
         live_slots: int,
         shard: Shard = ALONE[0],
         disk_slots: int = 0,
+        checked: bool = True,
     ) -> None:
         self.shard = shard
         self.words = sizes.block * LAYERS
@@ -156,15 +167,29 @@ class Memory:
             Tier.HOST: np.full((host_slots, self.words), POISON, np.uint64),
             Tier.DISK: np.full((disk_slots, self.words), POISON, np.uint64),
         }
+        self.sums = {tier: _sums(self.arenas[tier]) for tier in ((Tier.HOST, Tier.DISK) if checked else (Tier.DISK,))}
         self.live = np.full((live_slots, 2), POISON, np.uint64)
 
     def copy(self, move: Move) -> None:
-        """Carry out one move."""
-        rows = self.arenas[move.source.tier][move.source.slots]
+        """Carry out one move. StoreError, and nothing is copied, where a checksum fails."""
+        tier, slots = move.source.tier, move.source.slots
+        if not self.intact(tier, slots):
+            raise StoreError(f"slots {slots.tolist()} of {tier.name.lower()} fail their checksums")
+        rows = self.arenas[tier][slots]
         if isinstance(move.target, LiveState):
             self.live[move.target.slot] = self.unpack(rows)
         else:
-            self.arenas[move.target.tier][move.target.slots] = rows
+            self.write(move.target.tier, move.target.slots, rows)
+
+    def write(self, tier: Tier, slots: Ints, rows: Words | np.uint64) -> None:
+        """Set what these slots hold, checksums included."""
+        self.arenas[tier][slots] = rows
+        if tier in self.sums:
+            self.sums[tier][slots] = _sums(self.arenas[tier][slots])
+
+    def intact(self, tier: Tier, slots: Ints) -> bool:
+        """Whether these slots hold what was last written to them, as far as checksums tell."""
+        return tier not in self.sums or bool((self.sums[tier][slots] == _sums(self.arenas[tier][slots])).all())
 
     def pack(self, state: tuple[int, int], pages: int) -> Words:
         """An image that fills `pages` pages: every word depends on the state and on its own place."""
@@ -183,13 +208,14 @@ class Memory:
 
     def wipe(self) -> None:
         """The process is gone: nothing is left in any memory of it."""
-        for arena in (*self.arenas.values(), self.live):
-            arena[:] = POISON
+        for tier, arena in self.arenas.items():
+            self.poison(tier, np.arange(len(arena), dtype=np.int32))
+        self.live[:] = POISON
 
     def poison(self, tier: Tier, slots: Ints) -> None:
         """Overwrite slots that nobody may read any more."""
         if tier in self.arenas:
-            self.arenas[tier][slots] = POISON
+            self.write(tier, slots, POISON)
 
 
 class TellTaleRunner:

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.content import publish
+from stepwell.cache.leases import Lease
 from stepwell.cache.moves import Tier
 from stepwell.cache.plan import Plan
-from stepwell.cache.quarantine import quarantine
+from stepwell.cache.shed import secure
+from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Node
 from stepwell.sched.config import SchedConfig
+from stepwell.sched.retention import Subject
+from stepwell.testing import telltale
 from stepwell.testing.faults import FaultPlan, Where
 from stepwell.testing.harness import Harness
 from tests.cache.builders import COSTS, copy_down, directory, keep, node_ending, numbers
@@ -36,8 +41,7 @@ def until_ended(harness: Harness, name: str) -> None:
 
 
 def condemn(harness: Harness, prompt: Ints = PROMPT) -> int:
-    copies = quarantine(harness.loop.directory, "", prompt)
-    harness.check_all()
+    copies = harness.quarantine("", prompt)
     assert harness.loop.directory.survey("", prompt).path == ()
     return copies
 
@@ -61,11 +65,24 @@ def test_an_entry_condemned_while_it_is_copied_down_is_computed_anew(polls: int)
     while harness.loop.auditor.busy:
         harness.step()
     assert harness.loop.auditor.counts.mismatches == 1
-    harness.trust()
     assert ask(harness, "anew", PROMPT).cached == 0
     assert ask(harness, "again", PROMPT).cached == 56
     assert not harness.loop.directory.tree.condemned
     served(harness, "anew", "again")
+
+
+def computed_elsewhere(harness: Harness, tokens: Ints) -> Lease:
+    """As if another request had just computed these tokens and still held them."""
+    directory, memory = harness.loop.directory, harness.memory
+    blocks = len(tokens) // 4
+    table = BlockTable(np.empty(0, np.int32))
+    assert secure(directory, blocks, force=True)
+    directory.grow(table, blocks)
+    memory.arenas[Tier.DEVICE][table.pages] = telltale.content(tokens[: 4 * blocks])[1].reshape(blocks, -1)
+    lease = directory.lease(directory.tree.root("", 0.0).kv, Tier.DEVICE)
+    publish(directory, lease, tokens, 4 * blocks, table, 0.0)
+    directory.close(table)
+    return lease
 
 
 def test_what_a_reader_goes_on_to_compute_is_found_by_nobody() -> None:
@@ -127,10 +144,15 @@ def test_a_suspended_request_whose_state_has_read_what_is_condemned_starts_at_a_
     submit(harness, "suspended", forked(1), 12)
     for _ in range(4):
         harness.step()
+    (running,) = harness.loop.queues.running
+    so_far = running.job.tokens.view.copy()
     harness.preempt("suspended")
     (waiting,) = harness.loop.queues.waiting
     assert waiting.kept is not None
     condemn(harness)
+    lease = computed_elsewhere(harness, so_far)
+    assert harness.loop.directory.survey("", so_far).device >= waiting.kept.computed // 4 * 4
+    harness.loop.directory.release(lease)
     harness.drain()
     served(harness, "suspended")
     assert harness.loop.queues.returns == 0
@@ -139,8 +161,6 @@ def test_a_suspended_request_whose_state_has_read_what_is_condemned_starts_at_a_
 
 
 def test_a_prefetch_of_what_is_condemned_meanwhile_brings_nothing() -> None:
-    from stepwell.sched.retention import Subject
-
     faults = FaultPlan()
     harness = engine(rules(120, 200, clean=1.0), faults)
     ask(harness, "first", PROMPT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from stepwell.sched.retention import Prefetched, Subject
 from stepwell.testing import telltale
 from stepwell.testing.faults import LIVE, Copied, FaultPlan, Where
 from stepwell.testing.harness import Harness
-from stepwell.testing.laws import require
+from stepwell.testing.laws import cached_items, require
 
 VOCAB = 40
 SALTS = ("", "", "a", "b")
@@ -43,8 +44,9 @@ def chance(rng: Chooser, percent: int) -> bool:
     return rng.randint(1, 100) <= percent
 
 
-def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
-    """An engine of random sizes, down to the smallest that is legal; each of its ranks has faults of its own."""
+def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness:
+    """An engine of random sizes, down to the smallest that is legal; each of its ranks has faults of its own. Where bytes are
+    corrupted (`corrupt`), more resumes are audited, and one engine in four has no checksums in host."""
     block = number(rng, 4, 4, 1, 2)
     grid = block * number(rng, 2, 1, 3, 4)
     geometry = telltale.geometry(block, grid, image_pages=number(rng, 2, 1, 3))
@@ -96,7 +98,8 @@ def engine(rng: Chooser, seed: int, ranks: int = 1) -> Harness:
         rank_faults=plans,
         same_kv=same_kv,
         budget=budget,
-        audit=audit,
+        audit=(1.0, 0.5)[seed // 2 % 2] if corrupt else audit,
+        checked=not corrupt or seed % 4 > 0,
         seed=seed,
     )
 
@@ -128,17 +131,25 @@ _COPIED: tuple[Copied, ...] = ("none", "half", "all")
 
 
 class Driver:
-    """Draws one action after another, and carries it out; of a hundred, `hints` are hints."""
+    """Draws one action after another, and carries it out; of a hundred, `hints` are hints. Before `corrupt` of a hundred a byte is made
+    wrong somewhere, or what begins like a former prompt is condemned.
 
-    def __init__(self, rng: Chooser, seed: int = 0, ranks: int = 1, hints: int = 4) -> None:
+    happened  by tier, bytes made wrong that something is cached in; and quarantines
+    """
+
+    def __init__(self, rng: Chooser, seed: int = 0, ranks: int = 1, hints: int = 4, corrupt: int = 0) -> None:
         self.hints = hints
-        self.harness = engine(rng, seed, ranks)
+        self.harness = engine(rng, seed, ranks, corrupt)
         self.rng = rng
+        self.happened: Counter[str] = Counter()
+        self._corrupt, self._noise = corrupt, random.Random(seed)  # of its own: the other actions are those of any run
         self._count = 0
         self._orders: dict[int, Prefetched | None] = {}
 
     def act(self) -> None:
         """One random action."""
+        if self._corrupt and chance(self._noise, self._corrupt):
+            self.corrupt(self._noise)
         roll = self.rng.randint(1, 100)
         if roll <= 22:
             self.submit()
@@ -258,6 +269,26 @@ class Driver:
                 keep = self.rng.randint(1, 60) if chance(self.rng, 50) else 0
                 self.harness.flush(tier, demote_first=not chance(self.rng, 20), keep=keep)
 
+    def corrupt(self, rng: Chooser) -> None:
+        """Make a byte wrong, in any tier of any rank, now and then in a slot that holds nothing; or condemn by hand."""
+        harness = self.harness
+        loading = list(harness.loop.queues.parked)
+        if harness.told and chance(rng, 60 if loading else 15):
+            names = loading or list(harness.told)[-6:]
+            request = harness.told[names[rng.randint(0, len(names) - 1)]].request
+            self.happened["copies condemned by hand"] += harness.quarantine(request.salt, request.prompt)
+            self.happened["loads condemned"] += bool(loading)
+            return
+        tiers = list(harness.loop.directory.pools)
+        tier = tiers[rng.randint(0, len(tiers) - 1)]
+        slots = [int(slot) for item in cached_items(harness.loop) if (at := item.at[tier]) is not None for slot in at]
+        cached = bool(slots) and not chance(rng, 20)
+        last = harness.loop.directory.pools[tier].total - 1
+        slot = slots[rng.randint(0, len(slots) - 1)] if cached else rng.randint(0, last)
+        rank, word = rng.randint(0, len(harness.memories) - 1), rng.randint(0, harness.memory.words - 1)
+        harness.corrupt(tier, slot, word, rank)
+        self.happened[f"cached bytes of {tier.name.lower()}"] += cached
+
     @property
     def open(self) -> list[str]:
         """Requests that have not ended."""
@@ -287,9 +318,9 @@ class Driver:
         return np.array([start, *(noise.randint(0, VOCAB - 1) for _ in range(count - 1))], np.int32)
 
 
-def fuzz(seed: int, actions: int = 80, ranks: int = 1, hints: int = 4) -> Driver:
+def fuzz(seed: int, actions: int = 80, ranks: int = 1, hints: int = 4, corrupt: int = 0) -> Driver:
     """A whole random run, to its end. Raises what the laws say."""
-    driver = Driver(random.Random(seed), seed, ranks, hints)
+    driver = Driver(random.Random(seed), seed, ranks, hints, corrupt)
     for _ in range(actions):
         driver.act()
     driver.end()

@@ -76,6 +76,10 @@ class EngineMachine(RuleBasedStateMachine):
     def spoil(self, data: st.DataObject) -> None:
         self._drawing(data).spoil()
 
+    @rule(data=st.data())
+    def corrupt(self, data: st.DataObject) -> None:
+        self.driver.corrupt(Drawn(data))
+
     @precondition(lambda self: self.driver.harness.mover.lost)
     @rule()
     def deliver(self) -> None:
@@ -115,6 +119,30 @@ def test_no_random_run_breaks_a_law(pytestconfig: pytest.Config) -> None:
     missing = [name for name in MUST_HAPPEN if not seen[name]]
     assert not missing, f"these never happened: {missing}; {seen}"
 
+
+def test_no_random_run_reads_what_is_condemned(pytestconfig: pytest.Config) -> None:
+    """The same with bytes that go wrong in any tier of any rank, audits, and quarantines under whoever reads."""
+    wanted = pytestconfig.getoption("--laws-examples")
+    first = random.randrange(1 << 32) if wanted else 0
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + (wanted or FIXED // 2)):
+        try:
+            driver = fuzz(seed, ranks=1 + (seed % 5 == 4), corrupt=12)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        stats = driver.harness.stats()
+        seen += driver.happened
+        seen.update(audits=stats.audits, mismatches=stats.audit_mismatches, quarantined=stats.quarantined)
+        seen.update(misled=len(driver.harness.suspicion.misled), returns=driver.harness.loop.queues.returns)
+    missing = [name for name in MUST_GO_WRONG if not seen[name]]
+    assert not missing, f"these never happened: {missing}; {seen}"
+
+
+MUST_GO_WRONG = (
+    *("cached bytes of device", "cached bytes of host", "cached bytes of disk", "copies condemned by hand"),
+    "loads condemned",
+    *("audits", "mismatches", "quarantined", "misled"),
+)
 
 MUST_HAPPEN = (
     *(

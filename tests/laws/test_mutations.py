@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from stepwell.base.units import floor_to
-from stepwell.cache import admission, archive, content, names, offers, plan, recall, shed, survey, tree
+from stepwell.cache import admission, archive, content, names, offers, plan, quarantine, recall, shed, survey, tree
 from stepwell.cache import directory as directories
 from stepwell.cache.moves import Tier
 from stepwell.cache.table import BlockTable
 from stepwell.sched import admit, build, finish, loop, retention
 from stepwell.sched.request import Finished, Tokens
 from stepwell.sched.step import Fresh
+from stepwell.testing import telltale
 from stepwell.testing.laws import LawBroken
 from tests.laws.driver import fuzz
 
@@ -33,21 +34,22 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 @dataclass(frozen=True, slots=True)
 class Bug:
     """`laws` that may notice it first; 0 stands for an assertion of the code itself. `seed` is tried first: it found it before.
-    `hints` of a hundred actions are hints."""
+    `hints` of a hundred actions are hints, before `corrupt` of a hundred a byte goes wrong."""
 
     name: str
     laws: tuple[int, ...]
     plant: Patch
     seed: int
     hints: int = 4
+    corrupt: int = 0
 
 
 BUGS: list[Bug] = []
 
 
-def bug(*laws: int, seed: int = 0, hints: int = 4) -> Callable[[Patch], Patch]:
+def bug(*laws: int, seed: int = 0, hints: int = 4, corrupt: int = 0) -> Callable[[Patch], Patch]:
     def add(plant: Patch) -> Patch:
-        BUGS.append(Bug(plant.__name__, laws, plant, seed, hints))
+        BUGS.append(Bug(plant.__name__, laws, plant, seed, hints, corrupt))
         return plant
 
     return add
@@ -540,11 +542,76 @@ def a_prefetch_never_lets_go(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(retention.Retention, "_end", lambda self, order: self._tell(retention._outcome(order)))
 
 
+# ---- 11: what is condemned is read by nobody who comes later ------------------------------------------------------------------------
+
+
+@bug(11, corrupt=20)
+def what_is_condemned_stays_where_prompts_lead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(quarantine, "_expel", lambda directory, top: None)
+
+
+@bug(11, corrupt=20)
+def only_the_audited_prompt_is_condemned(patch: pytest.MonkeyPatch) -> None:
+    """Branches of the same beginning, which have read the same bytes, go back to where prompts lead."""
+    real = quarantine._expel
+
+    def narrow(directory: Any, top: Any) -> None:
+        root = top.parent
+        real(directory, top)
+        if top.parent in directory.tree.condemned and any(node.children for node in [top]):
+            directory.tree.roots.setdefault(root.salt, root).children[directory.tree.head(top)] = top
+
+    patch.setattr(quarantine, "_expel", narrow)
+
+
+@bug(0, 11, corrupt=20)
+def a_load_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admit, "_condemned", lambda directory, parked: False)
+
+
+@bug(5, corrupt=20)
+def what_is_computed_from_condemned_bytes_counts(patch: pytest.MonkeyPatch) -> None:
+    real = content.publish
+
+    def trusting(directory: Any, *rest: Any, **more: Any) -> None:
+        condemned, directory.tree.condemned = directory.tree.condemned, {}
+        real(directory, *rest, **more)
+        directory.tree.condemned = condemned
+
+    patch.setattr(finish, "publish", trusting)
+
+
+@bug(0, 5, corrupt=20)
+def a_copy_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
+    real = shed.landed
+
+    def trusting(directory: Any, report: Any) -> bool:
+        flight = directory.in_flight.get(report.ticket)
+        for item in flight.items if flight is not None else ():
+            item.bad = [False] * len(item.bad)
+        return real(directory, report)
+
+    patch.setattr(admit, "landed", trusting)
+
+
+@bug(2, 3, 10, corrupt=20)
+def checksums_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    real = telltale.Memory.copy
+
+    def blind(self: Any, move: Any) -> None:
+        sums = self.sums[move.source.tier].copy() if move.source.tier in self.sums else None
+        if sums is not None:
+            self.sums[move.source.tier] = telltale._sums(self.arenas[move.source.tier])
+        real(self, move)
+
+    patch.setattr(telltale.Memory, "copy", blind)
+
+
 def _first_failure(planted: Bug) -> BaseException | None:
     """What the first run that fails says; None if none does."""
     for seed in (planted.seed, *range(RUNS)):
         try:
-            fuzz(seed, actions=60, hints=planted.hints)
+            fuzz(seed, actions=60, hints=planted.hints, corrupt=planted.corrupt)
         except Exception as error:
             return error
     return None
@@ -560,4 +627,4 @@ def test_it_is_found(planted: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_law_has_a_bug() -> None:
-    assert {law for planted in BUGS for law in planted.laws if law} == {1, 2, 3, 4, 5, 6, 8, 9, 10}
+    assert {law for planted in BUGS for law in planted.laws if law} == {1, 2, 3, 4, 5, 6, 8, 9, 10, 11}
