@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from stepwell.base.errors import ConfigError
-from stepwell.server.peer_flags import FLAGS, MANY, As, Needless, Only, PeerFlag, Refused
+from stepwell.server.peer_flags import FLAGS, MANY, As, Needless, Only, PeerFlag, Refused, Switch
 
 _PEERS: Mapping[str, PeerFlag] = {name: row for row in FLAGS for name in row.names}
 
@@ -55,7 +55,7 @@ class _Line:
     def option(self, word: str, waiting: list[str]) -> None:
         name, equals, value = word.partition("=")
         name, row = self._find(name)
-        if row is None:
+        if row is None or (isinstance(row.fate, Switch) and (equals or (waiting[:1] and waiting[0] in row.fate.words))):
             takes = self.own.get(name, 0)
             self.options += [f"{name}={value}" if equals else name, *(_taken(waiting, takes) if not equals else ())]
             return
@@ -75,7 +75,7 @@ class _Line:
         """The flag as it is known, which may be written with underscores or with a part behind a dot; our own come first."""
         for known in (name, dashed := name.replace("_", "-"), dashed.partition(".")[0]):
             row = _PEERS.get(known)
-            if row is not None and (row.takes == MANY or known not in self.own):
+            if row is not None and (row.takes == MANY or isinstance(row.fate, Switch) or known not in self.own):
                 return known, row
             if known in self.own:
                 return known, None
@@ -91,6 +91,8 @@ class _Line:
                     self.options.append(ours)
                 if len(values) > 1:
                     self.many.append(len(self.options) - 1)
+            case Switch(ours, value, _):
+                self.options += [ours, value]
             case Needless(why):
                 self.notes.append(f"{' '.join([name, *values])} changes nothing: {why}")
             case Only(allowed, why):

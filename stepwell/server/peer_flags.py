@@ -27,6 +27,15 @@ class As:
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """A bare switch there, a choice here: our flag `name` with `value`, unless one of our own `words` follows."""
+
+    name: str
+    value: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Needless:
     """Accepted and dropped. `why` completes the sentence "… changes nothing: "."""
 
@@ -48,7 +57,7 @@ class Refused:
     why: str
 
 
-Fate: TypeAlias = As | Needless | Only | Refused
+Fate: TypeAlias = As | Switch | Needless | Only | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,6 @@ FLAGS: tuple[PeerFlag, ...] = (
     _row("--sampling-defaults", 1, As("--generation-config", (("model", "auto"), ("openai", "none")))),
     _row("--preferred-sampling-params", 1, As("--override-generation-config")),
     _row("--trust-remote-code", 0, Needless("code from a checkpoint is never run, and none is needed")),
-    _row("--load-format", 1, Only(("auto", "safetensors"), "weights are safetensors")),
     _row("--tokenizer --tokenizer-path --hf-config-path", 1, _TOKENIZER),
     _row("--tokenizer-mode", 1, Only(("auto", "fast", "hf"), _SAME)),
     _row("--skip-tokenizer-init", 0, _TOKENIZER),
@@ -141,7 +149,10 @@ FLAGS: tuple[PeerFlag, ...] = (
     ),
     _row("--long-prefill-token-threshold", 1, Needless("see --max-num-batched-tokens")),
     _row("--schedule-policy --scheduling-policy --schedule-conservativeness --stream-interval", 1, _QUEUE),
-    _row("--async-scheduling --no-async-scheduling --disable-overlap-schedule --enable-mixed-chunk", 0, _QUEUE),
+    _row("--async-scheduling", 0, Switch("--async-scheduling", "on", ("auto", "on", "off"))),
+    _row("--no-async-scheduling", 0, Switch("--async-scheduling", "off", ())),
+    _row("--disable-overlap-schedule", 0, Switch("--async-scheduling", "off", ())),
+    _row("--enable-mixed-chunk", 0, _QUEUE),
     # How it is computed.
     _row("--enforce-eager --disable-cuda-graph --enable-torch-compile --enable-flashinfer-autotune", 0, _KERNELS),
     _row("--disable-piecewise-cuda-graph --disable-shared-experts-fusion --disable-cuda-graph-padding", 0, _KERNELS),

@@ -13,7 +13,7 @@ from stepwell.base.errors import ConfigError
 from stepwell.cli import app
 from stepwell.server.launch import Launch, read_launch
 from stepwell.server.options import ServeOptions, options_from
-from stepwell.server.peer_flags import FLAGS, As
+from stepwell.server.peer_flags import FLAGS, As, Switch
 
 NEXT, BIG = "Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3.5-397B-A17B"
 DRAFTS = (
@@ -173,5 +173,22 @@ def test_table_names_each_flag_once_and_ours_exist() -> None:
     for row in FLAGS:
         if isinstance(row.fate, As):
             assert row.fate.name in ours | {""}, row
+        elif isinstance(row.fate, Switch):
+            assert row.fate.name in ours
         else:
             assert not set(row.names) & ours, row
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--async-scheduling", "on"),
+        ("--no-async-scheduling", "off"),
+        ("--disable-overlap-schedule", "off"),
+        ("--async-scheduling off", "off"),
+        ("--async-scheduling=auto", "auto"),
+        ("--async-scheduling --seed 1", "on"),
+    ],
+)
+def test_switch_of_others_is_a_choice_here(line: str, expected: str) -> None:
+    assert read(f"M {line}").config.async_scheduling == expected
