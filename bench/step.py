@@ -10,7 +10,10 @@ length, so that each step has its share of pages taken, blocks published and rol
 Times are of the processor, of the thread that decides. Each figure is the mean over a whole period of as many steps
 as a block has tokens, and the least of `--rounds` such periods: a machine that does other things makes a period longer, never shorter.
 
-Ends with one line of JSON: `step_us_N` for N sequences.
+Then the same with 64 sequences and asynchronous scheduling, beside a device that takes 3 ms a step: how long a turn keeps the host busy,
+and which share of that the step before has hidden.
+
+Ends with one line of JSON: `step_us_N` for N sequences, `build_us_64` and `hidden_share`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from stepwell.cache.config import CacheConfig
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Request, SamplingParams
-from stepwell.sched.step import Pass, Runner, Step
+from stepwell.sched.step import Pass, Runner, Step, StepResult
 from stepwell.testing import telltale
 from stepwell.testing.faults import InstantMover
 
@@ -52,24 +55,82 @@ class Timed:
         return result
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A step of a device: its result is there at `ends`."""
+
+    device: Device
+    ends: float
+    told: StepResult
+
+    def result(self) -> StepResult:
+        self.device.waited += max(0.0, self.ends - self.device.now())
+        return self.told
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    """A runner that takes `step_s` a step beside the host, and draws the same token always.
+
+    Its clock is the processor time of the thread, and what the thread would have waited: other processes do not count.
+    """
+
+    step_s: float
+    waited: float = 0.0
+    free_at: float = 0.0
+
+    def now(self) -> float:
+        return time.thread_time() + self.waited
+
+    def launch(self, step: Step) -> Late:
+        self.free_at = max(self.now(), self.free_at) + self.step_s
+        return Late(self, self.free_at, StepResult(((7,),) * len(step)))
+
+
+def measure_hidden(seqs: int, rounds: int, step_s: float = 3e-3) -> tuple[float, float]:
+    """µs that a turn keeps the host busy beside a device, and the share of it that the device's own time hides."""
+    device = Device(step_s)
+    loop = decoding(seqs, rounds, device, ahead=True)
+    host, exposed = [], []
+    for _ in range(rounds):
+        waited, began = device.waited, device.now()
+        for _ in range(BLOCK):
+            loop.step()
+        took = (device.now() - began) / BLOCK
+        exposed.append(max(0.0, took - step_s))
+        host.append(took - (device.waited - waited) / BLOCK)
+    return 1e6 * min(host), 1 - sum(exposed) / sum(host)
+
+
 def measure(seqs: int, rounds: int) -> float:
     """µs of scheduling that a decode step of `seqs` sequences takes."""
     sizes = telltale.geometry(BLOCK, 4 * BLOCK, 2)
-    tokens = PROMPT + 2 * BLOCK + (rounds + 2) * BLOCK
-    pages = seqs * (tokens // BLOCK + 6)
-    memory = telltale.Memory(sizes, pages, 0, seqs)
-    runner = Timed(telltale.TellTaleRunner(memory, sizes, VOCAB))
-    rules = CacheConfig(sizes, pages)
-    config = SchedConfig(seqs, max(4096, 2 * seqs), vocab=VOCAB, decode_rung_tokens=BLOCK)
-    loop = EngineLoop(rules, config, runner, InstantMover(memory.copy), WallClock())
+    runner = Timed(telltale.TellTaleRunner(telltale.Memory(sizes, _pages(seqs, rounds), 0, seqs), sizes, VOCAB))
+    loop = decoding(seqs, rounds, runner)
+    return min(_period(loop, runner) for _ in range(rounds))
+
+
+def decoding(seqs: int, rounds: int, runner: Runner, ahead: bool = False) -> EngineLoop:
+    """A loop in which that many sequences are decoding, with enough to say for all rounds."""
+    rules = CacheConfig(telltale.geometry(BLOCK, 4 * BLOCK, 2), _pages(seqs, rounds))
+    config = SchedConfig(seqs, max(4096, 2 * seqs), vocab=VOCAB, decode_rung_tokens=BLOCK, async_scheduling=ahead)
+    loop = EngineLoop(rules, config, runner, InstantMover(lambda move: None), WallClock())
     rng = np.random.default_rng(0)
     for number in range(seqs):
         prompt = rng.integers(0, VOCAB, PROMPT + number % BLOCK).astype(np.int32)
-        loop.submit(Request(f"{number}", prompt, SamplingParams(tokens)))
+        loop.submit(Request(f"{number}", prompt, SamplingParams(_tokens(rounds))))
     while loop.stats().sampled_tokens < seqs * BLOCK:
         loop.step()
     assert loop.stats().running == seqs
-    return min(_period(loop, runner) for _ in range(rounds))
+    return loop
+
+
+def _tokens(rounds: int) -> int:
+    return PROMPT + 2 * BLOCK + (rounds + 2) * BLOCK
+
+
+def _pages(seqs: int, rounds: int) -> int:
+    return seqs * (_tokens(rounds) // BLOCK + 6)
 
 
 def _period(loop: EngineLoop, runner: Timed) -> float:
@@ -94,7 +155,10 @@ def main() -> None:
     for seqs, us in found.items():
         table.add_row(f"{seqs:,}", f"{us:,.0f}", f"{us / seqs:.2f}")
     Console().print(table)
-    print(json.dumps({f"step_us_{seqs}": round(us, 1) for seqs, us in found.items()}))
+    host, hidden = measure_hidden(64, options.rounds)
+    print(f"64 beside a device that takes 3 ms: {host:,.0f} µs a step, of which {hidden:.0%} is hidden")
+    figures = {f"step_us_{seqs}": round(us, 1) for seqs, us in found.items()}
+    print(json.dumps(figures | {"build_us_64": round(host, 1), "hidden_share": round(hidden, 3)}))
 
 
 if __name__ == "__main__":

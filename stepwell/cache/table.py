@@ -17,7 +17,7 @@ class BlockTable:
     is retired: it stays private until no launched step reads it any more.
     """
 
-    __slots__ = ("_count", "_pages", "_private", "_retired", "promised")
+    __slots__ = ("_count", "_named", "_pages", "_private", "_retired", "promised")
 
     def __init__(self, shared: Ints) -> None:
         self._pages: Ints = np.empty(max(16, 2 * len(shared)), np.int32)
@@ -25,6 +25,7 @@ class BlockTable:
         self._count = len(shared)
         self._pages[: self._count] = shared
         self._retired: Ints = _NONE
+        self._named = 0
         self.promised = 0
 
     def __len__(self) -> int:
@@ -34,6 +35,11 @@ class BlockTable:
     def pages(self) -> Ints:
         """All pages, as they are now: what is handed out never changes, whatever becomes of the table."""
         return self._pages[: self._count]
+
+    def name(self) -> tuple[Ints, int]:
+        """All pages, for a step, and how many of them, from the first on, the last step has been given as they are now."""
+        named, self._named = self._named, self._count
+        return self._pages[: self._count], named
 
     @property
     def private(self) -> Ints:
@@ -61,6 +67,7 @@ class BlockTable:
         assert self.is_private(start, self._count), "shared pages are not this table's to give away"
         pages, rest = self._pages[start : min(end, self._count)].copy(), self._pages[end : self._count].copy()
         self._count = start
+        self._named = min(self._named, start)
         return pages, rest
 
     def share(self, start: int, pages: Ints) -> Ints:
@@ -72,6 +79,7 @@ class BlockTable:
         if differs.any():
             self._pages = self._pages.copy()  # launched steps keep the array that they were given
             self._pages[start:end] = pages
+            self._named = min(self._named, start + int(differs.argmax()))
         self._private[start:end] = False
         return np.asarray(replaced, np.int32)
 
@@ -79,6 +87,10 @@ class BlockTable:
         """Keep `pages`, which the table has named until now, for the launched step that may still read them."""
         if len(pages):
             self._retired = np.concatenate([self._retired, pages])
+
+    @property
+    def has_retired(self) -> bool:
+        return len(self._retired) > 0
 
     def take_retired(self) -> Ints:
         """Retired pages, for the caller to give back: no launched step names them any more."""

@@ -20,7 +20,7 @@ from stepwell.engine.guide import Guides
 from stepwell.ops.adjust import Rated, add_bias, forbid, keep_only, penalise, repeat_less, score
 from stepwell.ops.sampling import NO_TOKEN, Draw, sample
 from stepwell.sched.request import SamplingParams, Scored
-from stepwell.sched.step import Sample, Step, StepResult, Work
+from stepwell.sched.step import Sample, StepResult, Work
 
 _BROKEN = "the model's logits for this request were not finite: send it again without reading the cache"
 _NO_GUIDES = "this engine was built without grammars"
@@ -63,9 +63,9 @@ class Sampler:
         self._eos = eos_token_ids
         self._guides = guides
 
-    def choose(self, step: Step, sampling: Sequence[int], logits: Tensor) -> Chosen:
-        """Sample each work of `sampling` from its row of float32 [n, vocab], which may be written to."""
-        works = [step.works[i] for i in sampling]
+    def choose(self, step: Sequence[Work], sampling: Sequence[int], logits: Tensor) -> Chosen:
+        """Sample each work of a step that is in `sampling` from its row of float32 [n, vocab], which may be written to."""
+        works = [step[i] for i in sampling]
         samples = [work.sample for work in works if work.sample is not None]
         wanting = [row for row, one in enumerate(samples) if one.params.logprobs is not None]
         untouched = logits[wanting] if wanting else logits  # a copy: rows picked by a list
@@ -80,7 +80,7 @@ class Sampler:
         for at, row in enumerate(wanting):
             rated = score(untouched[at : at + 1], tokens[row : row + 1], samples[row].params.logprobs or 0)
             scores.append((sampling[row], rated))
-        return Chosen(len(step.works), tuple(sampling), tokens, failed, tuple(scores))
+        return Chosen(len(step), tuple(sampling), tokens, failed, tuple(scores))
 
     def _adjust(self, row: Tensor, work: Work, one: Sample) -> None:
         params = one.params

@@ -6,6 +6,7 @@ image, the draws. Images of cuts inside a work come out of that same pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,11 +64,12 @@ class TorchRunner:
     @torch.inference_mode()
     def launch(self, step: Step) -> Pass:
         """Queue one step on the device. The CPU has computed it when this returns."""
-        if not step.works:
+        works = step.works
+        if not works:
             return Done(StepResult(()))
-        for work in step.works:
+        for work in works:
             self._restore(work)
-        left = {i: [_Left(cut, self._live.new_image()) for cut in inner_cuts(w)] for i, w in enumerate(step.works)}
+        left = {i: [_Left(cut, self._live.new_image()) for cut in inner_cuts(w)] for i, w in enumerate(works)}
         planned = plan_batch(
             step,
             {i: [States(one.image.conv, one.image.recurrent) for one in many] for i, many in left.items()},
@@ -80,14 +82,14 @@ class TorchRunner:
             given = batch.tokens[: batch.decodes.count]
             given.copy_(torch.where(given == LAST_DRAW, self._draws[batch.decodes.slots], given))
         hidden = self._decoder.hidden(batch, self._memory)
-        for i, work in enumerate(step.works):
+        for i, work in enumerate(works):
             self._leave(work, left[i])
         count = len(planned.sampling)
         logits = self._decoder.logits(hidden[:count])
-        kept = _kept(step, planned.sampling, logits)
-        chosen = self._sampler.choose(step, planned.sampling, logits)
-        self._draws[[step.works[i].slot for i in planned.sampling]] = chosen.tokens
-        scoring = [step.works[i] for i in planned.scoring]
+        kept = _kept(works, planned.sampling, logits)
+        chosen = self._sampler.choose(works, planned.sampling, logits)
+        self._draws[[works[i].slot for i in planned.sampling]] = chosen.tokens
+        scoring = [works[i] for i in planned.scoring]
         targets = score_targets(scoring, hidden[count:], self._decoder.logits)
         return TorchPass(chosen, *_on_its_way(chosen.tokens), kept, tuple(zip(planned.scoring, targets, strict=True)))
 
@@ -106,9 +108,9 @@ class TorchRunner:
                 self._arena.put(cut.pages, self._live.pack(work.slot).rows)
 
 
-def _kept(step: Step, sampling: tuple[int, ...], logits: Tensor) -> tuple[tuple[int, Tensor], ...]:
+def _kept(works: Sequence[Work], sampling: tuple[int, ...], logits: Tensor) -> tuple[tuple[int, Tensor], ...]:
     """A copy of the logits that works want to see, by work: the sampler writes to its own."""
-    rows = [(row, i) for row, i in enumerate(sampling) if (sample := step.works[i].sample) and sample.keep_logits]
+    rows = [(row, i) for row, i in enumerate(sampling) if (sample := works[i].sample) and sample.keep_logits]
     return tuple((i, logits[row].float().clone()) for row, i in rows)
 
 

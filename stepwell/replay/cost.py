@@ -54,9 +54,11 @@ class CostModel:
 
     def step_seconds(self, step: Step, passes: int = 1) -> float:
         """Seconds of a step; with `passes` > 1, of so many in a row that decode: this one and those that follow from it."""
-        tokens = 0
-        other = self.overhead_s + self.sequence_s * len(step.works)
-        for work in step.works:
+        decoding = step.decodes
+        tokens = len(decoding)
+        other = self.overhead_s + self.sequence_s * len(step)
+        other += self.kv_s_per_token * (int(decoding.starts.sum()) + tokens * (1 + (passes - 1) / 2))
+        for work in step.parts:
             count = len(work.tokens)
             if decodes(work):
                 other += self.kv_s_per_token * (work.start + count + (passes - 1) / 2)

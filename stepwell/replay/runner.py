@@ -37,7 +37,8 @@ class CostRunner:
         self._free_at = max(self._clock.now(), self._free_at) + self._costs.step_seconds(step, passes)
         self.steps += passes
         answer = (ANSWER_TOKEN,) * passes
-        told = StepResult(tuple([() if work.sample is None else answer for work in step.works]))
+        drawn = [() if work.sample is None else answer for work in step.parts]
+        told = StepResult((answer,) * len(step.decodes) + tuple(drawn))
         return Timed(self._clock, self._free_at, told)
 
 

@@ -151,7 +151,9 @@ class Auditor:
         `dropped` are the works of requests that had ended before; an audit that was cut short must not judge the next one.
         """
         kept = dict(result.logits)
-        for index, (share, work) in enumerate(zip(built.shares, built.step.works, strict=True)):
+        first = len(built.step.decodes)  # whose first tokens have been drawn long since
+        for index, work in enumerate(built.step.parts, first):
+            share = built.shares[index]
             if work.sample is None or not work.sample.keep_logits or index in dropped:
                 continue
             job, logits = share.running.job, kept.get(index)

@@ -7,6 +7,7 @@ effort: they take what is free or clean, never what is promised, and preempt nob
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -21,10 +22,8 @@ from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Leaving, Running
 from stepwell.sched.queues import Queues, enqueue
-from stepwell.sched.step import LAST_DRAW, Carry, Cut, Sample, Score, Step, Work
+from stepwell.sched.step import NO_DECODES, Carry, Cut, Decodes, Sample, Score, Step, Work
 from stepwell.sched.suspend import keep, let_go_all
-
-_LAST: Ints = np.array([LAST_DRAW], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +60,26 @@ def build(queues: Queues, directory: Directory, config: SchedConfig, in_flight: 
     `in_flight`: a launched step has not been collected yet. What it is going to draw is decoded without being known.
     """
     growing: list[Running] = []
+    block, every = directory.tree.block, config.decode_rung_tokens
     for place, running in enumerate(list(queues.running)):
         if place >= len(queues.running):
             break  # only the youngest are preempted, so that all from here on have been
         if not _can_decode(running):
+            continue
+        if running.launched < len(running.table) * block:
+            growing.append(running)  # nearly every decode has room on its last page
             continue
         grown = _grow_or_preempt(queues, directory, running, running.launched + 1, in_flight)
         if isinstance(grown, Drain):
             return grown
         if grown:
             growing.append(running)
-    shares = [share_of(queues, directory, config, running, running.launched + 1) for running in growing]
+    shares = [
+        Share(running, running.launched + 1, ())
+        if (running.launched + 1) % every and not running.rungs  # nearly every decode: it leaves no rung
+        else share_of(queues, directory, config, running, running.launched + 1)
+        for running in growing
+    ]
     budget = config.max_num_batched_tokens - len(shares)
     for running in [running for running in queues.running if running.remaining > 1]:
         end = _chunk_end(running, budget, directory.config.geometry.rung_grid)
@@ -90,18 +98,53 @@ def _can_decode(running: Running) -> bool:
     if running.remaining != 1:
         return False
     job = running.job
-    return running.drawn < job.limit and (running.drawn == job.tokens.count or not job.request.params.looks_back)
+    return running.drawn < job.limit and (running.drawn == job.tokens.count or not job.looks_back)
 
 
-def built_of(shares: list[Share]) -> Built:
+def built_of(shares: Sequence[Share]) -> Built:
     """The step of these shares. From here on it counts as launched."""
-    works = tuple([_work(share) for share in shares])
-    for share, work in zip(shares, works, strict=True):
+    decoding: list[Share] = []
+    others: list[Share] = []
+    for share in shares:
+        (decoding if _goes_on(share) else others).append(share)
+    step = Step(tuple([_work(share) for share in others]), _decodes(decoding) if decoding else NO_DECODES)
+    for share in shares:
         running = share.running
         running.launched, running.start = share.end, Carry()
-        if work.sample is not None:
+        if share.end >= running.drawn:
             running.drawn = share.end + 1
-    return Built(Step(works), tuple(shares))
+    return Built(step, tuple(decoding + others))
+
+
+def _goes_on(share: Share) -> bool:
+    """Whether it carries an answer on: the token is not the prompt's, and the state is where it was left."""
+    running = share.running
+    return (
+        isinstance(running.start, Carry)
+        and running.remaining == 1
+        and running.launched >= len(running.job.request.prompt)
+    )
+
+
+def _decodes(shares: list[Share]) -> Decodes:
+    runs = [share.running for share in shares]
+    jobs = [running.job for running in runs]
+    tables = [running.table.name() for running in runs]
+    starts = [running.launched for running in runs]
+    lengths = [len(job.request.prompt) for job in jobs]
+    return Decodes(
+        names=tuple([job.request.id for job in jobs]),
+        slots=np.array([running.slot for running in runs], np.int32),
+        roots=np.array([job.root for job in jobs], np.int64),
+        starts=np.array(starts, np.int32),
+        tokens=np.array([job.tokens.at(start) for job, start in zip(jobs, starts, strict=True)], np.int32),
+        tables=tuple([pages for pages, _ in tables]),
+        known=np.array([known for _, known in tables], np.int32),
+        params=tuple([job.request.params for job in jobs]),
+        indices=np.array(starts, np.int32) + 1 - np.array(lengths, np.int32),
+        histories=tuple([(i, j.tokens.view) for i, j in enumerate(jobs) if j.looks_back]),
+        cuts=tuple([(i, Cut(p, pages)) for i, share in enumerate(shares) for p, _, pages in share.rungs]),
+    )
 
 
 def _chunk_end(running: Running, budget: int, grid: int) -> int:
@@ -239,26 +282,28 @@ def _image_pages(directory: Directory) -> Ints | None:
 
 def _work(share: Share) -> Work:
     running, job = share.running, share.running.job
-    start, known = running.launched, job.tokens.count
+    start = running.launched
+    pages, known = running.table.name()
     return Work(
         request_id=job.request.id,
         slot=running.slot,
         root=job.root,
         start=start,
-        tokens=job.tokens.view[start : share.end] if start < known else _LAST,
-        pages=running.table.pages,
+        tokens=job.tokens.view[start : share.end],
+        pages=pages,
         write_from=running.shared,
         state=running.start,
         cuts=tuple([Cut(position, pages) for position, _, pages in share.rungs]),
         sample=_sample(running) if share.end >= running.drawn else None,
         score=_score(job, start, share.end),
+        known=known,
     )
 
 
 def _sample(running: Running) -> Sample:
     job = running.job
     index = running.drawn - len(job.request.prompt)
-    history = job.tokens.view if job.request.params.looks_back else None
+    history = job.tokens.view if job.looks_back else None
     return Sample(job.request.params, index, history, index == 0 and job.audited)
 
 

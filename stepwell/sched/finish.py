@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from stepwell.base.units import floor_to
 from stepwell.cache.content import advance, leave_rung, publish, retract
 from stepwell.cache.directory import Directory
 from stepwell.cache.ladder import Trail
@@ -10,7 +9,7 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.tree import RungKind
 from stepwell.sched.build import Built, Share, dismiss, release
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.job import Job, Running
+from stepwell.sched.job import Job
 from stepwell.sched.queues import Queues
 from stepwell.sched.request import Finished, FinishReason, Tokens
 from stepwell.sched.step import StepResult
@@ -65,10 +64,7 @@ def _apply(
         directory.release(running.image)
         running.image = None
     if config.cache and job.request.write_cache:
-        _give_retired(directory, running)  # steps launched since do not name them
         _publish(directory, share, now)
-        if not running.in_flight:
-            _give_retired(directory, running)
     if said.tokens or said.prompt_scores:
         queues.events.append(said)
     if reason is not None:
@@ -81,21 +77,23 @@ def _apply(
         queues.events.append(Finished(job.request.id, reason))
 
 
-def _give_retired(directory: Directory, running: Running) -> None:
-    retired = running.table.take_retired()
-    if len(retired):
-        directory.give(Tier.DEVICE, retired)
-
-
 def _publish(directory: Directory, share: Share, now: float) -> None:
-    """Make the whole blocks findable, then the rungs; each new rung replaces the last rolling one."""
+    """Make the whole blocks findable, then the rungs; pages that are replaced by it stay for a step that has been launched."""
+    running = share.running
+    if running.table.has_retired:  # steps launched since do not name them
+        directory.give(Tier.DEVICE, running.table.take_retired())
+    known = min(share.end, running.job.tokens.count)
+    end = known - known % directory.tree.block
+    if end > running.path.item.node.end or share.rungs:
+        if not _advance(directory, share, end, now):
+            _lengthen(directory, share, end, now)
+        if running.table.has_retired and not running.in_flight:
+            directory.give(Tier.DEVICE, running.table.take_retired())
+
+
+def _lengthen(directory: Directory, share: Share, end: int, now: float) -> None:
+    """Publish the blocks up to `end`; each new rung replaces the last rolling one."""
     running, job = share.running, share.running.job
-    known = min(share.end, job.tokens.count)
-    end = floor_to(known, directory.tree.block)
-    if end <= running.path.item.node.end and not share.rungs:
-        return
-    if _advance(directory, share, end, now):
-        return
     publish(directory, running.path, job.tokens.view, end, running.table, now, adopt=job.request.read_cache)
     published = running.path.item.node.end
     for position, kind, pages in share.rungs:

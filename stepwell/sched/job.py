@@ -21,7 +21,7 @@ from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Node, Rung, RungKind
 from stepwell.sched.request import Request
-from stepwell.sched.step import StateStart
+from stepwell.sched.step import LAST_DRAW, StateStart
 
 
 class Tokens:
@@ -41,6 +41,10 @@ class Tokens:
     def view(self) -> Ints:
         """All tokens; valid until it next grows."""
         return self._buffer[: self.count]
+
+    def at(self, position: int) -> int:
+        """The token there; LAST_DRAW past the end."""
+        return int(self._buffer[position]) if position < self.count else LAST_DRAW
 
     def extend(self, tokens: tuple[int, ...]) -> None:
         end = self.count + len(tokens)
@@ -83,6 +87,10 @@ class Job:
     resumed: AdmissionOutcome | None = None
     waits: int = 0
     alone: int = 0
+    looks_back: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.looks_back = self.request.params.looks_back
 
     @property
     def generated(self) -> int:

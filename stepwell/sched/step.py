@@ -10,7 +10,7 @@ step k: a sequence's input token is then still with the runner, and the step say
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -89,6 +89,7 @@ class Work:
 
     tokens      int32 [n], positions start … start+n−1; LAST_DRAW may stand for the only one
     pages       int32 [≥ ceil((start+n)/block)], the block table: page i holds the KV of tokens [i·block, (i+1)·block)
+    known       the slot's last step named pages[:known] as they are here
     write_from  KV of positions below it is already there and shared: computed for the state's sake, never written
     slot        live state slot; root numbers the salt's tree (only the tell-tale looks at it)
 
@@ -106,18 +107,106 @@ class Work:
     cuts: tuple[Cut, ...]
     sample: Sample | None
     score: Score | None = None
+    known: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decodes:
+    """Sequences that go on with an answer: each carries its live state on by one token, writes that token's KV and draws the next.
+
+    Every field has one entry, or row, a sequence; the arrays are int32 [n], and int64 for the roots.
+
+    names      request ids                                  slots    live states      roots    number the salts' trees
+    starts     positions of the input tokens                tokens   input tokens, or LAST_DRAW
+    tables     block tables, as `Work.pages`                known    as `Work.known`
+    params     how to draw                                  indices  counts of earlier draws, at least 1
+    histories  (row, prompt and answer so far), where the params look back on it
+    cuts       (row, where to leave the state)
+    """
+
+    names: tuple[str, ...]
+    slots: Ints
+    roots: npt.NDArray[np.int64]
+    starts: Ints
+    tokens: Ints
+    tables: tuple[Ints, ...]
+    known: Ints
+    params: tuple[SamplingParams, ...]
+    indices: Ints
+    histories: tuple[tuple[int, Ints], ...] = ()
+    cuts: tuple[tuple[int, Cut], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def works(self) -> tuple[Work, ...]:
+        """The same, a work a sequence. O(n) objects: for runners and tests that take one sequence after the other."""
+        histories = dict(self.histories)
+        cuts: dict[int, tuple[Cut, ...]] = {}
+        for row, cut in self.cuts:
+            cuts[row] = (*cuts.get(row, ()), cut)
+        rows = zip(self.names, self.slots.tolist(), self.roots.tolist(), self.starts.tolist(), strict=True)
+        return tuple(
+            Work(
+                name,
+                slot,
+                root,
+                start,
+                self.tokens[i : i + 1],
+                self.tables[i],
+                0,
+                Carry(),
+                cuts.get(i, ()),
+                Sample(self.params[i], int(self.indices[i]), histories.get(i)),
+                known=int(self.known[i]),
+            )
+            for i, (name, slot, root, start) in enumerate(rows)
+        )
+
+    def padded(self, count: int, slot: int, page: int) -> Decodes:
+        """With rows that nobody reads, up to `count` of them: they compute on `slot` and `page`, which are nobody's."""
+        more = count - len(self)
+        if more <= 0:
+            return self
+        zeros = np.zeros(more, np.int32)
+        return replace(
+            self,
+            names=self.names + ("",) * more,
+            slots=np.append(self.slots, zeros + np.int32(slot)),
+            roots=np.append(self.roots, zeros),
+            starts=np.append(self.starts, zeros),
+            tokens=np.append(self.tokens, zeros),
+            tables=self.tables + (np.array([page], np.int32),) * more,
+            known=np.append(self.known, zeros),
+            params=self.params + (SamplingParams(),) * more,
+            indices=np.append(self.indices, zeros + np.int32(1)),
+        )
+
+
+_EMPTY: Ints = np.empty(0, np.int32)
+NO_DECODES = Decodes((), _EMPTY, _EMPTY.astype(np.int64), _EMPTY, _EMPTY, (), _EMPTY, (), _EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """All works of one forward pass."""
+    """One forward pass: parts of prompts, and answers that go on. Results are aligned with `works`: decodes come first."""
 
-    works: tuple[Work, ...]
+    parts: tuple[Work, ...]
+    decodes: Decodes = NO_DECODES
+
+    def __len__(self) -> int:
+        """Sequences."""
+        return len(self.decodes) + len(self.parts)
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """Every sequence as a work. Made anew for each call."""
+        return self.decodes.works() + self.parts
 
     @property
     def tokens(self) -> int:
-        """Tokens computed by one pass."""
-        return sum(len(w.tokens) for w in self.works)
+        """Tokens computed."""
+        return len(self.decodes) + sum(len(work.tokens) for work in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,7 @@ class Memory:
     """One rank's slots of every tier, [slots, words of a page], and live states, [slots, (masked digest, tokens folded)].
 
     Slots of the disk, and of host with `checked`, have a checksum, taken of what a copy writes and compared as a copy reads.
+    The device has a page and a live state more than it is asked for, the last ones: what pads a batch computes on these.
     """
 
     def __init__(
@@ -163,12 +164,12 @@ class Memory:
         self.shard = shard
         self.words = sizes.block * LAYERS
         self.arenas = {
-            Tier.DEVICE: np.full((device_pages, self.words), POISON, np.uint64),
+            Tier.DEVICE: np.full((device_pages + 1, self.words), POISON, np.uint64),
             Tier.HOST: np.full((host_slots, self.words), POISON, np.uint64),
             Tier.DISK: np.full((disk_slots, self.words), POISON, np.uint64),
         }
         self.sums = {tier: _sums(self.arenas[tier]) for tier in ((Tier.HOST, Tier.DISK) if checked else (Tier.DISK,))}
-        self.live = np.full((live_slots, 2), POISON, np.uint64)
+        self.live = np.full((live_slots + 1, 2), POISON, np.uint64)
 
     def copy(self, move: Move) -> None:
         """Carry out one move. StoreError, and nothing is copied, where a checksum fails."""
@@ -231,11 +232,17 @@ class TellTaleRunner:
         self._block = sizes.block
 
     def launch(self, step: Step) -> Done:
-        """Computes at once."""
+        """Computes at once; decodes in batches of 1, 2, 4, 8 …, as a device does that has a graph for each size."""
+        decodes = len(step.decodes)
+        size = 1 << (decodes - 1).bit_length() if decodes else 0
+        spare = len(self._ranks[0].live) - 1, len(self._ranks[0].arenas[Tier.DEVICE]) - 1
+        batch = step.decodes.padded(size, *spare).works()
+        works = (*batch, *step.parts)
         for memory in self._ranks:
-            for work in step.works:
+            for work in works:
                 self._start(memory, work)
-        ran = [self._run(work) for work in step.works]
+        ran = [self._run(work) for work in works]
+        del ran[decodes : len(batch)]
         kept = [i for i, work in enumerate(step.works) if work.sample is not None and work.sample.keep_logits]
         return Done(StepResult(tuple(tokens for tokens, _ in ran), logits=tuple((i, _logits(ran[i][1])) for i in kept)))
 

@@ -13,7 +13,7 @@ from stepwell.sched.step import Fresh, Sample, Score, Step, StepResult, Work  # 
 
 
 def choose(step: Step, sampling: tuple[int, ...], rows: torch.Tensor) -> StepResult:
-    chosen = Sampler().choose(step, sampling, rows)
+    chosen = Sampler().choose(step.works, sampling, rows)
     return chosen.result(chosen.tokens.tolist())
 
 

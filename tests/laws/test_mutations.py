@@ -16,7 +16,7 @@ from stepwell.cache import admission, archive, content, names, offers, plan, qua
 from stepwell.cache import directory as directories
 from stepwell.cache.moves import Tier
 from stepwell.cache.table import BlockTable
-from stepwell.sched import admit, build, finish, loop, retention
+from stepwell.sched import admit, build, finish, loop, retention, step
 from stepwell.sched.request import Finished, Tokens
 from stepwell.sched.step import Fresh
 from stepwell.testing import telltale
@@ -497,15 +497,33 @@ def an_extra_rung_is_published(patch: pytest.MonkeyPatch) -> None:
 
 @bug(2, 10)
 def a_last_draw_is_stale(patch: pytest.MonkeyPatch) -> None:
-    """Whoever goes on with an answer is given what its slot has drawn last, though that may have been another's."""
-    real = build._work
+    """What a slot has drawn reaches the next step but one."""
+    real, late = telltale.TellTaleRunner._run, {}
 
-    def stale(share: Any) -> Any:
-        work = real(share)
-        decodes = len(work.tokens) == 1 and work.sample is not None and work.sample.index > 0
-        return replace(work, tokens=build._LAST) if decodes else work
+    def stale(self: Any, work: Any) -> Any:
+        told = real(self, work)
+        if told[0]:
+            self.draws[work.slot] = late.get(work.slot, telltale.UNDRAWN)
+            late[work.slot] = told[0][0]
+        return told
 
-    patch.setattr(build, "_work", stale)
+    patch.setattr(telltale.TellTaleRunner, "_run", stale)
+
+
+@bug(0, 1, 2, 10)
+def a_padded_row_writes(patch: pytest.MonkeyPatch) -> None:
+    real = step.Decodes.padded
+
+    def careless(self: Any, count: int, slot: int, page: int) -> Any:
+        return real(self, count, int(self.slots[0]) if len(self) else slot, page)
+
+    patch.setattr(step.Decodes, "padded", careless)
+
+
+@bug(0, 1, 2, 3, 10)
+def a_padded_row_writes_to_the_first_page(patch: pytest.MonkeyPatch) -> None:
+    real = step.Decodes.padded
+    patch.setattr(step.Decodes, "padded", lambda self, count, slot, page: real(self, count, slot, 0))
 
 
 @bug(0, 2, 5, 10)
