@@ -10,13 +10,14 @@ from stepwell.cache.tree import RungKind
 
 
 def prompt_rungs(
-    tokens: int, resumed: int, branch: int | None, config: CacheConfig
+    tokens: int, resumed: int, branch: int | None, config: CacheConfig, places: tuple[int, ...] = ()
 ) -> tuple[tuple[int, RungKind], ...]:
     """Positions in (resumed, tokens] where a prompt of `tokens` tokens leaves a rung, ascending.
 
     prompt end   the last grid boundary at or below the end: the next turn resumes there. A prompt that ends on the grid also leaves the
                  one below, where the same prompt resumes when it is sent again: its last token is always computed
     interval     insurance against branches and compaction
+    places       where the caller knows that prompts tend to part: the last grid boundary at or below each
     branch       the last grid boundary shared with the path that the prompt left at `branch`: besides the others
     """
     grid = config.geometry.rung_grid
@@ -24,6 +25,9 @@ def prompt_rungs(
     first = floor_to(resumed, config.interval) + config.interval
     for position in range(first, tokens, config.interval):
         wanted[position] = RungKind.INTERVAL
+    for place in places:
+        if 0 < place < tokens:
+            wanted[floor_to(place, grid)] = RungKind.INTERVAL
     if branch is not None:
         wanted[floor_to(branch, grid)] = RungKind.BRANCH
     for end in (tokens - 1, tokens):

@@ -44,6 +44,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     session: str | None
     keep_s: float | None = None
     priority: int = 0
+    places: tuple[int, ...] = ()
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True):
@@ -271,6 +272,7 @@ def submit_of(request: sched.Request) -> Submit:
         request.session,
         request.keep_s,
         request.priority,
+        request.places,
     )
 
 
@@ -286,6 +288,7 @@ def request_of(message: Submit) -> sched.Request:
         message.session,
         keep_s=message.keep_s,
         priority=message.priority,
+        places=message.places,
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +27,6 @@ _MARK = "stepwell"  # any word that no template writes
 class Tokenizer:
     """One model's tokenizer. Safe to call from several threads at once."""
 
-    __slots__ = ("_backend", "_hf", "_longest", "_pieces", "_reserved", "_special", "_words_apart", "size")
-
     def __init__(self, hf: PreTrainedTokenizerBase) -> None:
         self._hf = hf
         self._backend = hf.backend_tokenizer
@@ -35,15 +35,20 @@ class Tokenizer:
         self._pieces = byte_pieces(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self._special = {i: token.content.encode() for i, token in added.items() if token.special}
-        names = [len(token.content) for token in added.values()]
-        self._longest = max([1, *map(len, self._pieces), *names]) if self._pieces is not None else _LONGEST
+        self._marks = frozenset(token.content for token in added.values() if token.content)
+        self._longest = (
+            max([1, *map(len, self._pieces), *map(len, self._marks)]) if self._pieces is not None else _LONGEST
+        )
         self._words_apart = self._pieces is not None and not any(_holds_two_words(piece) for piece in self._pieces)
         self._reserved = frozenset(inspect.signature(hf.apply_chat_template).parameters) | {"messages"}
         self.size: int = self._backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def load(cls, directory: str) -> Tokenizer:
-        """Read tokenizer.json and its companions. Raises ConfigError where that fails."""
+    def load(cls, directory: str, template: str | None = None) -> Tokenizer:
+        """Read tokenizer.json and its companions. Raises ConfigError where that fails.
+
+        template  the chat template, in place of the one that lies there
+        """
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         try:
@@ -57,12 +62,18 @@ class Tokenizer:
             ) from error
         if not hf.is_fast:
             raise ConfigError(f"the tokenizer in {directory!r} has no tokenizer.json: convert it to the fast format")
+        if template is not None:
+            hf.chat_template = template
         return cls(hf)
 
-    def encode(self, text: str, special: bool = True) -> Ints:
-        """Tokens of `text`, with the model's own leading or closing tokens where `special`. int32 [n]."""
+    def encode(self, text: str, special: bool = True, plain: bool = False) -> Ints:
+        """Tokens of `text`, with the model's own leading or closing tokens where `special`. int32 [n].
+
+        plain  `marks` that stand in it are text like any other
+        """
         # The batch call lets other Python threads run meanwhile; the single one does not.
-        encoding = self._backend.encode_batch_fast([text], add_special_tokens=special)[0]
+        backend = self._plain if plain else self._backend
+        encoding = backend.encode_batch_fast([text], add_special_tokens=special)[0]
         return np.asarray(encoding.ids, dtype=np.int32)
 
     def fewest(self, text: str) -> int:
@@ -84,6 +95,19 @@ class Tokenizer:
         """Tokens of a conversation in the model's own template. int32 [n]. Arguments and errors are those of `render`."""
         text = self.render(messages, open_answer=open_answer, continue_last=continue_last, variables=variables)
         return self.encode(text, special=False)
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """Words that are tokens of their own, wherever they stand."""
+        return self._marks
+
+    @functools.cached_property
+    def _plain(self) -> Any:
+        """The same vocabulary without `marks`. Read when it is first needed: that takes as long as reading the tokenizer."""
+        told = json.loads(self._backend.to_str())
+        told["added_tokens"] = []
+        told["post_processor"] = None
+        return type(self._backend).from_str(json.dumps(told))
 
     @property
     def template(self) -> str:

@@ -219,4 +219,5 @@ def _rungs(
 ) -> tuple[tuple[int, RungKind], ...]:
     if not config.cache or not job.request.write_cache:
         return ()
-    return prompt_rungs(len(job.tokens), outcome.boundary, outcome.diverged_at, directory.config)
+    places = job.request.places
+    return prompt_rungs(len(job.tokens), outcome.boundary, outcome.diverged_at, directory.config, places)

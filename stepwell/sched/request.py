@@ -71,6 +71,7 @@ class Request:
     session       a hint for retention; never for correctness
     keep_s        seconds for which what it leaves is kept before all else once it has ended; None: as anything
     priority      lower is served sooner, within ±MAX_PRIORITY; see `stepwell.sched.order`
+    places        positions at which prompts like this one tend to part; a few, each of which costs a rung
     """
 
     id: str
@@ -82,6 +83,7 @@ class Request:
     session: str | None = None
     keep_s: float | None = None
     priority: int = 0
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

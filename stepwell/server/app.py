@@ -17,7 +17,6 @@ from stepwell.server import schema
 from stepwell.server.cache_routes import CacheRoutes
 from stepwell.server.calls import GenerationRoutes
 from stepwell.server.dashboard import DashboardRoutes
-from stepwell.server.dialect import Dialect
 from stepwell.server.document import ERRORS, Api
 from stepwell.server.errors import Problem, any_problem, unrouted
 from stepwell.server.gate import Gate
@@ -29,6 +28,7 @@ from stepwell.server.parts import Parts
 from stepwell.server.peer_routes import PeerRoutes
 from stepwell.server.prompts import PromptReader
 from stepwell.server.reading import CallReader
+from stepwell.server.render import Renderer
 from stepwell.server.responses.routes import ResponsesRoutes
 from stepwell.server.responses.schema import ResponsesCall
 
@@ -37,7 +37,7 @@ def create_app(parts: Parts) -> FastAPI:
     """An ASGI application. Every answer that is an error has the shape of its route's API."""
     app = Api(parts.served)
     calls = CallReader(parts.served, parts.limits.body_bytes, parts.limits.body_seconds)
-    prompts = PromptReader(parts.tokenizer, parts.facts, Dialect.of(parts.tokenizer))
+    prompts = PromptReader(parts.tokenizer, parts.facts, Renderer.of(parts.tokenizer, parts.template))
     routes = Routes(parts, calls, prompts)
     generation = GenerationRoutes(parts, calls, prompts)
     messages = MessagesRoutes(parts, calls, generation, prompts)

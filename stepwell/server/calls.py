@@ -18,7 +18,8 @@ from stepwell.server.errors import GenerationFailed, any_problem, queue_full
 from stepwell.server.form import Form
 from stepwell.server.formats import ChoicesForm, Shape
 from stepwell.server.gate import caller_of
-from stepwell.server.generate import Generation, Job
+from stepwell.server.generate import Choice, Generation, Job
+from stepwell.server.look_ahead import LookAhead, Turn
 from stepwell.server.parts import Parts
 from stepwell.server.prompts import Prompt, PromptReader
 from stepwell.server.read.reply import Reading
@@ -26,7 +27,7 @@ from stepwell.server.read.signatures import Signatures
 from stepwell.server.reading import CallReader
 from stepwell.server.streams import EventStream, while_connected
 from stepwell.server.structure import structure, with_grammar
-from stepwell.server.tools import read_use
+from stepwell.server.tools import Tool, read_use
 from stepwell.server.trace import trace_of
 
 log = logging.getLogger("stepwell.server")
@@ -51,6 +52,7 @@ class Wish:
     echo: bool = False
     session: str | None = None
     keep_s: float | None = None
+    tools: tuple[Tool, ...] = ()
 
 
 class GenerationRoutes:
@@ -61,6 +63,7 @@ class GenerationRoutes:
         self._calls = calls
         self._dialect = prompts.dialect
         self._prompts = prompts
+        self._ahead = LookAhead(parts.client, prompts) if parts.template.look_ahead else None
 
     async def completions(self, request: Request) -> Response:
         arrived = self._parts.clock.now()
@@ -85,7 +88,7 @@ class GenerationRoutes:
             params = replace(params, logit_bias=(*params.logit_bias, (self._dialect.opening_of_call, float("-inf"))))
         reading = Reading(signatures=Signatures.of(use.shown) if use.allowed else None, several=use.several)
         reading = replace(reading, end_of_thought=self._dialect.end_of_thought)
-        return Wish(call, (prompt,), arrived, params, reading)
+        return Wish(call, (prompt,), arrived, params, reading, tools=use.shown)
 
     def _params(self, call: schema.CompletionCall | schema.ChatCall) -> SamplingParams:
         stop_ids = self._prompts.ids(call.stop_token_ids or [], "stop_token_ids").tolist()
@@ -125,7 +128,9 @@ class GenerationRoutes:
         job = self._job(request, wish, name)
         self._check_room(job)
         parts, trace = self._parts, trace_of(request)
-        generation = Generation(job, parts.client, parts.tokenizer, parts.metrics, parts.clock, trace)
+        generation = Generation(
+            job, parts.client, parts.tokenizer, parts.metrics, parts.clock, trace, lambda c: self._ended(wish, job, c)
+        )
         try:
             await while_connected(request.receive, generation.accepted())
             if not wish.call.stream:
@@ -135,6 +140,16 @@ class GenerationRoutes:
             generation.close("error" if isinstance(error, GenerationFailed) else "abort")
             raise
         return EventStream(self._events(generation, form), generation.close, _headers(generation, job.id), form.beat)
+
+    def _ended(self, wish: Wish, job: Job, choice: Choice) -> None:
+        """Remember what later turns need of an answer, and prepare the next one."""
+        call = wish.call
+        if (written := choice.written()) is not None:
+            self._prompts.renderer.answers.keep(written)
+        if self._ahead is None or not isinstance(call, schema.ChatCall) or job.n > 1 or not job.write_cache:
+            return
+        if choice.finish == "stop" and job.read_cache and not call.continue_final_message:
+            self._ahead.consider(Turn(call, wish.tools, choice.answer.message(), choice.held(), job.salt))
 
     async def _events(self, generation: Generation, form: Form) -> AsyncIterator[bytes]:
         try:

@@ -12,7 +12,7 @@ import numpy as np
 import zmq
 
 from stepwell.base.clock import Clock, WallClock
-from stepwell.base.errors import EngineDead
+from stepwell.base.errors import EngineDead, StepwellError
 from stepwell.base.geometry import Ints
 from stepwell.cache.explain import Explanation
 from stepwell.cache.ladder import Ladder
@@ -27,6 +27,8 @@ from stepwell.server.inflight import InFlight
 
 log = logging.getLogger("stepwell.server")
 
+AHEAD = "ahead-"
+"""What the ids of requests begin with that nobody waits for."""
 _READ_AT_ONCE = 64  # messages taken before other tasks of the event loop get their turn
 
 
@@ -34,6 +36,8 @@ class Observer(Protocol):
     """Sees every event of the engine once, whoever reads it."""
 
     def admitted(self, outcome: AdmissionOutcome) -> None: ...
+
+    def looked_ahead(self, outcome: AdmissionOutcome) -> None: ...
 
     def generated(self, tokens: int) -> None: ...
 
@@ -63,6 +67,7 @@ class EngineClient:
         self._answers: dict[str, Answers] = {}
         self.in_flight = InFlight(clock or WallClock())
         self._numbers = itertools.count(1)
+        self._ahead: Answers | None = None
         self._questions: dict[int, asyncio.Future[messages.Answer]] = {}
         self._facts: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
@@ -76,8 +81,8 @@ class EngineClient:
 
     @property
     def open(self) -> int:
-        """Sequences that have not ended."""
-        return len(self._answers)
+        """Sequences that have not ended, and for which somebody waits."""
+        return len(self._answers) - (self._ahead is not None and any(i.startswith(AHEAD) for i in self._answers))
 
     @property
     def waiting(self) -> int:
@@ -98,16 +103,37 @@ class EngineClient:
 
     def submit(self, requests: Sequence[Request]) -> Answers:
         """Send the sequences of one call. Raises EngineDead at once if the engine has ended."""
+        self._end_ahead()
+        answers = self._send(requests)
+        for request in requests:
+            self.in_flight.sent(request.id, len(request.prompt))
+        answers.limit(self._patience)
+        return answers
+
+    def ahead(self, request: Request) -> Answers:
+        """Send a request that nobody waits for, whose id begins with `AHEAD`. The next `submit` ends it: it then raises StepwellError.
+
+        Raises EngineDead at once if the engine has ended.
+        """
+        self._end_ahead()
+        self._ahead = self._send([request])
+        return self._ahead
+
+    def _send(self, requests: Sequence[Request]) -> Answers:
         if self.dead is not None:
             raise EngineDead(self.dead)
         answers = Answers(self, [request.id for request in requests])
         for request in requests:
             assert request.id not in self._answers, "request ids are never used twice"
             self._answers[request.id] = answers
-            self.in_flight.sent(request.id, len(request.prompt))
             self._link.send(messages.submit_of(request))
-        answers.limit(self._patience)
         return answers
+
+    def _end_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+            ahead.fail(StepwellError("a call has come that somebody waits for"))
 
     async def explain(self, salt: str, prompt: Ints, read: bool) -> Explanation:
         """What `prompt` would get if it came now. Raises EngineDead."""
@@ -221,7 +247,7 @@ class EngineClient:
                 tokens = 0
                 for event in events:
                     if isinstance(event, messages.Tokens):
-                        tokens += len(event.tokens)
+                        tokens += 0 if event.id.startswith(AHEAD) else len(event.tokens)
                         self._deliver(event)
                     else:
                         self._dispatch(event)
@@ -262,6 +288,9 @@ class EngineClient:
                 if answers is not None:
                     answers.delivery(request_id).loads_at = at
             case messages.Admitted(request_id, outcome, at):
+                if request_id.startswith(AHEAD):
+                    self._observer.looked_ahead(outcome)
+                    return
                 self._observer.admitted(outcome)
                 if log.isEnabledFor(logging.INFO):
                     log.info("%s", outcome.explain(), extra={"sequence": request_id})

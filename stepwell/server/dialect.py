@@ -16,7 +16,8 @@ from stepwell.talk.order import Manners
 
 _EFFORT = "reasoning_effort"
 _NEAREST = {"minimal": ("low",), "xhigh": ("max", "high"), "max": ("xhigh", "high")}
-_PRESERVE = "preserve_thinking"
+PRESERVE = "preserve_thinking"
+"""What templates call it to keep the thoughts of earlier turns."""
 _SYSTEM, _USER = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
 
 
@@ -31,6 +32,7 @@ class Dialect:
     manners      which orders of messages it takes
     efforts      words for how much to think that the template asks for by name; None: it asks for none
     preserves    the template can be told to keep the thoughts of earlier turns
+    turn         the token with which every message begins
     """
 
     thinks: bool
@@ -41,6 +43,7 @@ class Dialect:
     manners: Manners = field(default_factory=Manners)
     efforts: frozenset[str] | None = None
     preserves: bool = False
+    turn: int | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Dialect:
@@ -56,7 +59,8 @@ class Dialect:
                 without_user=_takes(tokenizer, _SYSTEM),
             ),
             efforts=frozenset(re.findall(r"['\"](\w+)['\"]", template)) if _EFFORT in template else None,
-            preserves=_PRESERVE in template,
+            preserves=PRESERVE in template,
+            turn=_turn(tokenizer),
         )
 
     def after(self, start: Start) -> int | None:
@@ -83,6 +87,17 @@ class Dialect:
             words = (effort, *_NEAREST.get(effort, ()))
             told[_EFFORT] = next((word for word in words if word in self.efforts), words[-1])
         return told
+
+
+def _turn(tokenizer: Tokenizer) -> int | None:
+    """The token with which the header of an answer begins, if it is one."""
+    try:
+        closed, opened = (tokenizer.render([_USER], open_answer=opened) for opened in (False, True))
+    except RequestError:
+        return None
+    header = opened.removeprefix(closed)
+    mark = next((mark for mark in tokenizer.marks if header.startswith(mark)), None)
+    return None if mark is None else tokenizer.token_id(mark)
 
 
 def _takes(tokenizer: Tokenizer, *messages: Mapping[str, Any]) -> bool:

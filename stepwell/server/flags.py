@@ -87,6 +87,24 @@ Seed = Annotated[int, _option("Seed of the engine itself; requests bring their o
 MaxNumSeqs = Annotated[int, _option("Sequences that run at once.", _MODEL)]
 MaxNumBatchedTokens = Annotated[int, _option("Most tokens in one forward pass.", _MODEL)]
 
+ChatTemplate = Annotated[
+    str | None, _option("Path of a Jinja template for chats. Default: the checkpoint's own.", _MODEL)
+]
+DefaultChatTemplateKwargs = Annotated[
+    str | None,
+    _option("What the chat template is told where a call says nothing: '{\"enable_thinking\": false}'.", _MODEL),
+]
+PreserveThinking = Annotated[
+    bool,
+    _option(
+        "Tell the template to keep the thoughts of earlier turns, if it can: a turn then goes on where it was.", _MODEL
+    ),
+]
+PlainContent = Annotated[bool, _option("Words such as <|im_end|> are only text where they stand in messages.", _MODEL)]
+LookAhead = Annotated[
+    bool,
+    _option("While nothing else is to be done, compute a conversation as its next turn will have it.", _CACHE),
+]
 GenerationConfig = Annotated[
     str,
     _option(

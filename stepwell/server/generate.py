@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
 
 from stepwell.base.clock import Clock
 from stepwell.base.geometry import Ints
@@ -19,9 +21,11 @@ from stepwell.server.deltas import CallOpened, Delta, Said, Thought
 from stepwell.server.errors import GenerationFailed
 from stepwell.server.metrics import Metrics
 from stepwell.server.prompts import Prompt
+from stepwell.server.read.answer import Answer
 from stepwell.server.read.reply import Reading, ReplyReader
 from stepwell.server.scores import Entry
 from stepwell.server.trace import CallTrace
+from stepwell.server.written import Written
 
 _SEEDS = 2**63
 
@@ -62,7 +66,7 @@ class Job:
 
     def requests(self) -> list[Request]:
         """One request for each choice, in the order of their indices."""
-        each = ((prompt.ids, choice) for prompt in self.prompts for choice in range(self.n))
+        each = ((prompt, choice) for prompt in self.prompts for choice in range(self.n))
         return [self._request(i, prompt, choice) for i, (prompt, choice) in enumerate(each)]
 
     def choice(self, index: int, request: Request, tokenizer: Tokenizer) -> Choice:
@@ -79,8 +83,8 @@ class Job:
             choice.silence()
         return choice
 
-    def _request(self, index: int, prompt: Ints, choice: int) -> Request:
-        room = self.context - len(prompt)
+    def _request(self, index: int, prompt: Prompt, choice: int) -> Request:
+        room = self.context - len(prompt.ids)
         wanted = self.params.max_tokens
         most = room if wanted is None else min(wanted, room)
         params = replace(
@@ -90,8 +94,8 @@ class Job:
             seed=(self.params.seed + choice) % _SEEDS,
         )
         read = self.read_cache and params.prompt_logprobs is None  # what is not computed has no log-probability
-        request = Request(f"{self.id}-{index}", prompt, params, self.salt, read, self.write_cache, self.session)
-        return replace(request, keep_s=self.keep_s, priority=self.priority)
+        request = Request(f"{self.id}-{index}", prompt.ids, params, self.salt, read, self.write_cache, self.session)
+        return replace(request, keep_s=self.keep_s, priority=self.priority, places=prompt.places)
 
 
 class Choice:
@@ -99,6 +103,8 @@ class Choice:
 
     spoken    characters of text, and calls of tools
     thoughts  tokens of the answer up to the end of its thought
+    answer    what it is made of
+    tokens    its tokens
     """
 
     __slots__ = (
@@ -107,6 +113,7 @@ class Choice:
         "_prompt",
         "_reader",
         "_silent",
+        "answer",
         "index",
         "outcome",
         "prompt_scores",
@@ -114,6 +121,7 @@ class Choice:
         "spoken",
         "started",
         "thoughts",
+        "tokens",
         "transcript",
     )
 
@@ -139,6 +147,8 @@ class Choice:
         self._end_of_thought = end_of_thought
         self._echo: str | None = None
         self._silent = False
+        self.answer = Answer()
+        self.tokens: list[int] = []
 
     @property
     def prompt(self) -> int:
@@ -189,9 +199,21 @@ class Choice:
         self._count_thoughts(tokens, before, thinking or any(isinstance(d, Thought) for d in said))
         for delta in said:
             self.spoken += len(delta.text) if isinstance(delta, Said) else isinstance(delta, CallOpened)
+        self.answer.add(said)
+        self.tokens += tokens
         counted = tokens[: self.transcript.tokens - before]
         entries += zip(counted, delivery.scores, strict=False)
         return deltas + said, entries, counted
+
+    def written(self) -> Written | None:
+        """What is to be kept of the calls of an answer that has ended, so that it can stand in later prompts as it was written."""
+        if self._reader is None or self.finish != "tool_calls" or self._reader.over:
+            return None
+        return self.answer.written(self._reader.tail)
+
+    def held(self) -> Ints:
+        """Tokens of the prompt and the answer."""
+        return np.concatenate((self._prompt, np.asarray(self.tokens, np.int32)))
 
     def prompt_entries(self) -> list[Entry]:
         """Every token of the prompt with its score, or nothing where they were not asked for."""
@@ -254,7 +276,10 @@ class Generation:
         metrics: Metrics,
         clock: Clock,
         trace: CallTrace | None = None,
+        ended: Callable[[Choice], None] | None = None,
     ) -> None:
+        """`ended` is told of each choice that has come to its end."""
+        self._ended = ended
         self._metrics = metrics
         self._trace = trace
         self._clock = clock
@@ -334,6 +359,8 @@ class Generation:
             del self._by_id[choice.request_id]
             if self._trace is not None:
                 self._trace.ended(choice.request_id, choice.reason)
+            if self._ended is not None:
+                self._ended(choice)
         return Piece(choice, deltas, scores, tokens, first, choice.finish)
 
     def _time(self, choice: Choice, tokens: int) -> bool:

@@ -65,6 +65,8 @@ class HintRoutes:
         """What a call is about. Raises RequestError."""
         about.check()
         salt, call = caller_of(request).salted(about.cache_salt), about.call()
+        if call is not None:
+            call.came_in(about.size)
         if call is None:
             return Subject(salt, None, about.session_id or "")
         if isinstance(call, ChatCall):

@@ -78,6 +78,14 @@ class Metrics:
         self._coalesced_tokens = Counter(
             "stepwell_coalesced_tokens", "Tokens that they did not compute themselves", registry=self.registry
         )
+        self._ahead = Counter(
+            "stepwell_look_ahead_requests",
+            "Conversations computed as their next turn will have them",
+            registry=self.registry,
+        )
+        self._ahead_tokens = Counter(
+            "stepwell_look_ahead_tokens", "Prompt tokens computed for them", registry=self.registry
+        )
         self._generated = Counter("stepwell_generation_tokens", "Tokens generated", registry=self.registry)
         reasons = get_args(FinishReason)
         self._finished = self._counter("requests", "Sequences by how they ended", "finish_reason", reasons)
@@ -123,6 +131,11 @@ class Metrics:
             self._lost.labels(loss).inc(tokens)
         self._admissions.labels(outcome.reason).inc()
         self._resumes.labels("none" if outcome.state_tier is None else outcome.state_tier.name.lower()).inc()
+
+    def looked_ahead(self, outcome: AdmissionOutcome) -> None:
+        """A conversation was computed as its next turn will have it: no call's, and no part of any rate."""
+        self._ahead.inc()
+        self._ahead_tokens.inc(outcome.recomputed)
 
     def generated(self, tokens: int) -> None:
         self._generated.inc(tokens)

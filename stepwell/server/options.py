@@ -17,6 +17,7 @@ from stepwell.server.keys import Keys
 from stepwell.server.names import ServedNames
 from stepwell.server.parts import Limits
 from stepwell.server.settings import TraceTarget, trace_target
+from stepwell.server.template_use import TemplateUse, template_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class ServeOptions:
     names: ServedNames | None = None
     generation_config: str = AUTO
     generation_override: str | None = None
+    template: TemplateUse = field(default_factory=TemplateUse)
 
 
 def options_from(
@@ -92,6 +94,7 @@ def options_from(
         names=names,
         generation_config=values["generation_config"],
         generation_override=values["override_generation_config"],
+        template=template_use(values),
     )
 
 

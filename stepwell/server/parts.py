@@ -15,6 +15,7 @@ from stepwell.server.grammar import GrammarReader
 from stepwell.server.keys import Keys
 from stepwell.server.metrics import Metrics
 from stepwell.server.names import ServedNames
+from stepwell.server.template_use import TemplateUse
 
 if TYPE_CHECKING:
     from stepwell.server.otlp import Otlp
@@ -41,6 +42,7 @@ class Parts:
     otlp         where calls are traced to
     grammars     reads those that calls bring
     defaults     what a call gets where it says nothing
+    template     how the chat template is used
     names        those under which the model is served; None: the engine's own alone
     """
 
@@ -57,6 +59,7 @@ class Parts:
     otlp: Otlp | None = None
     grammars: GrammarReader = field(default_factory=GrammarReader)
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    template: TemplateUse = field(default_factory=TemplateUse)
     names: ServedNames | None = None
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from stepwell.server.dialect import Dialect
 from stepwell.server.errors import PromptTooLong
 from stepwell.server.hosted import LeftOut
 from stepwell.server.read.reply import Start
+from stepwell.server.render import Renderer
 from stepwell.server.schema import ChatCall, TokenizeCall
 from stepwell.server.tools import Tool, read_tools
 from stepwell.talk.conversation import conversation
@@ -29,11 +30,13 @@ log = logging.getLogger("stepwell.server")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be continued: int32 [n], the text that it was made of (None: it came as ids), and how the answer begins."""
+    """What is to be continued: int32 [n], the text that it was made of (None: it came as ids), how the answer begins, and where prompts
+    like it tend to part."""
 
     ids: Ints
     text: str | None = None
     start: Start = Start.SPEAKING
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,13 @@ class PromptReader:
 
     tokenizer: Tokenizer
     facts: EngineFacts
-    dialect: Dialect
+    renderer: Renderer
     beside: Beside = field(default_factory=Beside)
     left_out: LeftOut = field(default_factory=lambda: LeftOut("parts of messages", "this model reads text alone"))
+
+    @property
+    def dialect(self) -> Dialect:
+        return self.renderer.dialect
 
     async def completion(self, value: object, special: bool = True) -> list[Prompt]:
         """Prompts of a completion: text, token ids, or a list of either. Raises RequestError.
@@ -57,6 +64,19 @@ class PromptReader:
     async def chat(self, call: ChatCall, tools: Sequence[Tool]) -> Prompt:
         """The prompt of a conversation. Raises RequestError."""
         return await self._conversation(call, call.messages, tools, self.facts.max_model_len - 1)
+
+    async def ahead(self, call: ChatCall, tools: Sequence[Tool], message: Mapping[str, Any]) -> Prompt | None:
+        """What the next prompt begins with, up to a user's words, once `message` has answered `call`; None where it cannot be told."""
+        turn = self.dialect.turn
+        if turn is None:
+            return None
+        given = [*call.messages, message, {"role": "user", "content": "…"}]
+        prompt = await self._conversation(call, given, tools, self.facts.max_model_len - 1)
+        starts = np.flatnonzero(prompt.ids == turn)
+        if len(starts) < 3:
+            return None
+        ids = prompt.ids[: int(starts[-2])]  # behind it come the user's words, then the header of an answer
+        return replace(prompt, ids=ids, places=tuple(place for place in prompt.places if place < len(ids)))
 
     async def tokenize(self, call: TokenizeCall) -> Ints:
         """What a prompt or a conversation would become, of any length. Raises RequestError."""
@@ -80,15 +100,16 @@ class PromptReader:
         talk = conversation(given, self.dialect.manners)
         for kind in talk.left_out:
             self.left_out.note(kind)
-        text = self.tokenizer.render(
+        rendered = self.renderer.render(
             talk.messages,
+            tools,
+            {**self.dialect.variables(call.reasoning_effort), **(call.chat_template_kwargs or {})},
             open_answer=call.add_generation_prompt and not continued,
             continue_last=continued,
-            variables={**self.dialect.variables(call.reasoning_effort), **(call.chat_template_kwargs or {})},
-            tools=tools,
         )
-        ids = self._encode(text, "messages", special=False, most=most)
-        return Prompt(ids, text, self.dialect.start(text, continued))
+        ids = self._encoded("messages", rendered.text, lambda: self.renderer.encode(rendered), most)
+        start = self.dialect.start(rendered.text, continued)
+        return Prompt(ids, rendered.text, start, self.renderer.places(ids, talk.messages, tools))
 
     def ids(self, value: Sequence[object], field: str) -> Ints:
         """Token ids of this vocabulary as int32. Raises RequestError."""
@@ -102,18 +123,19 @@ class PromptReader:
 
     def _read(self, item: str | list[object], special: bool) -> Prompt:
         if isinstance(item, str):
-            return Prompt(self._encode(item, "prompt", special=special, most=self.facts.max_model_len - 1), item)
+            most = self.facts.max_model_len - 1
+            return Prompt(self._encoded("prompt", item, lambda: self.tokenizer.encode(item, special), most), item)
         ids = self.ids(item, "prompt")
         self._check_length(len(ids), "prompt", self.facts.max_model_len - 1)
         return Prompt(ids)
 
-    def _encode(self, text: str, field: str, *, special: bool, most: int | None) -> Ints:
+    def _encoded(self, field: str, text: str, encode: Callable[[], Ints], most: int | None) -> Ints:
         """Tokens of `text`, which is not even looked at where it cannot be short enough. Raises RequestError."""
         if most is None:
-            return self.tokenizer.encode(text, special=special)
+            return encode()
         if (fewest := self.tokenizer.fewest(text)) > most:
             raise PromptTooLong(field, fewest, self.facts.max_model_len)
-        ids = self.tokenizer.encode(text, special=special)
+        ids = encode()
         self._check_length(len(ids), field, most)
         return ids
 

@@ -160,6 +160,7 @@ def _parts(
         keys=options.keys,
         origins=options.origins,
         allow_reset=options.allow_reset,
+        template=options.template,
         otlp=otlp,
         names=options.names,
     )
@@ -171,7 +172,7 @@ async def _watch(process: EngineProcess, client: EngineClient) -> None:
 
 
 async def _start(options: ServeOptions, client: EngineClient) -> tuple[EngineFacts, Tokenizer]:
-    tokenizer = asyncio.create_task(asyncio.to_thread(Tokenizer.load, options.config.model))
+    tokenizer = asyncio.create_task(asyncio.to_thread(Tokenizer.load, options.config.model, options.template.text))
     try:
         return await client.ready(), await tokenizer
     finally:

@@ -58,3 +58,15 @@ def test_none_at_or_below_where_the_request_resumed() -> None:
         rungs = prompt_rungs(100, resumed, 20, rules)
         assert all(resumed < p <= 100 for p, _ in rungs)
         assert list(rungs) == sorted(rungs)
+
+
+def test_known_places_get_the_last_grid_boundary_below_them() -> None:
+    rules = config(grid=8, interval=1000)
+    assert prompt_rungs(100, 0, None, rules, (30, 32, 61, 0, 3, 200)) == (
+        (24, INTERVAL),
+        (32, INTERVAL),
+        (56, INTERVAL),
+        (96, END),
+    )
+    assert prompt_rungs(100, 40, 58, rules, (30, 61)) == ((56, BRANCH), (96, END))
+    assert prompt_rungs(100, 0, None, rules, (99,)) == ((96, END),)

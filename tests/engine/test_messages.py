@@ -21,12 +21,15 @@ OUTCOME = AdmissionOutcome(
 
 def test_request_survives_the_journey() -> None:
     params = SamplingParams(None, 0.5, 0.9, 4, 2**63 - 1, 2, (1, 5), True)
-    request = Request("a", np.array([0, 7, 2**31 - 1], np.int32), params, "salt", False, False, "s", priority=-7)
+    request = Request(
+        "a", np.array([0, 7, 2**31 - 1], np.int32), params, "salt", False, False, "s", priority=-7, places=(64, 128)
+    )
     arrived = messages.decode_command(messages.encode(messages.submit_of(request)))
     assert isinstance(arrived, messages.Submit)
     copy = messages.request_of(arrived)
     assert np.array_equal(copy.prompt, request.prompt) and copy.prompt.dtype == np.int32
     assert messages.submit_of(copy) == messages.submit_of(request) and copy.priority == -7
+    assert copy.places == (64, 128)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from stepwell.server.app import create_app
 from stepwell.server.client import EngineClient
 from stepwell.server.metrics import Metrics
 from stepwell.server.parts import Limits, Parts
+from stepwell.server.template_use import TemplateUse
 from stepwell.testing.tokenizer import train_tokenizer, write_tokenizer
 from tests.engine.scripted import ScriptedLoop, facts
 
@@ -65,7 +66,12 @@ def running(
     patience: Patience | None = None,
     **parts: Any,
 ) -> Iterator[Running]:
-    """A server until the block ends, on `loop` or a scripted one. `parts` are further parts of a server, by name."""
+    """A server until the block ends, on `loop` or a scripted one. `parts` are further parts of a server, by name.
+
+    A scripted loop says its prompt again, so that marks in contents must be tokens; and it remembers what it was asked, so
+    that nothing is asked ahead.
+    """
+    parts = {"template": TemplateUse(plain=False, look_ahead=False), **parts}
     directory = tempfile.mkdtemp(prefix="sw-")
     loop = loop or ScriptedLoop()
     engine = threading.Thread(target=_engine, args=(loop, directory))

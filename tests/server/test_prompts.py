@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from stepwell.base.errors import RequestError
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.dialect import Dialect
 from stepwell.server.errors import PromptTooLong
 from stepwell.server.prompts import PromptReader
+from stepwell.server.render import Renderer
 from stepwell.server.schema import ChatCall
+from stepwell.server.template_use import TemplateUse
 from stepwell.server.tools import read_use
 from tests.server.templates import talking_tokenizer
 
@@ -55,7 +56,7 @@ class Watched:
 
 def beside_the_loop(tokenizer: Tokenizer, **fields: Any) -> bool:
     watched: Any = Watched(tokenizer)
-    reader = PromptReader(watched, EngineFacts("tiny", 100_000, 320, ()), Dialect.of(tokenizer))
+    reader = PromptReader(watched, EngineFacts("tiny", 100_000, 320, ()), Renderer.of(tokenizer, TemplateUse()))
     call = ChatCall.model_validate(fields)
     call.came_in(len(json.dumps(fields)))
     asyncio.run(reader.chat(call, read_use(call).shown))
@@ -86,7 +87,7 @@ def test_all_of_a_body_counts_whatever_it_holds(tokenizer: Tokenizer) -> None:
 def test_text_that_cannot_be_short_enough_is_refused_before_it_is_tokenized(tokenizer: Tokenizer) -> None:
     watched: Any = Watched(tokenizer)
     watched.encode = None
-    reader = PromptReader(watched, EngineFacts("tiny", 100, 320, ()), Dialect.of(tokenizer))
+    reader = PromptReader(watched, EngineFacts("tiny", 100, 320, ()), Renderer.of(tokenizer, TemplateUse()))
     for text in ("ab cd " * 60, "x" * 100_000):
         with pytest.raises(PromptTooLong):
             asyncio.run(reader.completion(text))

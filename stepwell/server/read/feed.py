@@ -16,9 +16,10 @@ class Feed:
 
     ended  nothing more will come
     cut    it was ended from outside (there was no room for more), so that the model may have meant to go on
+    kept   what is read is kept here; None: it is not
     """
 
-    __slots__ = ("_taken", "at", "cut", "ended", "text")
+    __slots__ = ("_taken", "at", "cut", "ended", "kept", "text")
 
     def __init__(self) -> None:
         self.text = ""
@@ -26,6 +27,7 @@ class Feed:
         self.ended = False
         self.cut = False
         self._taken: list[str] = []
+        self.kept: list[str] | None = None
 
     @property
     def closed(self) -> bool:
@@ -40,6 +42,8 @@ class Feed:
         """The text up to `end`, which now has been read."""
         taken = self.text[self.at : end]
         self._taken.append(taken)
+        if self.kept is not None:
+            self.kept.append(taken)
         self.at = end
         return taken
 

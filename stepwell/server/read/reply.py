@@ -70,6 +70,7 @@ class ReplyReader:
     cut       the last of them has no end
     over      nothing after what was read is wanted: the one call that was allowed has come, or one that is broken
     thinking  a thought has begun and not ended
+    tail      everything from the space before the first call on, as the model wrote it
     """
 
     __slots__ = ("_feed", "_out", "_reading", "_spoke", "_steps", "calls", "cut", "over", "thinking")
@@ -84,6 +85,10 @@ class ReplyReader:
         self.over = False
         self.thinking = reading.start is Start.THINKING
         self._steps: Steps[None] | None = self._read()
+
+    @property
+    def tail(self) -> str:
+        return "".join(self._feed.kept or ())
 
     def push(self, text: str) -> list[Delta]:
         """What more text adds."""
@@ -199,6 +204,8 @@ class ReplyReader:
         """One call or, within one pair of marks, several. What text behind them begins with; None where nothing more is wanted."""
         feed = self._feed
         feed.mark()
+        if not self.calls:
+            feed.kept = [before]
         opening = mark_at(feed, feed.at)
         if opening.kind is Kind.OPEN:
             feed.take(opening.end)
@@ -206,6 +213,8 @@ class ReplyReader:
         while True:
             result = yield from self._call()
             if result is Result.NONE:
+                if not self.calls:
+                    feed.kept = None
                 self._pass(Said, space + feed.since_mark())
                 self._spoke = True
                 return ""

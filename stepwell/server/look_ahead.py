@@ -1,0 +1,99 @@
+"""Conversations computed as their next turn will have them, while nothing else is to be done.
+
+After a final answer, templates that forget thoughts render the turn anew once a user's message follows it. All of it would be computed
+again while the user waits. What stands before that message is known as soon as the answer is.
+
+    turn:      … user │ assistant <think>…</think> call │ tool │ … │ answer
+    next turn: … user │ assistant               call │ tool │ … │ answer │ user …
+                      └────────── computed ahead of need ────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stepwell.base.errors import StepwellError
+from stepwell.base.geometry import Ints
+from stepwell.sched.request import MAX_PRIORITY, Request, SamplingParams
+from stepwell.server.client import AHEAD, EngineClient
+from stepwell.server.prompts import Prompt, PromptReader
+from stepwell.server.schema import ChatCall
+
+_WAITING = 16  # turns that wait for a quiet moment; the latest are the likeliest to go on
+_QUIET = 0.02  # seconds between two looks whether nothing is to be done
+_TRIES = 3
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn that has ended. `held` are the tokens of its prompt and its answer, which are cached as they are."""
+
+    call: ChatCall
+    tools: Sequence[dict[str, Any]]
+    message: dict[str, Any]
+    held: Ints
+    salt: str
+    tries: int = 0
+
+
+class LookAhead:
+    """Owns the turns that wait, and the one request at a time that is made for them. Any other request ends that one."""
+
+    def __init__(self, client: EngineClient, prompts: PromptReader, grid: int = 64) -> None:
+        """`grid`: tokens that are not worth a request."""
+        self._client = client
+        self._prompts = prompts
+        self._grid = grid
+        self._turns: deque[Turn] = deque(maxlen=_WAITING)
+        self._task: asyncio.Task[None] | None = None
+
+    def consider(self, turn: Turn) -> None:
+        """The conversation may go on from here."""
+        self._turns.append(turn)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while self._turns and self._client.dead is None:
+            await asyncio.sleep(_QUIET)
+            if self._client.open:
+                continue
+            turn = self._turns.pop()
+            with contextlib.suppress(StepwellError):  # nobody waits for it
+                prompt = await self._prompts.ahead(turn.call, turn.tools, turn.message)
+                if prompt is None or len(prompt.ids) - common(prompt.ids, turn.held) <= self._grid:
+                    continue
+                if self._client.open:
+                    self._turns.append(turn)
+                elif not await self._compute(prompt, turn.salt) and turn.tries < _TRIES:
+                    turn.tries += 1
+                    self._turns.append(turn)
+
+    async def _compute(self, prompt: Prompt, salt: str) -> bool:
+        """Whether it was computed to its end."""
+        params = SamplingParams(max_tokens=1)
+        name = f"{AHEAD}{secrets.token_hex(8)}"
+        request = Request(name, prompt.ids, params, salt, priority=MAX_PRIORITY, places=prompt.places)
+        try:
+            with self._client.ahead(request) as answers:
+                await answers.accepted()
+                while (await answers.next())[name].end is None:
+                    pass
+        except StepwellError:
+            return False
+        return True
+
+
+def common(one: Ints, other: Ints) -> int:
+    """Tokens that both begin with."""
+    length = min(len(one), len(other))
+    differs = np.flatnonzero(one[:length] != other[:length])
+    return int(differs[0]) if len(differs) else length
