@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from stepwell.base.errors import RequestError
-from stepwell.server.hosted import LeftOut
 from stepwell.server.responses.schema import Format, ResponsesCall
-from stepwell.server.tools import Tool, as_function
+from stepwell.server.responses.tools import Declarations
 from stepwell.talk.history import Message
 from stepwell.talk.order import led_by
 
@@ -20,18 +19,17 @@ _SCORES = "message.output_text.logprobs"
 
 
 def chat_fields(
-    call: ResponsesCall, earlier: Sequence[Message], added: Sequence[Message], left_out: LeftOut
+    call: ResponsesCall, earlier: Sequence[Message], added: Sequence[Message], declared: Declarations
 ) -> dict[str, Any]:
     """The fields of the chat whose messages are `earlier` and then `added`. Raises RequestError naming the caller's own field."""
     _refuse(call)
     messages = led_by(call.instructions or "", [*earlier, *added])
     if not messages:
         raise RequestError("input is empty: give a text or at least one item", "input")
-    tools = _tools(call.tools or [], left_out)
     return {
         "messages": messages,
-        "tools": tools or None,
-        "tool_choice": _choice(call.tool_choice, tools),
+        "tools": list(declared.tools) or None,
+        "tool_choice": _choice(call.tool_choice, declared),
         "parallel_tool_calls": call.parallel_tool_calls,
         "response_format": _format(None if call.text is None else call.text.format),
         "chat_template_kwargs": call.chat_template_kwargs,
@@ -51,30 +49,18 @@ def _format(given: Format | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": given.name or "answer", "schema": given.json_schema}}
 
 
-def _tools(tools: Sequence[Mapping[str, Any]], left_out: LeftOut) -> list[Tool]:
-    shown = []
-    for i, tool in enumerate(tools):
-        kind = tool.get("type")
-        if not isinstance(kind, str):
-            raise RequestError(f"tools.{i}.type must be 'function'", f"tools.{i}.type")
-        if kind == "function":
-            shown.append(as_function(tool, f"tools.{i}"))
-        else:
-            left_out.note(kind)
-    return shown
-
-
-def _choice(choice: object, tools: Sequence[Tool]) -> object:
+def _choice(choice: object, declared: Declarations) -> object:
     if choice is None or isinstance(choice, str):
         return choice
-    if not isinstance(choice, dict) or choice.get("type") != "function":
+    if not isinstance(choice, dict) or choice.get("type") not in ("function", "custom"):
         raise RequestError(
             "tool_choice must be 'none', 'auto', 'required' or {'type': 'function', 'name': one of the tools'}",
             "tool_choice",
         )
-    if choice.get("name") not in [tool["function"]["name"] for tool in tools]:
+    names = declared.names(choice["type"], choice.get("name"))
+    if not names:
         raise RequestError("tool_choice.name must be the name of one of the tools", "tool_choice.name")
-    return {"type": "function", "function": {"name": choice["name"]}}
+    return {"type": "function", "function": {"name": names[0]}}
 
 
 def _refuse(call: ResponsesCall) -> None:

@@ -13,6 +13,7 @@ from stepwell.server.generate import Generation, Piece
 from stepwell.server.items import Change, Closed, Grew, Item, Items, Opened
 from stepwell.server.lines import line
 from stepwell.server.responses.kept import KeptResponses, Message, Stored, Turn
+from stepwell.server.responses.tools import Declarations, InputText, input_of
 from stepwell.talk.items import read_items
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -50,9 +51,11 @@ _SUMMARY = _Words("reasoning_summary_text", "reasoning_summary_part", "summary_i
 
 
 class ResponsesForm:
-    """The form of a response. `echo` is what it repeats of its call; `place` None: it is not kept."""
+    """The form of a response. `echo` is what it repeats of its call; `place` None: it is not kept; `declared`: its call's tools."""
 
-    def __init__(self, name: str, echo: dict[str, Any], place: Place | None) -> None:
+    def __init__(self, name: str, echo: dict[str, Any], place: Place | None, declared: Declarations) -> None:
+        self._declared = declared
+        self._inputs: dict[int, InputText] = {}
         self._name = name
         self._echo = echo
         self._place = place
@@ -113,6 +116,10 @@ class ResponsesForm:
         match change:
             case Opened(item):
                 return self._opened(item)
+            case Grew(item, text) if self._is_custom(item):
+                new = self._inputs.setdefault(item.index, InputText()).push(text)
+                delta = {**self._where(item), "delta": new}
+                return [self._event("response.custom_tool_call_input.delta", delta)] if new else []
             case Grew(item, text):
                 name = "function_call_arguments" if item.kind == "call" else self._words(item).text
                 return [self._event(f"response.{name}.delta", {**self._where(item), **_scored(item), "delta": text})]
@@ -133,8 +140,11 @@ class ResponsesForm:
 
     def _closed(self, item: Item, status: Status) -> list[bytes]:
         where, text = self._where(item), item.text
-        if item.kind == "call":
-            done = {**where, "name": item.name, "arguments": text}
+        if self._is_custom(item):
+            done = {**where, "input": input_of(text)}
+            out = [self._event("response.custom_tool_call_input.done", done)]
+        elif item.kind == "call":
+            done = {**where, "name": self._declared.of(item.name).name, "arguments": text}
             out = [self._event("response.function_call_arguments.done", done)]
         else:
             words = self._words(item)
@@ -145,6 +155,9 @@ class ResponsesForm:
         done = {"output_index": item.index, "item": self._item(item, status)}
         return [*out, self._event("response.output_item.done", done)]
 
+    def _is_custom(self, item: Item) -> bool:
+        return item.kind == "call" and self._declared.of(item.name).custom
+
     def _words(self, item: Item) -> _Words:
         return _TEXT if item.kind == "text" else self._thought
 
@@ -154,7 +167,9 @@ class ResponsesForm:
 
     def _id(self, item: Item) -> str:
         if item.index not in self._ids:
-            self._ids[item.index] = f"{_PREFIXES[item.kind]}_{secrets.token_hex(12)}"
+            self._ids[item.index] = (
+                f"{'ctc' if self._is_custom(item) else _PREFIXES[item.kind]}_{secrets.token_hex(12)}"
+            )
         return self._ids[item.index]
 
     def _item(self, item: Item, status: Status) -> dict[str, Any]:
@@ -163,7 +178,7 @@ class ResponsesForm:
             case "text":
                 return {**head, "type": "message", "role": "assistant", "content": [_part(_TEXT, item.text)]}
             case "call":
-                return {**head, "type": "function_call", "call_id": item.id, "name": item.name, "arguments": item.text}
+                return {**head, **self._declared.of(item.name).item(item.id, item.text)}
             case "thought":
                 parts = [_part(self._thought, item.text)]
                 if self._thought is _SUMMARY:

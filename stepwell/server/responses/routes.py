@@ -21,6 +21,7 @@ from stepwell.server.responses.chat import NAMES, chat_fields
 from stepwell.server.responses.events import Place, ResponsesForm
 from stepwell.server.responses.kept import KeptResponses, Stored
 from stepwell.server.responses.schema import ResponsesCall
+from stepwell.server.responses.tools import declarations
 from stepwell.server.schema import MAX_NAME
 from stepwell.talk.items import chat_messages
 
@@ -46,7 +47,8 @@ class ResponsesRoutes:
         added = chat_messages(call.input)
         messages = [] if earlier is None else earlier.messages
         try:
-            chat = call.chat(chat_fields(call, messages, added, self._left_out))
+            declared = declarations(call.tools or [], self._left_out)
+            chat = call.chat(chat_fields(call, messages, added, declared))
             wish = await self._generation.chat(chat, arrived)
         except RequestError as error:
             raise renamed(error, NAMES) from error
@@ -56,7 +58,7 @@ class ResponsesRoutes:
         place = None if call.store is False else Place(self._kept, owner, turns, tuple(added))
         session = call.prompt_cache_key[:MAX_NAME] if call.prompt_cache_key else None
         wish = replace(wish, session=session, keep_s=_DAY if call.prompt_cache_retention == "24h" else None)
-        return await self._generation.answer(request, wish, name, ResponsesForm(name, echo, place))
+        return await self._generation.answer(request, wish, name, ResponsesForm(name, echo, place, declared))
 
     async def find(self, request: Request, response_id: str) -> Response:
         stored = self._kept.find(caller_of(request).owner, response_id)

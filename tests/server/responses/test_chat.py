@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from stepwell.server import schema
 from stepwell.server.hosted import LeftOut
 from stepwell.server.responses.chat import chat_fields
 from stepwell.server.responses.schema import ResponsesCall
+from stepwell.server.responses.tools import InputText, declarations, input_of
 from stepwell.talk.items import chat_messages
 
 USER = {"role": "user", "content": "hello"}
@@ -21,7 +23,7 @@ CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 
 def chat(**fields: Any) -> dict[str, Any]:
     call, _ = schema.parse(ResponsesCall, {"input": "hello", **fields})
-    return chat_fields(call, [], chat_messages(call.input), LeftOut())
+    return chat_fields(call, [], chat_messages(call.input), declarations(call.tools or [], LeftOut()))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_tools_that_are_no_functions_are_left_out_and_named_once(caplog: pytest.
         ResponsesCall, {"input": "x", "tools": [{"type": "web_search"}, TOOL, {"type": "web_search"}]}
     )
     with caplog.at_level(logging.WARNING, "stepwell"):
-        tools = chat_fields(call, [], chat_messages("x"), left_out)["tools"]
+        tools = chat_fields(call, [], chat_messages("x"), declarations(call.tools or [], left_out))["tools"]
     assert tools == [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     assert len([r for r in caplog.records if "web_search" in r.getMessage()]) == 1
 
@@ -146,3 +148,51 @@ def test_wrong_fields_are_named(name: str, values: list[Any]) -> None:
         param = fault.value.param or ""
         assert param == name or param.startswith(f"{name}."), (value, param)
         assert name.partition(".")[0] in str(fault.value)
+
+
+NAMESPACE = {
+    "type": "namespace",
+    "name": "mcp__well",
+    "description": "of wells",
+    "tools": [{**TOOL, "name": "depth"}, {"type": "web_search"}],
+}
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Changes files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: line+"},
+}
+
+
+def test_tools_in_namespaces_and_those_that_take_text_are_functions_to_the_model() -> None:
+    functions = [tool["function"] for tool in chat(tools=[TOOL, NAMESPACE, PATCH])["tools"]]
+    assert [function["name"] for function in functions] == ["f", "mcp__well__depth", "apply_patch"]
+    assert functions[2]["parameters"]["required"] == ["input"] and "start: line+" in functions[2]["description"]
+    for choice, name in (("depth", "mcp__well__depth"), ("mcp__well__depth", "mcp__well__depth"), ("f", "f")):
+        chosen = chat(tools=[TOOL, NAMESPACE], tool_choice={"type": "function", "name": choice})["tool_choice"]
+        assert chosen["function"]["name"] == name
+    chosen = chat(tools=[PATCH], tool_choice={"type": "custom", "name": "apply_patch"})["tool_choice"]
+    assert chosen["function"]["name"] == "apply_patch"
+    for wrong in ({**NAMESPACE, "tools": None}, {**NAMESPACE, "tools": ["x"]}, {**PATCH, "name": "a b"}):
+        with pytest.raises(RequestError):
+            chat(tools=[wrong])
+
+
+def test_the_text_for_a_tool_is_all_that_there_is_of_it() -> None:
+    for arguments, text in (
+        ('{"input": "a\\nb"}', "a\nb"),
+        ('{"input": "a\\u00e9', "aé"),
+        ("{}", "{}"),
+        ('{"input": 5}', '{"input": 5}'),
+        ("", ""),
+    ):
+        assert input_of(arguments) == text
+
+
+def test_the_text_for_a_tool_comes_whole_however_its_arguments_are_cut() -> None:
+    arguments = '{"input": "a \\"b\\" \\\\ \\n \\u00e9 z"}'
+    pieces = re.findall(r"\\u....|\\.|.", arguments)
+    for size in (1, 2, 3, 100):
+        text = InputText()
+        parts = [text.push("".join(pieces[i : i + size])) for i in range(0, len(pieces), size)]
+        assert "".join(parts) == 'a "b" \\ \n é z'

@@ -362,3 +362,36 @@ def test_a_fault_within_a_stream_is_its_last_event(talker: Tokenizer) -> None:
 def test_the_answers_headers_say_how_it_was_resumed(talking: Running) -> None:
     response = post(talking)
     assert "x-stepwell-resume" in response.headers and response.headers["x-request-id"] == response.json()["id"]
+
+
+def test_calls_go_back_in_the_form_in_which_their_tools_were_declared(talking: Running, talker: Tokenizer) -> None:
+    tools = [
+        {
+            "type": "namespace",
+            "name": "mcp__well",
+            "tools": [{"type": "function", "name": "depth", "parameters": PARAMETERS}],
+        },
+        {"type": "custom", "name": "apply_patch", "description": "Changes files.", "format": {"type": "text"}},
+    ]
+    patch = '*** Begin\n+ "é" \\\n'
+    calls = [("mcp__well__depth", {"city": "x"}), ("apply_patch", {"input": patch})]
+    said = "\n".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls
+    )
+    first, second = post(talking, input=said, tools=tools).json()["output"]
+    assert (first["type"], first["name"], first["namespace"]) == ("function_call", "depth", "mcp__well")
+    assert (second["type"], second["name"], second["input"]) == ("custom_tool_call", "apply_patch", patch)
+    events = events_of(post(talking, input=said, tools=tools, stream=True))
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    done = next(event for event in events if event["type"] == "response.custom_tool_call_input.done")
+    assert deltas and "".join(deltas) == patch == done["input"]
+    kinds = [event["item"]["type"] for event in events if event["type"] == "response.output_item.done"]
+    assert kinds == ["function_call", "custom_tool_call"]
+    results = [
+        {"type": "function_call_output", "call_id": first["call_id"], "output": [{"type": "input_text", "text": "7"}]},
+        {"type": "custom_tool_call_output", "call_id": second["call_id"], "output": "done"},
+    ]
+    assert (
+        post(talking, input=[{"role": "user", "content": "x"}, first, second, *results], tools=tools).status_code == 200
+    )
+    assert "mcp__well__depth" in prompt_of(talking, talker) and "apply_patch" in prompt_of(talking, talker)
