@@ -16,9 +16,10 @@ import sys
 
 import torch
 import triton
-from kernels.cases import cases
+from kernels.cases import cases, grouped_cases
 from kernels.checks import checks
 from kernels.shapes import SHAPES
+from kernels.step import step_ms
 from kernels.timing import copy_bytes_per_us, time_us
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +35,9 @@ def main() -> None:
     found = {f"{shape.name} {name}": value for shape in SHAPES for name, value in checks(shape)}
     wrong = {name: value for name, value in found.items() if not value <= WORST}
     speed = copy_bytes_per_us()
-    table = Table("shape", "batch", "kernel", "µs", "share of bandwidth", title=f"copy: {speed / 1e6:.2f} TB/s")
+    table = Table(
+        "shape", "batch", "kernel", "µs", "share of bandwidth, or speed", title=f"copy: {speed / 1e6:.2f} TB/s"
+    )
     rows = []
     for shape in SHAPES:
         for batch in options.batches:
@@ -43,6 +46,17 @@ def main() -> None:
                 table.add_row(shape.name, str(batch), case.name, f"{took:.1f}", f"{floor / took:.2f}")
                 rows.append({"shape": shape.name, "batch": batch, "kernel": case.name, "us": round(took, 2),
                              "share": round(floor / took, 3)})  # fmt: skip
+        if not shape.mlp:
+            for case in (c for count in (1024, 4096, 16384) for c in grouped_cases(shape, count)):
+                took = time_us(case.calls)
+                speed_of = f"{case.bytes / took / 1e6:.0f} TFLOP/s" if case.bytes else ""
+                table.add_row(shape.name, "", case.name, f"{took:.1f}", speed_of)
+                rows.append({"shape": shape.name, "kernel": case.name.strip(), "us": round(took, 1),
+                             "tflop_s": round(case.bytes / took / 1e6, 1)})  # fmt: skip
+        for batch in options.batches:
+            took = step_ms(shape, batch)
+            table.add_row(shape.name, str(batch), "whole decode step", f"{took * 1e3:.0f}", "")
+            rows.append({"shape": shape.name, "batch": batch, "kernel": "step", "us": round(took * 1e3, 1)})
     console = Console(width=100)
     console.print(table)
     console.print({name: f"{value:.1e}" for name, value in found.items()})

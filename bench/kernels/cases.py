@@ -31,7 +31,7 @@ from kernels.shapes import (
     whole,
 )  # fmt: skip
 from kernels.timing import sets
-from stepwell.ops.triton import attention, experts, linear, norm, recurrent, sampling
+from stepwell.ops.triton import attention, experts, grouped, linear, norm, recurrent, sampling
 from stepwell.ops.triton.experts import Tiles
 from stepwell.ops.triton.linear import Tile
 from stepwell.ops.triton.sampling import Settings
@@ -55,7 +55,7 @@ def cases(shape: Shape, batch: int) -> Iterator[Case]:
         yield from expert_cases(shape, batch)
 
 
-def recurrent_cases(shape: Shape, batch: int, blocks: tuple[int, ...] = (32,)) -> Iterator[Case]:
+def recurrent_cases(shape: Shape, batch: int, blocks: tuple[int, ...] = (16,)) -> Iterator[Case]:
     each = 2 * batch * VALUE_HEADS * DIM * DIM * 4
     n = sets(each)
     pool, window = normal(n * batch + 1, VALUE_HEADS, DIM, DIM, dtype=torch.float32), normal(n * batch + 1, 3, CHANNELS)
@@ -84,7 +84,7 @@ def recurrent_cases(shape: Shape, batch: int, blocks: tuple[int, ...] = (32,)) -
 
 
 def attention_cases(
-    shape: Shape, batch: int, splits: tuple[int, ...] = (0,), tiles: tuple[int, ...] = (32,)
+    shape: Shape, batch: int, splits: tuple[int, ...] = (0,), tiles: tuple[int | None, ...] = (None,)
 ) -> Iterator[Case]:
     fused, first = normal(batch, (2 * HEADS + 2 * shape.kv_heads) * HEAD_DIM), (HEADS + shape.kv_heads) * HEAD_DIM
     qk, v, gate = fused[:, :first], fused[:, first : -HEADS * HEAD_DIM], fused[:, -HEADS * HEAD_DIM :]
@@ -120,18 +120,25 @@ def attention_cases(
 
 def norm_cases(shape: Shape, batch: int) -> Iterator[Case]:
     x, residual, scale = normal(batch, shape.hidden), normal(batch, shape.hidden), normal(shape.hidden).float()
+    parts = normal(4, batch, shape.hidden, dtype=torch.float32)
     yield Case("add_norm", [partial(norm.add_rms_norm, x, residual, scale, 1e-6)] * 32, batch * shape.hidden * 8)
+    yield Case(
+        "add_norm parts", [partial(norm.add_rms_norm, parts, residual, scale, 1e-6)] * 32, batch * shape.hidden * 22
+    )
 
 
-def linear_cases(shape: Shape, batch: int, tiles: tuple[Tile, ...] = (Tile(),)) -> Iterator[Case]:
+def linear_cases(shape: Shape, batch: int, tiles: tuple[tuple[Tile, int], ...] = ()) -> Iterator[Case]:
+    """Own products as a decode step calls them; `tiles` adds others, each with a number of parts."""
     for name, (width, depth) in shape.projections.items():
         matrices = [weights(width, depth) for _ in range(sets(2 * width * depth, 24))]
         x, each = normal(batch, depth), 2 * (width * depth + batch * (width + depth))
         yield Case(f"{name} torch", [partial(F.linear, x, w) for w in matrices], each)
-        for tile in tiles:
-            own: list[Call] = [partial(linear.linear, x, w, tile) for w in matrices]
-            more = "" if len(tiles) == 1 else f" {tile.columns}×{tile.depth}×{tile.stages}w{tile.warps}"
-            yield Case(f"{name} own{more}", own, each)
+        parts = linear.parts_for(width, depth, batch)
+        yield Case(f"{name} own", [partial(linear.linear, x, w, parts=parts) for w in matrices], each)
+        for tile, parts in tiles:
+            if depth % (parts * tile.depth) == 0:
+                own: list[Call] = [partial(linear.linear, x, w, tile=tile, parts=parts) for w in matrices]
+                yield Case(f"{name} own {tile.columns}×{tile.depth}×{tile.stages}w{tile.warps}/{parts}", own, each)
         del matrices
 
 
@@ -143,7 +150,7 @@ def sampling_cases(shape: Shape, batch: int) -> Iterator[Case]:
     yield Case("sample", [partial(sampling.sample, y, all_of) for y in logits], batch * VOCAB * 2)
 
 
-def expert_cases(shape: Shape, batch: int, tiles: tuple[Tiles, ...] = (Tiles(),)) -> Iterator[Case]:
+def expert_cases(shape: Shape, batch: int, tiles: tuple[Tiles | None, ...] = (None,)) -> Iterator[Case]:
     gate_up, down = weights(EXPERTS, 2 * WIDTH, shape.hidden), weights(EXPERTS, shape.hidden, WIDTH)
     shared, scale = (weights(2 * WIDTH, shape.hidden), weights(shape.hidden, WIDTH)), normal(shape.hidden).float()
     logits = [normal(batch, EXPERTS + 1) for _ in range(12)]
@@ -157,3 +164,23 @@ def expert_cases(shape: Shape, batch: int, tiles: tuple[Tiles, ...] = (Tiles(),)
             partial(experts.mixture, x, c, w, gate_up, down, *shared, residual, scale, 1e-6, tile) for c, w in routes
         ]  # fmt: skip
         yield Case("mixture" if len(tiles) == 1 else f"mixture {tile}", calls, each)
+
+
+def grouped_cases(shape: Shape, rows: int) -> Iterator[Case]:
+    """A mixture for the tokens of a prompt; `bytes` holds the floating-point operations of its products instead."""
+    gate_up, down = weights(EXPERTS, 2 * WIDTH, shape.hidden), weights(EXPERTS, shape.hidden, WIDTH)
+    shared, scale = (weights(2 * WIDTH, shape.hidden), weights(shape.hidden, WIDTH)), normal(shape.hidden).float()
+    x, residual = normal(rows, shape.hidden), normal(rows, shape.hidden)
+    chosen, share = experts.route(normal(rows, EXPERTS + 1), TOP, True)
+    flops = rows * (TOP + 1) * 6 * WIDTH * shape.hidden
+    places, ends = grouped.sort_pairs(chosen, EXPERTS)
+    spread = grouped.spread_rows(x, places, TOP)
+    up = torch._grouped_mm(spread, gate_up.mT, offs=ends)
+    h = grouped.silu_gate(up)
+    whole = partial(grouped.mixture_of_many, x, chosen, share, gate_up, down, *shared, residual, scale, 1e-6)
+    yield Case(f"mixture of {rows}", [whole] * 4, flops)
+    yield Case(f"  sort {rows}", [partial(grouped.sort_pairs, chosen, EXPERTS)] * 4, 0)
+    yield Case(f"  spread {rows}", [partial(grouped.spread_rows, x, places, TOP)] * 4, 0)
+    yield Case(f"  up {rows}", [partial(torch._grouped_mm, spread, gate_up.mT, offs=ends)] * 4, flops * 16 / 27)
+    yield Case(f"  silu {rows}", [partial(grouped.silu_gate, up)] * 4, 0)
+    yield Case(f"  down {rows}", [partial(torch._grouped_mm, h, down.mT, offs=ends)] * 4, flops * 8 / 27)

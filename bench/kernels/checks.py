@@ -29,9 +29,7 @@ from kernels.shapes import (
     weights,
     whole,
 )  # fmt: skip
-from stepwell.ops.triton import attention, experts, linear, norm, recurrent, sampling, twins
-from stepwell.ops.triton.experts import Tiles
-from stepwell.ops.triton.linear import Tile
+from stepwell.ops.triton import attention, experts, grouped, linear, norm, recurrent, sampling, twins
 from stepwell.ops.triton.sampling import Settings
 
 WIDE = torch.float64
@@ -129,7 +127,10 @@ def _linear(shape: Shape) -> Iterator[tuple[str, float]]:
     weight = weights(width, depth)
     for rows in (1, 8, 64):
         x = normal(rows, depth)
-        yield f"linear_{rows}", error(linear.linear(x, weight, Tile()), twins.linear(x, weight, WIDE))
+        yield f"linear_{rows}", error(linear.linear(x, weight), twins.linear(x, weight, WIDE))
+        if rows > 1:
+            found = linear.linear(x, weight[:999], parts=2).sum(0)
+            yield f"linear_parts_{rows}", error(found, twins.linear(x, weight[:999], WIDE))
 
 
 def _sampling(shape: Shape) -> Iterator[tuple[str, float]]:
@@ -161,5 +162,9 @@ def _experts(shape: Shape) -> Iterator[tuple[str, float]]:
         expected = twins.route(logits, TOP, True)
         yield f"route_{rows}", error(share, expected[1]) + float((chosen != expected[0]).float().mean())
         other, where = residual.clone(), (gate_up, down, *shared)
-        found = experts.mixture(x, chosen, share, *where, residual, scale, 1e-6, Tiles())
-        yield f"mixture_{rows}", error(found, twins.mixture(x, chosen, share, *where, other, scale, 1e-6, WIDE))
+        found = experts.mixture(x, chosen, share, *where, residual, scale, 1e-6)
+        again = other.clone()
+        many = grouped.mixture_of_many(x, chosen, share, *where, again, scale, 1e-6)
+        expected = twins.mixture(x, chosen, share, *where, other, scale, 1e-6, WIDE)
+        yield f"mixture_{rows}", error(found, expected)
+        yield f"mixture_of_many_{rows}", error(many, expected)

@@ -12,15 +12,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stepwell.ops.triton.overlap import follow, overlap
+
 
 @triton.jit
 def _qkv_kernel(
     qk, qk_row, v, v_row, q_norm, k_norm, cos, sin, q_out, k_pages, v_pages, page_stride, page, offset, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = tl.arange(0, BLOCK)
     mask = i < DIM
+    follow(OVERLAP)
     place = tl.load(page + row) * page_stride + tl.load(offset + row) * KV_HEADS * DIM + i
     if head >= HEADS + KV_HEADS:
         value_head = head - HEADS - KV_HEADS
@@ -65,7 +69,7 @@ def qkv_step(
     _qkv_kernel[(heads + 2 * kv_heads, rows)](
         qk, qk.stride(0), v, v.stride(0), q_norm, k_norm, cos, sin, q_out, k_pages, v_pages, k_pages.stride(0),
         page, offset, eps, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=2 * cos.shape[1],
-        BLOCK=triton.next_power_of_2(dim), num_warps=1,
+        BLOCK=triton.next_power_of_2(dim), num_warps=1, **overlap(qk),
     )  # fmt: skip
     return q_out
 
@@ -105,8 +109,10 @@ def _decode_kernel(
     q, k_pages, v_pages, page_stride, table, table_row, lengths, acc_out, max_out, sum_out, scale,
     BLOCK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     DIM: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    follow(OVERLAP)
     length = tl.load(lengths + row).to(tl.int32)
     share = tl.cdiv(tl.cdiv(length, SPLITS), TILE) * TILE
     begin, end = split * share, tl.minimum(length, (split + 1) * share)
@@ -142,16 +148,16 @@ def _decode_kernel(
 @triton.jit
 def _merge_kernel(
     acc, tops, sums, gate, gate_row, out, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr, GATED: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, GATED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    item, s, d = row * HEADS + head, tl.arange(0, BLOCK), tl.arange(0, DIM)
+    head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    item, s, d = row * HEADS + head, tl.arange(0, BLOCK), tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     mask = s < SPLITS
+    follow(OVERLAP)
     top = tl.load(tops + item * SPLITS + s, mask=mask, other=float("-inf"))
     share = tl.load(sums + item * SPLITS + s, mask=mask, other=0.0)
     # a row without tokens (padding) is 0, not NaN
-    best = tl.maximum(tl.max(top, 0), -1e30)
-    weight = tl.exp2(top - best)
+    weight = tl.exp2(top - tl.maximum(tl.max(top, 0), -1e30))
     used = share > 0.0
     parts = tl.load(acc + (item * SPLITS + s)[:, None] * DIM + d[None, :], mask=used[:, None], other=0.0)
     y = tl.sum(parts * weight[:, None], 0) / tl.maximum(tl.sum(share * weight, 0), 1e-30)
@@ -161,17 +167,17 @@ def _merge_kernel(
 
 
 LOG2_E = 1.4426950408889634
-_PROGRAMS = 528  # four for each multiprocessor of an H200
+_PROGRAMS = 264  # two for each multiprocessor of an H200
 
 
 def splits_for(rows: int, kv_heads: int) -> int:
     """A division of each row's tokens that fills the card whatever their number, from shapes alone."""
-    return max(1, min(64, _PROGRAMS // (rows * kv_heads)))
+    return max(2, min(128, _PROGRAMS // (rows * kv_heads)))
 
 
 def paged_decode(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, gate: Tensor | None, *,
-    splits: int, tile: int = 32,
+    splits: int, tile: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one token for each row over its pages, times sigmoid(gate): [rows, heads · head_dim].
 
@@ -182,11 +188,13 @@ def paged_decode(
     splits    parts into which each row's tokens are divided, so that few rows fill the card. The result depends on it
               in the last bits, and on nothing else of the batch
 
+    tile      tokens that one program works on at once
+
     Tokens are read once; parts are merged by their largest score and sum (flash decoding, Dao et al., 2023).
     """
     rows, heads, dim = q.shape
     block, kv_heads = k_pages.shape[1], k_pages.shape[2]
-    group = heads // kv_heads
+    group, tile = heads // kv_heads, tile or (32 if splits > 64 else 64)
     assert k_pages.stride() == v_pages.stride() and k_pages.stride(1) == kv_heads * dim
     acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
     tops = torch.empty(2, rows, heads, splits, dtype=torch.float32, device=q.device)
@@ -194,10 +202,12 @@ def paged_decode(
         q, k_pages, v_pages, k_pages.stride(0), table, table.stride(0), lengths, acc, tops[0], tops[1],
         dim**-0.5 * LOG2_E, BLOCK=block, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         ROWS=max(16, triton.next_power_of_2(group)), DIM=dim, TILE=tile, SPLITS=splits, STAGES=3, num_warps=4,
+        **overlap(q),
     )  # fmt: skip
     out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
-    _merge_kernel[(heads, rows)](
-        acc, tops[0], tops[1], q if gate is None else gate, 0 if gate is None else gate.stride(0), out,
-        HEADS=heads, DIM=dim, SPLITS=splits, BLOCK=triton.next_power_of_2(splits), GATED=gate is not None, num_warps=4,
+    width = min(64, dim)
+    _merge_kernel[(dim // width, heads, rows)](
+        acc, tops[0], tops[1], q if gate is None else gate, 0 if gate is None else gate.stride(0), out, HEADS=heads, DIM=dim,
+        SPLITS=splits, BLOCK=triton.next_power_of_2(splits), WIDTH=width, GATED=gate is not None, num_warps=4, **overlap(q),
     )  # fmt: skip
     return out

@@ -8,6 +8,8 @@ A pair is (token, one of its experts); pair p belongs to token p // (top + 1). T
     _up        unit × columns: silu(gate · x) · up · x
     _down      unit × columns: down · h, one row for each pair
     _combine   a token's rows in the order of its pairs, weighted; adds the residual and norms the sum
+
+One token needs no plan: `_up_one` and `_down_one` are products of a single row, and the latter sums over the pairs.
 """
 
 from __future__ import annotations
@@ -19,18 +21,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stepwell.ops.triton.norm import add_rms_norm
+from stepwell.ops.triton.overlap import follow, overlap
+
+_ONE_ROW = 16384  # weights of one matrix that a program holds in registers at once
 MOST_PAIRS = 2048
 """Beyond this many pairs a grouped product is faster, and sorting in one program is not."""
 
 
 @triton.jit
 def _route_kernel(
-    logits, logits_row, chosen, weights, EXPERTS: tl.constexpr, TOP: tl.constexpr, SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr, NORMED: tl.constexpr,
+    logits, logits_row, plane, chosen, weights, EXPERTS: tl.constexpr, TOP: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr, NORMED: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     expert, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
-    x = tl.load(logits + row * logits_row + expert, mask=expert < EXPERTS, other=float("-inf")).to(tl.float32)
+    x, gate = tl.where(expert < EXPERTS, 0.0, float("-inf")), 0.0
+    follow(OVERLAP)
+    for part in tl.static_range(PARTS):
+        own = logits + part * plane + row * logits_row
+        x += tl.load(own + expert, mask=expert < EXPERTS, other=0.0).to(tl.float32)
+        gate += tl.load(own + EXPERTS).to(tl.float32)
     x = tl.exp(x - tl.max(x, 0))
     chance = tl.where(expert < EXPERTS, x / tl.sum(x, 0), -1.0)
     best = tl.zeros([SLOTS], tl.float32)
@@ -42,8 +53,7 @@ def _route_kernel(
         chance = tl.where(expert == at, -1.0, chance)
     if NORMED:
         best = best / tl.sum(best, 0)
-    shared = tl.sigmoid(tl.load(logits + row * logits_row + EXPERTS).to(tl.float32))
-    best = tl.where(slot == TOP, shared, best)
+    best = tl.where(slot == TOP, tl.sigmoid(gate), best)
     place = row * (TOP + 1) + slot
     tl.store(chosen + place, who, mask=slot <= TOP)
     tl.store(weights + place, best, mask=slot <= TOP)
@@ -52,17 +62,18 @@ def _route_kernel(
 def route(logits: Tensor, top: int, normed: bool) -> tuple[Tensor, Tensor]:
     """Experts int32 [rows, top + 1] and their weights float32 of that shape; the last is the shared expert.
 
-    logits   [rows, experts + 1]: the router's, then the shared expert's gate
+    logits   [rows, experts + 1]: the router's, then the shared expert's gate; or [parts, rows, experts + 1], summed first
     normed   whether the weights of the `top` sum to 1
 
     Equal chances are settled by expert number.
     """
-    rows, experts = logits.shape[0], logits.shape[1] - 1
+    parts, (rows, experts) = logits.shape[0] if logits.ndim == 3 else 1, (logits.shape[-2], logits.shape[-1] - 1)
     chosen = torch.empty(rows, top + 1, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, top + 1, dtype=torch.float32, device=logits.device)
     _route_kernel[(rows,)](
-        logits, logits.stride(0), chosen, weights, EXPERTS=experts, TOP=top, SLOTS=triton.next_power_of_2(top + 1),
-        BLOCK=triton.next_power_of_2(experts), NORMED=normed, num_warps=1,
+        logits, logits.stride(-2), logits.stride(0), chosen, weights, EXPERTS=experts, TOP=top,
+        SLOTS=triton.next_power_of_2(top + 1), BLOCK=triton.next_power_of_2(experts), NORMED=normed, PARTS=parts,
+        num_warps=1, **overlap(logits),
     )  # fmt: skip
     return chosen, weights
 
@@ -85,10 +96,12 @@ class Units:
 
 @triton.jit
 def _plan_kernel(
-    chosen, order, unit_expert, unit_start, PAIRS, MOST, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr
-):
+    chosen, order, unit_expert, unit_start, PAIRS, MOST, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
     expert = tl.program_id(0)
     p, e = tl.arange(0, BLOCK), tl.arange(0, BINS)
+    follow(OVERLAP)
     ids = tl.load(chosen + p, mask=p < PAIRS, other=BINS - 1)
     counts = tl.where(e <= EXPERTS, tl.histogram(ids, BINS), 0)
     before = tl.sum(tl.where(e < expert, counts, 0), 0)
@@ -117,7 +130,7 @@ def plan_units(chosen: Tensor, experts: int) -> Units:
     start = torch.empty(most + 1, dtype=torch.int32, device=chosen.device)
     _plan_kernel[(experts + 1,)](
         chosen, order, expert, start, pairs, most, EXPERTS=experts, BLOCK=triton.next_power_of_2(pairs),
-        BINS=triton.next_power_of_2(experts + 2), num_warps=4,
+        BINS=triton.next_power_of_2(experts + 2), num_warps=4, **overlap(chosen),
     )  # fmt: skip
     return Units(order, expert, start)
 
@@ -126,8 +139,10 @@ def plan_units(chosen: Tensor, experts: int) -> Units:
 def _up_kernel(
     x, order, unit_expert, unit_start, gate_up, shared, h, TOP: tl.constexpr, EXPERTS: tl.constexpr,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     unit = tl.program_id(1)
+    follow(OVERLAP)
     begin, end = tl.load(unit_start + unit), tl.load(unit_start + unit + 1)
     if begin < end:
         expert = tl.load(unit_expert + unit).to(tl.int64)
@@ -154,8 +169,10 @@ def _up_kernel(
 def _down_kernel(
     h, order, unit_expert, unit_start, down, shared, parts, EXPERTS: tl.constexpr,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     unit = tl.program_id(1)
+    follow(OVERLAP)
     begin, end = tl.load(unit_start + unit), tl.load(unit_start + unit + 1)
     if begin < end:
         expert = tl.load(unit_expert + unit).to(tl.int64)
@@ -177,11 +194,13 @@ def _down_kernel(
 
 @triton.jit
 def _combine_kernel(
-    parts, weights, residual, norm, out, eps, PAIRS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
-):
+    parts, weights, residual, norm, out, eps, PAIRS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     mask = i < HIDDEN
+    follow(OVERLAP)
     total = tl.zeros([BLOCK], tl.float32)
     for j in tl.static_range(PAIRS):
         part = tl.load(parts + (row * PAIRS + j) * HIDDEN + i, mask=mask, other=0.0)
@@ -192,6 +211,43 @@ def _combine_kernel(
     y = after.to(tl.float32)
     y = y * tl.rsqrt(tl.sum(y * y, 0) / HIDDEN + eps) * tl.load(norm + i, mask=mask, other=0.0)
     tl.store(out + row * HIDDEN + i, y, mask=mask)
+
+
+@triton.jit
+def _up_one_kernel(
+    x, chosen, gate_up, shared, h, EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    pair, k = tl.program_id(1), tl.arange(0, K)
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    follow(OVERLAP)
+    expert = tl.load(chosen + pair).to(tl.int64)
+    matrix = shared if expert == EXPERTS else gate_up + expert * (2 * WIDTH * HIDDEN)
+    at, seen = matrix + n[:, None] * HIDDEN + k[None, :], (n < WIDTH)[:, None] & (k < HIDDEN)[None, :]
+    upper = tl.load(at, mask=seen, other=0.0)
+    lower = tl.load(at + WIDTH * HIDDEN, mask=seen, other=0.0)
+    row = tl.load(x + k, mask=k < HIDDEN, other=0.0).to(tl.float32)[None, :]
+    tl.debug_barrier()  # the compiler would load a little at a time, to save registers
+    gate, up = tl.sum(upper.to(tl.float32) * row, 1), tl.sum(lower.to(tl.float32) * row, 1)
+    tl.store(h + pair * WIDTH + n, gate * tl.sigmoid(gate) * up, mask=n < WIDTH)
+
+
+@triton.jit
+def _down_one_kernel(
+    h, chosen, weights, down, shared, total, EXPERTS: tl.constexpr, PAIRS: tl.constexpr, HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr, N: tl.constexpr, K: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
+    seen = (n < HIDDEN)[:, None] & (k < WIDTH)[None, :]
+    acc = tl.zeros([N, K], tl.float32)
+    follow(OVERLAP)
+    for pair in tl.static_range(PAIRS):
+        expert = tl.load(chosen + pair).to(tl.int64)
+        matrix = shared if expert == EXPERTS else down + expert * (HIDDEN * WIDTH)
+        part = tl.load(matrix + n[:, None] * WIDTH + k[None, :], mask=seen, other=0.0).to(tl.float32)
+        row = tl.load(h + pair * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)
+        acc += part * (row * tl.load(weights + pair))[None, :]
+    tl.store(total + n, tl.sum(acc, 1), mask=n < HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +264,7 @@ class Tiles:
 
 def mixture(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor,
-    shared_down: Tensor, residual: Tensor, norm: Tensor, eps: float, tiles: Tiles,
+    shared_down: Tensor, residual: Tensor, norm: Tensor, eps: float, tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
     """Add each row's experts to `residual` in place and return the RMS norm of the sum, in the type of `residual`.
 
@@ -218,25 +274,58 @@ def mixture(
                     of the same width
     residual        [rows, hidden]; rounded to its type before the norm
     norm            float32 [hidden], with the 1 + of a zero-centred norm already in it
+    tiles           None: the fastest tried, and for one row no tiles at all
     """
     rows, hidden = x.shape
     experts, width, pairs = gate_up.shape[0], gate_up.shape[1] // 2, chosen.shape[1]
     assert shared_down.shape == (hidden, width)
+    if rows == 1 and tiles is None:
+        total = _one_row(x, chosen, weights, gate_up, down, shared_gate_up, shared_down)
+        return add_rms_norm(total, residual, norm, eps)
+    tiles = tiles or Tiles()
     units = plan_units(chosen, experts)
     h = torch.empty(rows * pairs, width, dtype=x.dtype, device=x.device)
     parts = torch.empty(rows * pairs, hidden, dtype=torch.float32, device=x.device)
     _up_kernel[(triton.cdiv(width, tiles.up), units.most)](
         x, units.order, units.expert, units.start, gate_up, shared_gate_up, h, TOP=pairs - 1, EXPERTS=experts,
         HIDDEN=hidden, WIDTH=width, M=16, N=tiles.up, K=tiles.up_depth, STAGES=tiles.stages, num_warps=tiles.warps,
+        **overlap(x),
     )  # fmt: skip
     _down_kernel[(triton.cdiv(hidden, tiles.down), units.most)](
         h, units.order, units.expert, units.start, down, shared_down, parts, EXPERTS=experts, HIDDEN=hidden,
         WIDTH=width, M=16, N=tiles.down, K=tiles.down_depth, STAGES=tiles.stages, num_warps=tiles.warps,
+        **overlap(x),
     )  # fmt: skip
     out = torch.empty_like(residual)
     block = triton.next_power_of_2(hidden)
     _combine_kernel[(rows,)](
         parts, weights, residual, norm, out, eps, PAIRS=pairs, HIDDEN=hidden, BLOCK=block,
-        num_warps=min(8, max(1, block // 256)),
+        num_warps=min(8, max(1, block // 256)), **overlap(x),
     )  # fmt: skip
     return out
+
+
+def _one_row(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    shared_gate_up: Tensor,
+    shared_down: Tensor,
+) -> Tensor:
+    """The weighted sum of one row's experts, float32 [1, hidden]."""
+    hidden, width, pairs = x.shape[1], shared_down.shape[1], chosen.shape[1]
+    h, total = x.new_empty(pairs, width), torch.empty(1, hidden, dtype=torch.float32, device=x.device)
+    k = triton.next_power_of_2(hidden)
+    n = max(1, _ONE_ROW // k)
+    _up_one_kernel[(triton.cdiv(width, n), pairs)](
+        x, chosen, gate_up, shared_gate_up, h, EXPERTS=gate_up.shape[0], HIDDEN=hidden, WIDTH=width, N=n, K=k,
+        num_warps=4, **overlap(x),
+    )  # fmt: skip
+    n = 4
+    _down_one_kernel[(triton.cdiv(hidden, n),)](
+        h, chosen, weights, down, shared_down, total, EXPERTS=gate_up.shape[0], PAIRS=pairs, HIDDEN=hidden, WIDTH=width,
+        N=n, K=triton.next_power_of_2(width), num_warps=4, **overlap(x),
+    )  # fmt: skip
+    return total

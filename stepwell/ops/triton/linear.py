@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from stepwell.ops.triton.overlap import follow, overlap
+
+_ONE_ROW = 16384  # weights that a program holds in registers at once
+_PROGRAMS = 128
+_MOST_ROWS = 64
+_WIDE = 16384  # from here on, and with more than 16 rows, torch's own product is faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,34 +28,87 @@ class Tile:
     warps: int = 4
 
 
+def tile_for(rows: int) -> Tile:
+    """The fastest of those tried on an H200."""
+    return Tile(64, 128, 4, 4) if rows <= 16 else Tile(64, 64, 6, 4)
+
+
+def parts_for(width: int, depth: int, rows: int) -> int:
+    """Into how many parts the depth is cut so that narrow products fill the card: 1, 2, 4 or 8. One row is never cut."""
+    tile, parts = tile_for(rows), 1
+    while rows > 1 and parts < 8 and width * parts < _PROGRAMS * tile.columns and depth % (2 * parts * tile.depth) == 0:
+        parts *= 2
+    return parts
+
+
 @triton.jit
 def _linear_kernel(
-    x, x_row, weight, out, ROWS, WIDTH, DEPTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    STAGES: tl.constexpr,
+    x, x_row, weight, out, ROWS, WIDTH, DEPTH: tl.constexpr, SHARE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    n, k = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N), tl.arange(0, K)
-    m = tl.program_id(1) * M + tl.arange(0, M)
+    n, part = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N), tl.program_id(2)
+    m, k = tl.program_id(1) * M + tl.arange(0, M), part * SHARE + tl.arange(0, K)
     acc = tl.zeros([M, N], tl.float32)
-    for a in tl.range(0, DEPTH, K, num_stages=STAGES):
+    follow(OVERLAP)
+    for a in tl.range(0, SHARE, K, num_stages=STAGES):
         seen = (a + k < DEPTH)[None, :]
-        part = tl.load(x + m[:, None] * x_row + (a + k)[None, :], mask=(m < ROWS)[:, None] & seen, other=0.0)
+        some = tl.load(x + m[:, None] * x_row + (a + k)[None, :], mask=(m < ROWS)[:, None] & seen, other=0.0)
         rows = tl.load(weight + n[:, None] * DEPTH + (a + k)[None, :], mask=(n < WIDTH)[:, None] & seen, other=0.0)
-        acc = tl.dot(part, tl.trans(rows), acc, input_precision="ieee")
-    place = m[:, None].to(tl.int64) * WIDTH + n[None, :]
+        acc = tl.dot(some, tl.trans(rows), acc, input_precision="ieee")
+    place = (part * ROWS + m[:, None]).to(tl.int64) * WIDTH + n[None, :]
     tl.store(out + place, acc, mask=(m < ROWS)[:, None] & (n < WIDTH)[None, :])
 
 
-def linear(x: Tensor, weight: Tensor, tile: Tile, dtype: torch.dtype | None = None) -> Tensor:
-    """`x · weightᵀ` [rows, width], in `dtype` or the type of x; summed in float32.
+@triton.jit
+def _row_kernel(x, weight, out, WIDTH, DEPTH: tl.constexpr, N: tl.constexpr, K: tl.constexpr, OVERLAP: tl.constexpr):
+    """One row: no tensor cores, all of a program's weights on their way before it waits for x."""
+    n, k = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N), tl.arange(0, K)
+    at, real = weight + n[:, None] * DEPTH + k[None, :], (n < WIDTH)[:, None]
+    if DEPTH == K:
+        rows = tl.load(at, mask=real, other=0.0)
+        follow(OVERLAP)
+        acc = rows.to(tl.float32) * tl.load(x + k).to(tl.float32)[None, :]
+    else:
+        follow(OVERLAP)
+        acc = tl.zeros([N, K], tl.float32)
+        for a in tl.range(0, DEPTH, K, num_stages=3):
+            seen = a + k < DEPTH
+            rows = tl.load(at + a, mask=real & seen[None, :], other=0.0)
+            acc += rows.to(tl.float32) * tl.load(x + a + k, mask=seen, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + n, tl.sum(acc, 1), mask=n < WIDTH)
+
+
+def linear(x: Tensor, weight: Tensor, *, parts: int = 1, tile: Tile | None = None) -> Tensor:
+    """`x · weightᵀ`, summed in float32: [rows, width] in the type of x. Many rows are torch's.
 
     x        [rows, depth]; rows may be strided
     weight   [width, depth], contiguous
+    parts    more than 1: float32 [parts, rows, width] for the reader to sum; each covers an equal share of the depth.
+             It divides the depth, as each share is divided by the depth of the tile
     """
     (rows, depth), width = x.shape, weight.shape[0]
-    out = torch.empty(rows, width, dtype=dtype or x.dtype, device=x.device)
+    if parts == 1 and tile is None:
+        if rows == 1:
+            return _one_row(x, weight)
+        if rows > _MOST_ROWS or (rows > 16 and width > _WIDE):
+            return F.linear(x, weight)
+    tile = tile or tile_for(rows)
+    shape, dtype = ((rows, width), x.dtype) if parts == 1 else ((parts, rows, width), torch.float32)
+    out = torch.empty(shape, dtype=dtype, device=x.device)
     most = min(64, max(16, triton.next_power_of_2(rows)))
-    _linear_kernel[(triton.cdiv(width, tile.columns), triton.cdiv(rows, most))](
-        x, x.stride(0), weight, out, rows, width, DEPTH=depth, M=most, N=tile.columns, K=tile.depth,
-        STAGES=tile.stages, num_warps=tile.warps,
+    assert parts == 1 or depth % (parts * tile.depth) == 0
+    _linear_kernel[(triton.cdiv(width, tile.columns), triton.cdiv(rows, most), parts)](
+        x, x.stride(0), weight, out, rows, width, DEPTH=depth, SHARE=depth // parts, M=most, N=tile.columns, K=tile.depth,
+        STAGES=tile.stages, num_warps=tile.warps, **overlap(x),
     )  # fmt: skip
+    return out
+
+
+def _one_row(x: Tensor, weight: Tensor) -> Tensor:
+    width, depth = weight.shape
+    whole = depth == triton.next_power_of_2(depth) and depth <= 4096
+    k = depth if whole else (1024 if depth % 1024 == 0 else 512)
+    n = max(1, _ONE_ROW // k if whole else _ONE_ROW // 2 // k)
+    out = torch.empty(1, width, dtype=x.dtype, device=x.device)
+    _row_kernel[(triton.cdiv(width, n),)](x, weight, out, width, DEPTH=depth, N=n, K=k, num_warps=4, **overlap(x))
     return out

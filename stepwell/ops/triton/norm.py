@@ -7,15 +7,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stepwell.ops.triton.overlap import follow, overlap
+
 
 @triton.jit
-def _add_norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr):
+def _add_norm_kernel(
+    x, residual, weight, out, eps, PLANE, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * WIDTH
     i = tl.arange(0, BLOCK)
     mask = i < WIDTH
+    follow(OVERLAP)
     total = tl.load(residual + row + i, mask=mask, other=0.0)
-    if ADD:
-        total = (total.to(tl.float32) + tl.load(x + row + i, mask=mask, other=0.0).to(tl.float32)).to(total.dtype)
+    if PARTS > 0:
+        added = tl.zeros([BLOCK], tl.float32)
+        for part in tl.static_range(PARTS):
+            added += tl.load(x + part * PLANE + row + i, mask=mask, other=0.0).to(tl.float32)
+        total = (total.to(tl.float32) + added).to(total.dtype)
         tl.store(residual + row + i, total, mask=mask)
     y = total.to(tl.float32)
     y = y * tl.rsqrt(tl.sum(y * y, 0) / WIDTH + eps) * tl.load(weight + i, mask=mask, other=0.0)
@@ -25,25 +34,29 @@ def _add_norm_kernel(x, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: 
 def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add `x` to `residual` in place and return the RMS norm of the sum, in the type of `residual`.
 
-    x          [rows, hidden], or None: nothing is added
+    x          [rows, hidden]; or [parts, rows, hidden], summed first; or None: nothing is added
     residual   [rows, hidden]; the sum is rounded to its type before it is normed
     weight     float32 [hidden], with the 1 + of a zero-centred norm already in it
     """
     rows, width = residual.shape
     out = torch.empty_like(residual)
     block = triton.next_power_of_2(width)
+    parts = 0 if x is None else x.numel() // residual.numel()
     _add_norm_kernel[(rows,)](
-        residual if x is None else x, residual, weight, out, eps, WIDTH=width, BLOCK=block, ADD=x is not None,
-        num_warps=min(8, max(1, block // 256)),
+        residual if x is None else x, residual, weight, out, eps, residual.numel(), WIDTH=width, BLOCK=block, PARTS=parts,
+        num_warps=min(8, max(1, block // 256)), **overlap(residual),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _gated_norm_kernel(x, gate, gate_row, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _gated_norm_kernel(
+    x, gate, gate_row, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
     head, row, heads = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     i = tl.arange(0, BLOCK)
     mask = i < WIDTH
+    follow(OVERLAP)
     y = tl.load(x + (row * heads + head) * WIDTH + i, mask=mask, other=0.0).to(tl.float32)
     z = tl.load(gate + row * gate_row + head * WIDTH + i, mask=mask, other=0.0).to(tl.float32)
     y = y * tl.rsqrt(tl.sum(y * y, 0) / WIDTH + eps) * tl.load(weight + i, mask=mask, other=0.0)
@@ -60,16 +73,26 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     rows, heads, dim = x.shape
     out = torch.empty(rows, heads * dim, dtype=gate.dtype, device=gate.device)
     _gated_norm_kernel[(heads, rows)](
-        x, gate, gate.stride(0), weight, out, eps, WIDTH=dim, BLOCK=triton.next_power_of_2(dim), num_warps=1
+        x,
+        gate,
+        gate.stride(0),
+        weight,
+        out,
+        eps,
+        WIDTH=dim,
+        BLOCK=triton.next_power_of_2(dim),
+        num_warps=1,
+        **overlap(x),
     )
     return out
 
 
 @triton.jit
-def _gate_kernel(x, gate, gate_row, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_kernel(x, gate, gate_row, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < WIDTH
+    follow(OVERLAP)
     z = tl.load(gate + row * gate_row + i, mask=mask, other=0.0).to(tl.float32)
     y = tl.load(x + row * WIDTH + i, mask=mask, other=0.0).to(tl.float32) * tl.sigmoid(z)
     tl.store(out + row * WIDTH + i, y, mask=mask)
@@ -79,5 +102,7 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     """`x · sigmoid(gate)`, [rows, width]. `x` is contiguous; rows of `gate` may be strided."""
     rows, width = x.shape
     out = torch.empty_like(x)
-    _gate_kernel[(triton.cdiv(width, 1024), rows)](x, gate, gate.stride(0), out, WIDTH=width, BLOCK=1024, num_warps=4)
+    _gate_kernel[(triton.cdiv(width, 1024), rows)](
+        x, gate, gate.stride(0), out, WIDTH=width, BLOCK=1024, num_warps=4, **overlap(x)
+    )
     return out

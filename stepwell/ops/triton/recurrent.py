@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stepwell.ops.triton.overlap import follow, overlap
+
 TAPS = 4
 """Width of the convolution; the kernels are written for it."""
 
@@ -72,7 +74,7 @@ class Lanes:
 
 
 @triton.jit
-def _softplus(x):
+def softplus(x):
     grown = tl.exp(tl.minimum(x, 20.0))
     one = 1.0 + grown
     # log(1 + u) as log(w) · u / (w − 1) with w = 1 + u rounded: exact to rounding for small u too
@@ -102,10 +104,11 @@ def _conv_kernel(
     slots, committed, pending, rung, rung_after, rungs, rung_column,
     ring_q, ring_k, ring_v, ring_g, ring_beta, eps,
     T: tl.constexpr, R: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, FOLD_NEW: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, FOLD_NEW: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     channels = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+    follow(OVERLAP)
     slot, waiting, at_rung = tl.load(slots + row), tl.load(pending + row), tl.load(rung + row)
     after, first = tl.load(rung_after + row), tl.load(committed + row) + waiting
     is_value = head >= 2 * KEY_HEADS
@@ -132,7 +135,7 @@ def _conv_kernel(
         if is_value:
             tl.store(ring_v + (place * VALUE_HEADS + value_head) * VALUE_DIM + lane, y, mask=mask)
             raw = tl.load(a + token * a_row + value_head).to(tl.float32) + tl.load(dt_bias + value_head)
-            tl.store(ring_g + place * VALUE_HEADS + value_head, _softplus(raw) * tl.load(rate + value_head))
+            tl.store(ring_g + place * VALUE_HEADS + value_head, softplus(raw) * tl.load(rate + value_head))
             beta = tl.sigmoid(tl.load(b + token * b_row + value_head).to(tl.float32))
             tl.store(ring_beta + place * VALUE_HEADS + value_head, beta)
         else:
@@ -174,6 +177,7 @@ def conv_step(
         ring.q, ring.k, ring.v, ring.g, ring.beta, eps,
         T=x.shape[0] // rows, R=ring.k.shape[1], KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUE_HEADS=heads,
         VALUE_DIM=value_dim, BLOCK=triton.next_power_of_2(max(key_dim, value_dim)), FOLD_NEW=fold_new, num_warps=1,
+        **overlap(x),
     )  # fmt: skip
 
 
@@ -182,9 +186,10 @@ def _delta_kernel(
     pool, pool_slot, slots, committed, pending, rung, rung_after, rungs, rung_column,
     ring_q, ring_k, ring_v, ring_g, ring_beta, out, scale,
     T: tl.constexpr, R: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, FOLD_NEW: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, FOLD_NEW: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    follow(OVERLAP)
     slot, start, waiting = tl.load(slots + row), tl.load(committed + row), tl.load(pending + row)
     at_rung, after = tl.load(rung + row), tl.load(rung_after + row)
     key_head = head // (VALUE_HEADS // KEY_HEADS)
@@ -211,7 +216,15 @@ def _delta_kernel(
 
 
 def delta_step(
-    pool: Tensor, rungs: Tensor, lanes: Lanes, ring: Ring, out: Tensor, *, fold_new: bool, block: int = 32
+    pool: Tensor,
+    rungs: Tensor,
+    lanes: Lanes,
+    ring: Ring,
+    out: Tensor,
+    *,
+    fold_new: bool,
+    block: int = 16,
+    warps: int = 4,
 ) -> None:
     """The gated delta rule over states by slot: S ← e^g S;  S ← S + k ⊗ β(v − Sᵀk);  o = Sᵀq / √d.
 
@@ -219,7 +232,7 @@ def delta_step(
             and the new ones too with `fold_new`
     rungs   float32 [columns, value_heads, key_dim, value_dim], one layer's place in the rung buffers; columns may be strided
     out     float32 [rows · T, value_heads, value_dim]
-    block   columns of a state that one program holds: a tuning parameter that changes no result
+    block, warps   columns of a state that one program holds, and its size: tuning parameters, which change last bits only
     """
     rows, heads, key_dim, value_dim = lanes.slots.shape[0], *pool.shape[1:]
     block = min(block, value_dim)
@@ -227,5 +240,6 @@ def delta_step(
         pool, pool.stride(0), lanes.slots, lanes.committed, lanes.pending, lanes.rung, lanes.rung_after,
         rungs, rungs.stride(0), ring.q, ring.k, ring.v, ring.g, ring.beta, out, key_dim**-0.5,
         T=out.shape[0] // rows, R=ring.k.shape[1], KEY_HEADS=ring.k.shape[2], KEY_DIM=key_dim, VALUE_HEADS=heads,
-        VALUE_DIM=value_dim, BLOCK=block, FOLD_NEW=fold_new, num_warps=4,
+        VALUE_DIM=value_dim, BLOCK=block, FOLD_NEW=fold_new, num_warps=warps,
+        **overlap(pool),
     )  # fmt: skip

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stepwell.ops.triton.overlap import follow, overlap
+
 CHUNK = 4096
 _BINS = 16
 
@@ -56,7 +58,8 @@ def _chunk_of(logits, row_stride, VOCAB, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _peak_kernel(logits, row_stride, VOCAB, peaks, tokens, SIZE: tl.constexpr):
+def _peak_kernel(logits, row_stride, VOCAB, peaks, tokens, SIZE: tl.constexpr, OVERLAP: tl.constexpr):
+    follow(OVERLAP)
     _, x = _chunk_of(logits, row_stride, VOCAB, SIZE)
     place = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     # NaN would hide in a maximum: it counts as more than any number, and the row has no sound peak
@@ -105,7 +108,7 @@ def _threshold(weighed, prefixes, wants, chunks, PASS: tl.constexpr, DIGITS: tl.
 def _kept_chances(x, peak, temperature, min_p):
     """exp((x − peak) / temperature), 0 below min-p of the likeliest token."""
     scaled = (x - peak) / temperature
-    return tl.where(scaled >= tl.log(min_p), tl.exp(scaled), 0.0)
+    return tl.where(scaled >= tl.log(tl.maximum(min_p, 1e-37)), tl.exp(scaled), 0.0)
 
 
 @triton.jit
@@ -131,19 +134,21 @@ def _pass_kernel(
             tl.store(prefixes + PASS * rows + row, prefix.to(tl.int64))
             tl.store(wants + PASS * rows + row, wanted)
             tl.store(floors + row, floor.to(tl.int64))
-        token, x = _chunk_of(logits, row_stride, VOCAB, SIZE)
-        key = _ordered(x) >> (32 - 4 * DIGITS)
-        weight = tl.full([SIZE], 1.0, tl.float32)
-        if not counts:
-            weight = _kept_chances(x, _row_peak(peaks, chunks, BLOCK), heat, tl.load(min_p + row))
+        peak = _ordered(tl.load(peaks + row * chunks + tl.program_id(0))) >> (32 - 4 * DIGITS)
         step: tl.constexpr = PASS % DIGITS
-        fits = (token < VOCAB) & (key >= floor)
-        if step > 0:
-            fits = fits & ((key >> (4 * (DIGITS - step))) == prefix)
-        digit = (key >> (4 * (DIGITS - 1 - step))) & 15
         place = weighed + ((PASS * rows + row) * chunks + tl.program_id(0)) * 16
-        for d in tl.static_range(16):
-            tl.store(place + d, tl.sum(tl.where(fits & (digit == d), weight, 0.0), 0))
+        if (peak >= floor) & ((peak >> (4 * (DIGITS - step - 1)) >> 4) >= prefix):
+            token, x = _chunk_of(logits, row_stride, VOCAB, SIZE)
+            key = _ordered(x) >> (32 - 4 * DIGITS)
+            weight = tl.full([SIZE], 1.0, tl.float32)
+            if not counts:
+                weight = _kept_chances(x, _row_peak(peaks, chunks, BLOCK), heat, tl.load(min_p + row))
+            fits = (token < VOCAB) & (key >= floor) & ((key >> (4 * (DIGITS - step - 1)) >> 4) == prefix)
+            digit = (key >> (4 * (DIGITS - 1 - step))) & 15
+            for d in tl.static_range(16):
+                tl.store(place + d, tl.sum(tl.where(fits & (digit == d), weight, 0.0), 0))
+        else:
+            tl.store(place + tl.arange(0, 16), tl.zeros([16], tl.float32))
 
 
 @triton.jit
@@ -153,37 +158,40 @@ def _race_kernel(
 ):  # fmt: skip
     row, chunks = tl.program_id(1), tl.num_programs(0)
     heat, most, share = tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row)
-    token, x = _chunk_of(logits, row_stride, VOCAB, SIZE)
-    score = x
+    floor = tl.full([], 0, tl.uint32)
     if heat > 0:
-        floor = tl.full([], 0, tl.uint32)
         if share < 1.0:
             floor, _ = _threshold(weighed, prefixes, wants, chunks, 2 * DIGITS, DIGITS, BLOCK)
         else:
             if most > 0:
                 floor, _ = _threshold(weighed, prefixes, wants, chunks, DIGITS, DIGITS, BLOCK)
-        peak = _row_peak(peaks, chunks, BLOCK)
-        number = token.to(tl.uint32)
-        bits, _, _, _ = tl.philox(
-            tl.load(seed + row), number, tl.load(index + row).to(tl.uint32), number * 0, number * 0
-        )
-        w = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-        # −log(1 − w), exact to rounding where w is small
-        time = tl.where(w < 1e-3, w * (1.0 + w * (0.5 + w / 3.0)), -tl.log(tl.maximum(1.0 - w, 5e-8)))
-        score = (x - peak) / heat - tl.log(time)
-        kept = (_ordered(x) >> (32 - 4 * DIGITS)) >= floor
-        kept = kept & (_kept_chances(x, peak, heat, tl.load(min_p + row)) > 0)
-        score = tl.where(kept, score, float("-inf"))
-    best, at = tl.max(score, 0, return_indices=True)
     place = row * chunks + tl.program_id(0)
-    tl.store(scores + place, best)
-    tl.store(tokens + place, tl.program_id(0) * SIZE + at)
+    if _ordered(tl.load(peaks + place)) >> (32 - 4 * DIGITS) >= floor:
+        token, x = _chunk_of(logits, row_stride, VOCAB, SIZE)
+        score = x
+        if heat > 0:
+            number = token.to(tl.uint32)
+            turn, zero = tl.load(index + row).to(tl.uint32), number * 0
+            bits, _, _, _ = tl.philox(tl.load(seed + row), number, turn, zero, zero)
+            w = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+            # −log(1 − w), exact to rounding where w is small
+            time = tl.where(w < 1e-3, w * (1.0 + w * (0.5 + w / 3.0)), -tl.log(tl.maximum(1.0 - w, 5e-8)))
+            peak = _row_peak(peaks, chunks, BLOCK)
+            kept = (_ordered(x) >> (32 - 4 * DIGITS)) >= floor
+            kept = kept & (_kept_chances(x, peak, heat, tl.load(min_p + row)) > 0)
+            score = tl.where(kept, (x - peak) / heat - tl.log(time), float("-inf"))
+        best, at = tl.max(score, 0, return_indices=True)
+        tl.store(scores + place, best)
+        tl.store(tokens + place, tl.program_id(0) * SIZE + at)
+    else:
+        tl.store(scores + place, float("-inf"))
 
 
 @triton.jit
-def _pick_kernel(peaks, scores, tokens, out, chunks, BLOCK: tl.constexpr):
+def _pick_kernel(peaks, scores, tokens, out, chunks, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     row, c = tl.program_id(0), tl.arange(0, BLOCK)
     place, mask = row * chunks + c, c < chunks
+    follow(OVERLAP)
     peak = tl.max(tl.load(peaks + place, mask=mask, other=float("-inf")), 0)
     _, at = tl.max(tl.load(scores + place, mask=mask, other=float("-inf")), 0, return_indices=True)
     token = tl.load(tokens + row * chunks + at)
@@ -229,12 +237,16 @@ def _peaks(logits: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     chunks = triton.cdiv(vocab, chunk)
     peaks = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
-    _peak_kernel[(chunks, rows)](logits, logits.stride(0), vocab, peaks, tokens, SIZE=chunk, num_warps=4)
+    _peak_kernel[(chunks, rows)](
+        logits, logits.stride(0), vocab, peaks, tokens, SIZE=chunk, num_warps=4, **overlap(logits)
+    )
     return peaks, tokens
 
 
 def _pick(peaks: Tensor, scores: Tensor, tokens: Tensor) -> Tensor:
     rows, chunks = peaks.shape
     out = torch.empty(rows, dtype=torch.int64, device=peaks.device)
-    _pick_kernel[(rows,)](peaks, scores, tokens, out, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1)
+    _pick_kernel[(rows,)](
+        peaks, scores, tokens, out, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1, **overlap(peaks)
+    )
     return out

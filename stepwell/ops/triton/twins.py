@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepwell.ops.triton.prompt import Rows
 from stepwell.ops.triton.recurrent import Lanes, Ring
 from stepwell.ops.triton.sampling import Settings
 
@@ -205,3 +206,27 @@ def _philox(seed: int, token: Tensor, index: int) -> Tensor:
 def _settings(s: Settings) -> zip[tuple[float, int, float, float, int, int]]:
     columns = (s.temperature, s.top_k, s.top_p, s.min_p, s.seed, s.index)
     return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def conv_prompts(x: Tensor, weight: Tensor, window: Tensor, rows: Rows, wide: torch.dtype = torch.float32) -> Tensor:
+    inputs = [_inputs(x, window, rows, end, weight.shape[0]) for end in range(1, x.shape[0] + 1)]
+    return F.silu((torch.stack(inputs).to(wide) * weight.to(wide)).sum(1)).to(x.dtype)
+
+
+def keep_windows(x: Tensor, window: Tensor, rows: Rows, ends: Tensor, target: Tensor, targets: Tensor) -> None:
+    kept = [_inputs(x, window, rows, end, 3) for end in ends.tolist()]
+    for inputs, place in zip(kept, targets.tolist(), strict=True):
+        target[place, :3] = inputs
+
+
+def gates(
+    b: Tensor, a: Tensor, rate: Tensor, dt_bias: Tensor, wide: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    g = F.softplus(a.to(wide) + dt_bias.to(wide)) * rate.to(wide)
+    return g.float(), b.to(wide).sigmoid().float()
+
+
+def _inputs(x: Tensor, window: Tensor, rows: Rows, end: int, count: int) -> Tensor:
+    """The last `count` inputs of the sequence whose rows reach `end`."""
+    first, slot = int(rows.first[end - 1]), int(rows.slots[end - 1])
+    return torch.cat((window[slot, :3], x[first:end]))[-count:]

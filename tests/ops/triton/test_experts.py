@@ -27,6 +27,14 @@ def test_routing_takes_the_likeliest_and_the_shared_expert(rows: int, normed: bo
     assert close(weights, expected[1])
 
 
+def test_logits_in_parts_are_summed_first() -> None:
+    parts = Made(1).normal(2, 3, EXPERTS + 1)
+    chosen, weights = experts.route(parts, TOP, True)
+    expected = twins.route(parts.sum(0), TOP, True)
+    assert torch.equal(chosen, expected[0])
+    assert close(weights, expected[1])
+
+
 def test_equal_chances_are_settled_by_number() -> None:
     chosen, _ = experts.route(torch.zeros(1, EXPERTS + 1), TOP, True)
     assert chosen.tolist() == [[0, 1, 2, EXPERTS]]
@@ -50,8 +58,8 @@ def weights_of(made: Made) -> tuple[torch.Tensor, ...]:
     return gate_up / HIDDEN**0.5, down / WIDTH**0.5, made.normal(2 * WIDTH, HIDDEN), made.normal(HIDDEN, WIDTH)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 19])
-def test_a_mixture_adds_its_experts_and_norms_the_sum(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "tiles"), [(1, None), (1, TILES), (2, TILES), (19, TILES)])
+def test_a_mixture_adds_its_experts_and_norms_the_sum(rows: int, tiles: Tiles | None) -> None:
     made = Made(rows)
     matrices = weights_of(made)
     chosen, weights = twins.route(made.normal(rows, EXPERTS + 1), TOP, True)
@@ -59,7 +67,7 @@ def test_a_mixture_adds_its_experts_and_norms_the_sum(rows: int) -> None:
     matrices[0][unused], matrices[1][unused] = NAN, NAN
     x, residual, norm = made.normal(rows, HIDDEN), made.normal(rows, HIDDEN), made.normal(HIDDEN)
     other = residual.clone()
-    found = experts.mixture(x, chosen, weights, *matrices, residual, norm, 1e-6, TILES)
+    found = experts.mixture(x, chosen, weights, *matrices, residual, norm, 1e-6, tiles)
     expected = twins.mixture(x, chosen, weights, *matrices, other, norm, 1e-6)
     assert found.isfinite().all()
     assert close(residual, other, 1e-4)

@@ -17,4 +17,28 @@ def test_a_product_of_few_rows(rows: int, width: int, depth: int) -> None:
     made = Made(0)
     x, weight = made.strided(rows, depth), made.normal(width, depth)
     tile = Tile(columns=16, depth=16, stages=1)
-    assert close(linear.linear(x, weight, tile), twins.linear(x, weight), 1e-4)
+    assert close(linear.linear(x, weight, tile=tile), twins.linear(x, weight), 1e-4)
+
+
+@pytest.mark.parametrize("depth", [32, 1024, 2560])
+def test_a_product_of_one_row(depth: int) -> None:
+    made = Made(1)
+    x, weight = made.normal(1, depth), made.normal(37, depth) / depth**0.5
+    assert close(linear.linear(x, weight), twins.linear(x, weight), 1e-4)
+
+
+def test_parts_cover_the_depth() -> None:
+    made = Made(2)
+    x, weight = made.normal(5, 64), made.normal(20, 64)
+    parts = linear.linear(x, weight, parts=2, tile=Tile(columns=16, depth=16, stages=1))
+    assert parts.shape == (2, 5, 20)
+    assert close(parts[0], twins.linear(x[:, :32], weight[:, :32]), 1e-4)
+    assert close(parts.sum(0), twins.linear(x, weight), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "rows", "parts"),
+    [(2048, 4096, 8, 4), (12352, 2048, 8, 1), (257, 2048, 64, 8), (2048, 4096, 64, 4), (2048, 4096, 1, 1)],
+)
+def test_narrow_products_are_cut(width: int, depth: int, rows: int, parts: int) -> None:
+    assert linear.parts_for(width, depth, rows) == parts

@@ -43,3 +43,12 @@ def test_a_gate_is_a_sigmoid(rows: int, width: int) -> None:
     made = Made(3)
     x, gate = made.normal(rows, width), made.strided(rows, width)
     assert close(norm.sigmoid_gate(x, gate), twins.sigmoid_gate(x, gate))
+
+
+def test_parts_are_summed_before_they_are_added() -> None:
+    made = Made(4)
+    parts, residual, weight = made.normal(3, 2, 40), made.normal(2, 40), made.normal(40)
+    other = residual.clone()
+    found = norm.add_rms_norm(parts, residual, weight, 1e-6)
+    assert close(found, twins.add_rms_norm(parts.sum(0), other, weight, 1e-6))
+    assert close(residual, other)
