@@ -1,112 +1,84 @@
-"""From a step's plain data to the tensors of one forward pass."""
+"""From a step's works to the arrays of one forward pass. Everything here is on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from stepwell.base.geometry import Ints
-from stepwell.model.batch import Batch, Decodes, Prefill, States
-from stepwell.ops.kernels import Kernels
-from stepwell.sched.step import Cut, Step, Work
+from stepwell.model.batch import Batch, Cuts, Longs
+from stepwell.sched.step import Cut, Work
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A batch, and the index in the step of each work whose logits it asks for, in the logits' order.
+class Laid:
+    """A step laid out.
 
-    Behind those rows come, for each index of `scoring`, the rows of all its work's targets.
+    inner     pages that receive the state at each cut of the batch, in order
+    sampling  index in the step of each work whose logits are asked for, in the logits' order
+    scoring   behind those rows come, for each of these works, the rows of all its targets
     """
 
     batch: Batch
+    inner: tuple[Ints, ...]
     sampling: tuple[int, ...]
     scoring: tuple[int, ...] = ()
 
 
+def lay_out(works: Sequence[Work], block: int, spare: int) -> Laid:
+    """Lay the works end to end, those of one token first, by slot: a full set of decodes is then one run of live states.
+
+    spare   the page that takes what must not be stored
+    """
+    decoding = sorted((i for i, w in enumerate(works) if len(w.tokens) == 1), key=lambda i: works[i].slot)
+    order = [*decoding, *(i for i, w in enumerate(works) if len(w.tokens) > 1)]
+    laid = [works[i] for i in order]
+    starts, counts = (_longs(values) for values in ([w.start for w in laid], [len(w.tokens) for w in laid]))
+    firsts = np.cumsum(counts) - counts
+    positions = np.arange(int(counts.sum())) + np.repeat(starts - firsts, counts)
+    pages = np.concatenate([_page_of_each(w, block) for w in laid])
+    shared = positions < np.repeat([w.write_from for w in laid], counts)
+    cuts = [(row, cut) for row, w in enumerate(laid) for cut in inner_cuts(w)]
+    sampling = [row for row, w in enumerate(laid) if w.sample is not None]
+    scoring = [(row, w.score) for row, w in enumerate(laid) if w.score is not None]
+    asked = [firsts[sampling] + counts[sampling] - 1]
+    asked += [firsts[row] + np.arange(len(score.targets)) for row, score in scoring]
+    batch = Batch(
+        tokens=np.concatenate([w.tokens for w in laid]).astype(np.int64),
+        positions=positions,
+        page=np.where(shared, spare, pages).astype(np.int64),
+        offset=positions % block,
+        decodes=len(decoding),
+        slots=_longs([w.slot for w in laid]),
+        starts=starts,
+        counts=counts,
+        tables=tuple(w.pages for w in laid),
+        cuts=Cuts(_longs([row for row, _ in cuts]), _longs([cut.position - laid[row].start for row, cut in cuts])),
+        asked=np.concatenate(asked),
+    )
+    inner = tuple(cut.pages for _, cut in cuts)
+    return Laid(batch, inner, tuple(order[row] for row in sampling), tuple(order[row] for row, _ in scoring))
+
+
 def inner_cuts(work: Work) -> list[Cut]:
     """Cuts before the last token of the work, ascending; a cut at its end is the live state after the pass."""
-    end = work.start + len(work.tokens)
-    return sorted((cut for cut in work.cuts if cut.position < end), key=lambda cut: cut.position)
+    return sorted((cut for cut in work.cuts if cut.position < work.end), key=lambda cut: cut.position)
 
 
-def plan_batch(
-    step: Step, images: Mapping[int, Sequence[States]], block: int, kernels: Kernels, device: torch.device
-) -> Planned:
-    """Lay the works end to end. `images[i]` receive the inner cuts of work i, in order."""
-    works = step.works
-    # slots in order, so that a full set of decodes is one slice of the live states
-    decoding = sorted((i for i, w in enumerate(works) if len(w.tokens) == 1), key=lambda i: works[i].slot)
-    filling = [i for i, w in enumerate(works) if len(w.tokens) > 1]
-    prefills, first = [], len(decoding)
-    for i in filling:
-        prefills.append(_prefill(works[i], first, images.get(i, ()), kernels))
-        first += len(works[i].tokens)
-    order = [*decoding, *filling]
-    last_row = _last_rows(order, works)
-    sampling = tuple(i for i in order if works[i].sample is not None)
-    scored = [(i, score) for i in order if (score := works[i].score) is not None]
-    targets = [last_row[i] + 1 - len(works[i].tokens) + np.arange(len(score.targets)) for i, score in scored]
-    asked = np.concatenate([np.array([last_row[i] for i in sampling], np.int64), *targets])
-    positions = np.concatenate([np.arange(w.start, w.start + len(w.tokens)) for w in (works[i] for i in order)])
-    write_from = np.repeat([works[i].write_from for i in order], [len(works[i].tokens) for i in order])
-    pages = np.concatenate([_page_of_each(works[i], block) for i in order])
-    kept = np.flatnonzero(positions >= write_from)
-    batch = Batch(
-        tokens=_long(np.concatenate([works[i].tokens for i in order]), device),
-        positions=_long(positions, device),
-        decodes=_decodes([works[i] for i in decoding], block, kernels, device),
-        prefills=tuple(prefills),
-        written=None if len(kept) == len(positions) else _long(kept, device),
-        page=_long(pages[kept], device),
-        offset=_long(positions[kept] % block, device),
-        asked=_long(asked, device),
-    )
-    return Planned(batch, sampling, tuple(i for i, _ in scored))
-
-
-def _prefill(work: Work, first: int, images: Sequence[States], kernels: Kernels) -> Prefill:
-    count = len(work.tokens)
-    return Prefill(
-        first=first,
-        count=count,
-        slot=work.slot,
-        start=work.start,
-        cuts=tuple(cut.position - work.start for cut in inner_cuts(work)),
-        images=tuple(images),
-        attend=kernels.plan_prefill(work.pages, work.start, count),
-    )
-
-
-def _decodes(works: Sequence[Work], block: int, kernels: Kernels, device: torch.device) -> Decodes | None:
-    if not works:
-        return None
-    slots = [w.slot for w in works]
-    consecutive = slots[-1] - slots[0] == len(slots) - 1
-    return Decodes(
-        count=len(works),
-        slots=slice(slots[0], slots[-1] + 1) if consecutive else torch.tensor(slots, device=device),
-        attend=kernels.plan_decode([w.pages for w in works], [w.start + 1 for w in works], block),
-    )
+def end_cuts(works: Sequence[Work]) -> list[tuple[int, Ints]]:
+    """(slot, pages) for each cut at the end of its work."""
+    return [(w.slot, cut.pages) for w in works for cut in w.cuts if cut.position == w.end]
 
 
 def _page_of_each(work: Work, block: int) -> Ints:
-    positions = np.arange(work.start, work.start + len(work.tokens))
-    pages: Ints = work.pages[positions // block]
+    """The page of each token."""
+    if len(work.tokens) == 1:
+        return work.pages[work.start // block : work.start // block + 1]
+    pages: Ints = work.pages[np.arange(work.start, work.end) // block]
     return pages
 
 
-def _last_rows(order: Sequence[int], works: Sequence[Work]) -> dict[int, int]:
-    """Row of each work's last token."""
-    rows, end = {}, 0
-    for i in order:
-        end += len(works[i].tokens)
-        rows[i] = end - 1
-    return rows
-
-
-def _long(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64)).to(device)
+def _longs(values: Sequence[int]) -> Longs:
+    return np.array(values, np.int64)

@@ -9,25 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from stepwell.engine.batching import inner_cuts, plan_batch
+from stepwell.base.geometry import Ints
+from stepwell.engine.batching import end_cuts, lay_out
 from stepwell.engine.sampler import Chosen, Sampler, score_targets, scored
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
 from stepwell.ops.adjust import Rated
 from stepwell.ops.sampling import NO_TOKEN
-from stepwell.sched.step import LAST_DRAW, Cut, Done, Fresh, FromImage, Pass, Step, StepResult, Work
-from stepwell.store.device import DeviceArena, Image, LiveStates
+from stepwell.sched.step import Done, Fresh, FromImage, Pass, Step, StepResult, Work
+from stepwell.store.device import DeviceArena, Images, LiveStates
 
-
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """An image that the pass fills, and where it goes."""
-
-    cut: Cut
-    image: Image
+_IMAGES_AT_ONCE = 8
+"""Live states that are copied to pages together: an image may have 60 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +48,15 @@ class TorchPass:
 class TorchRunner:
     """The `Runner` that serves. Owns no bytes but the last draws: pages are the arena's, live states the running set's."""
 
-    __slots__ = ("_arena", "_decoder", "_draws", "_live", "_memory", "_sampler")
+    __slots__ = ("_arena", "_decoder", "_live", "_memory", "_sampler")
 
     def __init__(self, decoder: HybridDecoder, arena: DeviceArena, live: LiveStates, sampler: Sampler) -> None:
         self._decoder = decoder
         self._arena = arena
         self._live = live
         self._sampler = sampler
-        self._memory = Memory(arena.keys, arena.values, States(live.conv, live.recurrent))
-        self._draws = torch.full((live.slots,), NO_TOKEN, dtype=torch.int64, device=arena.device)
+        draws = torch.full((live.slots + 1,), NO_TOKEN, dtype=torch.int64, device=arena.device)
+        self._memory = Memory(arena.keys, arena.values, States(live.conv, live.recurrent), draws)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Pass:
@@ -69,29 +66,20 @@ class TorchRunner:
             return Done(StepResult(()))
         for work in works:
             self._restore(work)
-        left = {i: [_Left(cut, self._live.new_image()) for cut in inner_cuts(w)] for i, w in enumerate(works)}
-        planned = plan_batch(
-            step,
-            {i: [States(one.image.conv, one.image.recurrent) for one in many] for i, many in left.items()},
-            self._arena.geometry.block,
-            self._decoder.kernels,
-            self._arena.device,
-        )
-        batch = planned.batch
-        if batch.decodes is not None:
-            given = batch.tokens[: batch.decodes.count]
-            given.copy_(torch.where(given == LAST_DRAW, self._draws[batch.decodes.slots], given))
-        hidden = self._decoder.hidden(batch, self._memory)
-        for i, work in enumerate(works):
-            self._leave(work, left[i])
-        count = len(planned.sampling)
+        laid = lay_out(works, self._arena.geometry.block, self._arena.spare)
+        inner = self._live.new_images(len(laid.inner))
+        forward = self._decoder.backend.plan(laid.batch, self._memory, States(inner.conv, inner.recurrent))
+        hidden = self._decoder.hidden(forward)
+        self._put(laid.inner, inner)
+        self._put_ends(end_cuts(works))
+        count = len(laid.sampling)
         logits = self._decoder.logits(hidden[:count])
-        kept = _kept(works, planned.sampling, logits)
-        chosen = self._sampler.choose(works, planned.sampling, logits)
-        self._draws[[works[i].slot for i in planned.sampling]] = chosen.tokens
-        scoring = [works[i] for i in planned.scoring]
+        kept = _kept(works, laid.sampling, logits)
+        chosen = self._sampler.choose(works, laid.sampling, logits)
+        self._memory.draws[[works[i].slot for i in laid.sampling]] = chosen.tokens
+        scoring = [works[i] for i in laid.scoring]
         targets = score_targets(scoring, hidden[count:], self._decoder.logits)
-        return TorchPass(chosen, *_on_its_way(chosen.tokens), kept, tuple(zip(planned.scoring, targets, strict=True)))
+        return TorchPass(chosen, *_on_its_way(chosen.tokens), kept, tuple(zip(laid.scoring, targets, strict=True)))
 
     def _restore(self, work: Work) -> None:
         if isinstance(work.state, Fresh):
@@ -99,13 +87,15 @@ class TorchRunner:
         elif isinstance(work.state, FromImage):
             self._live.unpack(self._arena.get(work.state.pages), work.slot)
 
-    def _leave(self, work: Work, inner: list[_Left]) -> None:
-        """Write the work's images: those of the pass, and the live state where a cut stands at the end."""
-        for one in inner:
-            self._arena.put(one.cut.pages, one.image.rows)
-        for cut in work.cuts:
-            if cut.position == work.start + len(work.tokens):
-                self._arena.put(cut.pages, self._live.pack(work.slot).rows)
+    def _put(self, pages: Sequence[Ints], images: Images) -> None:
+        if pages:
+            self._arena.put(np.concatenate(pages), images.rows)
+
+    def _put_ends(self, cuts: Sequence[tuple[int, Ints]]) -> None:
+        """Copy live states to pages; `cuts` as (slot, pages)."""
+        for at in range(0, len(cuts), _IMAGES_AT_ONCE):
+            part = cuts[at : at + _IMAGES_AT_ONCE]
+            self._put([pages for _, pages in part], self._live.pack(np.array([slot for slot, _ in part])))
 
 
 def _kept(works: Sequence[Work], sampling: tuple[int, ...], logits: Tensor) -> tuple[tuple[int, Tensor], ...]:

@@ -1,23 +1,26 @@
-"""One forward pass's input: sequences laid end to end, decodes first, and the memory that they read and write."""
+"""One forward pass's input, as plain arrays on the host, and the memory that it reads and writes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from stepwell.ops.kernels import Attend
+from stepwell.base.geometry import Ints
+
+Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Recurrent states of all linear layers, layers first.
+    """Recurrent states of all linear layers.
 
-    conv       [layers, …, kernel − 1, channels], the inputs that the next convolution looks back on
-    recurrent  [layers, …, value_heads, key_dim, value_dim]
+    conv       [layers, slots, kernel − 1, channels], the inputs that the next convolution looks back on
+    recurrent  [layers, slots, value_heads, key_dim, value_dim]
 
-    `…` is the slots of the live states, and nothing for a single image.
+    The checkpoints of a pass have the same shapes, with a column for each in place of `slots`.
     """
 
     conv: Tensor
@@ -26,64 +29,59 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What outlives the pass. `keys[i]` and `values[i]` are attention layer i's pages [pages, block, kv_heads, head_dim]."""
+    """What outlives the pass.
+
+    keys, values  of attention layer i: its pages [pages + 1, block, kv_heads, head_dim]; the last page is spare: what must not be
+                  stored goes there, and nobody reads it
+    live          the states of the running sequences; the last slot is spare as well, for rows that pad a batch
+    draws         int64 [slots + 1], the token that each slot drew last
+    """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     live: States
+    draws: Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
-    """One sequence of several new tokens: rows `first` … `first + count − 1` of the batch, its state in live slot `slot`.
+class Cuts:
+    """Where the state is handed out inside sequences: behind token `after[i]` (counted from 1) of the pass's sequence `sequence[i]`,
+    into column i of the checkpoints."""
 
-    cuts    ascending token counts in 1 … count at which the state is handed out, into the image at the same place
-            of `images`
-    """
+    sequence: Longs
+    after: Longs
 
-    first: int
-    count: int
-    slot: int
-    start: int
-    cuts: tuple[int, ...]
-    images: tuple[States, ...]
-    attend: Attend
+    def __len__(self) -> int:
+        return len(self.sequence)
 
-    @property
-    def rows(self) -> slice:
-        return slice(self.first, self.first + self.count)
-
-
-@dataclass(frozen=True, slots=True)
-class Decodes:
-    """The sequences of one new token each: the batch's first `count` rows. `slots` are their live slots, in row order;
-    a slice where they are consecutive, so that states are updated where they lie."""
-
-    count: int
-    slots: slice | Tensor
-    attend: Attend
+    def pairs(self) -> list[tuple[int, int]]:
+        return list(zip(self.sequence.tolist(), self.after.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences of one pass.
+    """The sequences of one pass, end to end; the first `decodes` of them have one token each.
 
-    tokens, positions   int64 [n]
-    written             int64: the rows whose keys and values are stored; None for all
-    page, offset        int64: where each written row's go
-    asked               int64: the rows whose logits are wanted
+    tokens     int64 [rows]; of decodes LAST_DRAW where the token is still on the device: what the slot drew last
+    positions  int64 [rows]
+    page       int64 [rows], where a row's keys and values are stored: the spare page for those that must not be
+    offset     int64 [rows], the place in that page
+    slots      int64 [sequences], their live states
+    starts     int64 [sequences], tokens that each state has folded: the position of its first row
+    counts     int64 [sequences], rows of each
+    tables     block table of each
+    cuts       none lies behind the last row of its sequence: that state is the live one after the pass
+    asked      int64, the rows whose logits are wanted
     """
 
-    tokens: Tensor
-    positions: Tensor
-    decodes: Decodes | None
-    prefills: tuple[Prefill, ...]
-    written: Tensor | None
-    page: Tensor
-    offset: Tensor
-    asked: Tensor
-
-
-def joined(parts: list[Tensor]) -> Tensor:
-    """The parts' rows in order; a single part is not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    tokens: Longs
+    positions: Longs
+    page: Longs
+    offset: Longs
+    decodes: int
+    slots: Longs
+    starts: Longs
+    counts: Longs
+    tables: tuple[Ints, ...]
+    cuts: Cuts
+    asked: Longs

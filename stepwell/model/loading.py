@@ -11,12 +11,14 @@ from torch import Tensor
 
 from stepwell.base.shapes import ModelShape
 from stepwell.model import names
+from stepwell.model.backend import Backend
 from stepwell.model.checkpoint import Checkpoint, Progress
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder, Layer
 from stepwell.model.dummy import DummyWeights
-from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Mixer, Mlp
-from stepwell.ops.kernels import Kernels, TorchKernels
+from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Half, Norm
+from stepwell.model.torch_backend import TorchBackend
+from stepwell.ops.linear import Linear
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -31,7 +33,6 @@ def load_decoder(
     directory: Path,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
-    kernels: Kernels | None = None,
     progress: Progress = lambda done, total: None,
 ) -> HybridDecoder:
     """The decoder saved in `directory` (config.json and safetensors). `dtype` None: as the checkpoint says.
@@ -46,22 +47,19 @@ def load_decoder(
         if config.shape.tied and names.HEAD in checkpoint:
             expected[names.HEAD] = expected[names.EMBEDDING]
         checkpoint.check(expected)
-        return _Loader(config, checkpoint, dtype or DTYPES[config.dtype], torch.device(device)).decoder(fused, kernels)
+        loader = _Loader.on(torch.device(device), dtype or DTYPES[config.dtype], config, checkpoint)
+        return loader.decoder(fused)
 
 
 def dummy_decoder(
-    directory: Path,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    kernels: Kernels | None = None,
-    seed: int = 0,
+    directory: Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu", seed: int = 0
 ) -> HybridDecoder:
     """A decoder with random weights of the shape that `directory`'s config.json names. Raises ConfigError."""
     config = HybridConfig.from_file(directory)
     where, chosen = torch.device(device), dtype or DTYPES[config.dtype]
     fused = frozenset(range(config.shape.layers))
     weights = DummyWeights(names.expected(config.shape, fused), chosen, where, seed)
-    return _Loader(config, weights, chosen, where).decoder(fused, kernels)
+    return _Loader.on(where, chosen, config, weights).decoder(fused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,41 +68,47 @@ class _Loader:
     weights: Weights
     dtype: torch.dtype
     device: torch.device
+    backend: Backend
 
-    def decoder(self, fused: frozenset[int], kernels: Kernels | None) -> HybridDecoder:
+    @classmethod
+    def on(cls, device: torch.device, dtype: torch.dtype, config: HybridConfig, weights: Weights) -> _Loader:
+        """With the backend for `device`."""
+        return cls(config, weights, dtype, device, TorchBackend(config, dtype, device))
+
+    def decoder(self, fused: frozenset[int]) -> HybridDecoder:
         """The whole of it; `fused` are the layers whose experts are stored in one tensor."""
-        embedding = self.table(names.EMBEDDING)
+        embedding = self.weights.tensor(names.EMBEDDING).to(self.device, self.dtype)
         return HybridDecoder(
             self.config,
             embedding,
             tuple(self.layer(i, i in fused) for i in range(self.config.shape.layers)),
             self.centred(names.NORM),
-            embedding if self.config.shape.tied else self.matrix(names.HEAD),
-            kernels or TorchKernels(self.device),
+            self.backend.tied(embedding) if self.config.shape.tied else self.linear(names.HEAD),
+            self.backend,
         )
 
     def matrix(self, *parts: str) -> Tensor:
         """The named matrices stacked by rows, in the model's type."""
         tensors = [self.weights.tensor(name) for name in parts]
-        return self._placed(tensors[0] if len(tensors) == 1 else torch.cat(tensors))
+        return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).to(self.device, self.dtype)
 
-    def table(self, name: str) -> Tensor:
-        """The named matrix, for looking up rows."""
-        return self.weights.tensor(name).to(self.device, self.dtype)
+    def linear(self, *parts: str) -> Linear:
+        """The named matrices, stacked by rows."""
+        return self.backend.linear(self.matrix(*parts))
 
     def float32(self, name: str) -> Tensor:
         return self.weights.tensor(name).to(self.device, torch.float32)
 
-    def centred(self, name: str) -> Tensor:
-        """A zero-centred norm's weight, its 1 + added."""
-        return self.float32(name) + 1.0
+    def centred(self, name: str) -> Norm:
+        """A zero-centred norm, its 1 + added."""
+        return Norm(self.float32(name) + 1.0, self.config.eps)
 
     def layer(self, index: int, fused: bool) -> Layer:
         prefix, shape = names.layer_prefix(index), self.config.shape
         full = shape.layer_types[index] == "full_attention"
         order = shape.layer_types[:index].count(shape.layer_types[index])
-        mixer: Mixer = self._attention(prefix, order) if full else self._delta_net(prefix, order)
-        mlp: Mlp = self._experts(prefix, fused) if shape.expert_layers[index] else self._mlp(f"{prefix}mlp.")
+        mixer: Half = self._attention(prefix, order) if full else self._delta_net(prefix, order)
+        mlp: Half = self._experts(prefix, fused) if shape.expert_layers[index] else self._mlp(f"{prefix}mlp.")
         return Layer(
             self.centred(f"{prefix}input_layernorm.weight"),
             mixer,
@@ -112,34 +116,28 @@ class _Loader:
             mlp,
         )
 
-    def _placed(self, matrix: Tensor) -> Tensor:
-        """[…, out, in] where it is to be. On a CPU the memory order is […, in, out], which makes products with a few rows
-        up to twice as fast."""
-        placed = matrix.to(self.device, self.dtype)
-        return placed.mT.contiguous().mT if self.device.type == "cpu" else placed.contiguous()
-
     def _attention(self, prefix: str, order: int) -> Attention:
         s, own = self.config.shape, f"{prefix}self_attn."
         # stored per head: query, then gate
         query, gate = self.weights.tensor(f"{own}q_proj.weight").view(s.heads, 2, s.head_dim, s.hidden).unbind(1)
         k, v = (self.weights.tensor(f"{own}{name}_proj.weight") for name in "kv")
-        q_norm, k_norm = (self.centred(f"{own}{name}_norm.weight") for name in "qk")
+        into = torch.cat((query.flatten(0, 1), k, v, gate.flatten(0, 1))).to(self.device, self.dtype)
+        q_norm, k_norm = (self.float32(f"{own}{name}_norm.weight") + 1.0 for name in "qk")
         return Attention(
             index=order,
             heads=s.heads,
             kv_heads=s.kv_heads,
             head_dim=s.head_dim,
-            eps=self.config.eps,
-            into=self._placed(torch.cat((query.flatten(0, 1), k, v, gate.flatten(0, 1)))),
-            norm=torch.cat((q_norm.expand(s.heads, -1), k_norm.expand(s.kv_heads, -1))),
-            out=self.matrix(f"{own}o_proj.weight"),
+            into=self.backend.linear(into),
+            qk_norm=Norm(torch.cat((q_norm.expand(s.heads, -1), k_norm.expand(s.kv_heads, -1))), self.config.eps),
+            out=self.linear(f"{own}o_proj.weight"),
         )
 
     def _delta_net(self, prefix: str, order: int) -> DeltaNet:
         s, own = self.config.shape, f"{prefix}linear_attn."
         if s.model_type == "qwen3_next":
             qkvz, ba = (self.weights.tensor(f"{own}in_proj_{name}.weight") for name in ("qkvz", "ba"))
-            into = self._placed(torch.cat((*by_kind(qkvz, s), *by_kind_ba(ba, s))))
+            into = torch.cat((*by_kind(qkvz, s), *by_kind_ba(ba, s))).to(self.device, self.dtype)
         else:
             into = self.matrix(*(f"{own}in_proj_{name}.weight" for name in ("qkv", "z", "b", "a")))
         return DeltaNet(
@@ -148,39 +146,43 @@ class _Loader:
             key_dim=s.key_dim,
             value_heads=s.value_heads,
             value_dim=s.value_dim,
-            eps=self.config.eps,
-            into=into,
+            into=self.backend.linear(into),
             conv=self.float32(f"{own}conv1d.weight").squeeze(1).t().contiguous(),
             rate=self.float32(f"{own}A_log").exp().neg(),
             dt_bias=self.float32(f"{own}dt_bias"),
-            norm=self.float32(f"{own}norm.weight"),
-            out=self.matrix(f"{own}out_proj.weight"),
+            norm=Norm(self.float32(f"{own}norm.weight"), self.config.eps),
+            out=self.linear(f"{own}out_proj.weight"),
         )
 
     def _mlp(self, prefix: str) -> DenseMlp:
-        gate_up = self.matrix(f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight")
-        return DenseMlp(gate_up, self.matrix(f"{prefix}down_proj.weight"))
+        gate_up = self.linear(f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight")
+        return DenseMlp(gate_up, self.linear(f"{prefix}down_proj.weight"))
 
     def _experts(self, prefix: str, fused: bool) -> Experts:
-        s, own = self.config.shape, f"{prefix}mlp."
-        if fused:
-            gate_up, down = (self.matrix(f"{own}experts.{name}") for name in ("gate_up_proj", "down_proj"))
-        else:
-            gate_up = torch.empty(s.experts, 2 * s.expert_width, s.hidden, dtype=self.dtype, device=self.device)
-            down = torch.empty(s.experts, s.hidden, s.expert_width, dtype=self.dtype, device=self.device)
-            for expert in range(s.experts):
-                # one expert at a time: all of them twice would not fit beside the rest
-                one = self._mlp(f"{own}experts.{expert}.")
-                gate_up[expert], down[expert] = one.gate_up, one.down
+        own = f"{prefix}mlp."
+        gate_up, down = self._fused_experts(own) if fused else self._single_experts(own)
         return Experts(
-            top=s.experts_per_token,
+            top=self.config.shape.experts_per_token,
             normed=self.config.norm_topk,
-            router=self.matrix(f"{own}gate.weight"),
-            gate_up=gate_up,
-            down=down,
+            router=self.linear(f"{own}gate.weight", f"{own}shared_expert_gate.weight"),
+            gate_up=self.backend.stack(gate_up),
+            down=self.backend.stack(down),
             shared=self._mlp(f"{own}shared_expert."),
-            shared_gate=self.matrix(f"{own}shared_expert_gate.weight"),
         )
+
+    def _fused_experts(self, own: str) -> tuple[Tensor, Tensor]:
+        return self.matrix(f"{own}experts.gate_up_proj"), self.matrix(f"{own}experts.down_proj")
+
+    def _single_experts(self, own: str) -> tuple[Tensor, Tensor]:
+        """One expert at a time: all of them twice would not fit beside the rest."""
+        s = self.config.shape
+        gate_up = torch.empty(s.experts, 2 * s.expert_width, s.hidden, dtype=self.dtype, device=self.device)
+        down = torch.empty(s.experts, s.hidden, s.expert_width, dtype=self.dtype, device=self.device)
+        for expert in range(s.experts):
+            one = f"{own}experts.{expert}."
+            gate_up[expert] = self.matrix(f"{one}gate_proj.weight", f"{one}up_proj.weight")
+            down[expert] = self.matrix(f"{one}down_proj.weight")
+        return gate_up, down
 
 
 def by_kind(qkvz: Tensor, s: ModelShape) -> list[Tensor]:

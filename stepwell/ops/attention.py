@@ -4,6 +4,9 @@
 
 Query heads come in groups that share a KV head: query head h reads KV head h // (heads / kv_heads). Pages hold whatever was
 there before beyond a sequence's end, NaN included: nothing here reads it into a sum.
+
+New tokens are cut into tiles of up to 256 queries. Tiles of different sequences that are alike in size are padded to one and computed
+together; a decode is a tile of one query.
 """
 
 from __future__ import annotations
@@ -15,117 +18,98 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from stepwell.base.geometry import Ints
 
 _TILE = 256
-"""Query rows that share one mask on the CPU; larger tiles compute more of what the mask hides."""
+"""Most queries that share one mask; larger tiles compute more of what the mask hides."""
+_WASTE = 1.5
+"""What padding may cost: work done over work asked for. A decode is short: there it may be twice and a few pages."""
 _SLACK = 8
-"""Pages by which sequences of one decode group may always differ."""
+"""Pages by which decodes of one group may always differ."""
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillAttention:
-    """Attention of one sequence's new tokens over all its tokens so far.
+class Tile:
+    """Queries `first` … `first + rows − 1` of the batch; the last of them is token `end − 1` of sequence `sequence`."""
 
-    pages [p] covers tokens 0 … `end`; the queries are the last `count` of them. `mask` serves CPU tiles: float32
-    [tile, …], 0 where a query sees a key and −∞ where it does not, sliced for each tile; None on a GPU.
-    """
-
-    pages: Tensor
+    sequence: int
+    first: int
+    rows: int
     end: int
-    count: int
-    mask: Tensor | None
-
-    @classmethod
-    def plan(cls, pages: Ints, start: int, count: int, device: torch.device) -> PrefillAttention:
-        """`pages` is the sequence's block table; queries stand at positions start … start + count − 1."""
-        ids = torch.from_numpy(pages.astype(np.int64)).to(device)
-        end = start + count
-        if device.type != "cpu":
-            return cls(ids, end, count, None)
-        rows = min(_TILE, count)
-        mask = torch.full((rows, end + rows), float("-inf")).triu_(end + 1)
-        return cls(ids, end, count, mask)
-
-    def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor) -> Tensor:
-        """q [count, heads, head_dim] → the same shape."""
-        count, heads, dim = q.shape
-        kv_heads = k_pages.shape[2]
-        k, v = (_gather(pages, self.pages, q)[: self.end].transpose(0, 1) for pages in (k_pages, v_pages))
-        if self.mask is None:
-            see = causal_lower_right(count, self.end)
-            q4, k4, v4 = q.transpose(0, 1).unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-            return F.scaled_dot_product_attention(q4, k4, v4, attn_mask=see, enable_gqa=True)[0].transpose(0, 1)
-        groups = q.view(count, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
-        # a stride of 0 over the group's heads: no copy of the keys for each of them
-        k, v = (y.unsqueeze(1).expand(-1, heads // kv_heads, -1, -1) for y in (k, v))
-        out = torch.empty_like(q)
-        rows, start = self.mask.shape[0], self.end - count
-        for a in range(0, count, rows):
-            b = min(count, a + rows)
-            seen = start + b
-            # row i of the mask hides columns > end + i; query a + i must not see keys > start + a + i
-            mask = self.mask[: b - a, count - a : count - a + seen].to(q.dtype)
-            part = F.scaled_dot_product_attention(groups[:, :, a:b], k[:, :, :seen], v[:, :, :seen], attn_mask=mask)
-            out[a:b] = part.permute(2, 0, 1, 3).reshape(b - a, heads, dim)
-        return out
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Sequences of similar length, padded to one number of pages.
+class TileGroup:
+    """Tiles padded to one number of queries and of pages.
 
-    rows    which of the step's decodes; None: all, in order
-    pages   int64 [sequences · width], padded with pages of the same sequence
-    length  tokens to keep of the padded width (the longest sequence's)
-    hidden  int64 flat token indices beyond a sequence's end; None where all lengths are equal
-    mask    float32 [sequences, 1, 1, length], −∞ at the hidden ones
+    rows    int64 [tiles · queries]: their queries in the batch, the last one repeated as padding; None: all of the batch, in order
+    pages   int64 [tiles · width], padded with pages of the same sequence
+    tiles   how many; `queries` of each
+    length  tokens to keep of the padded width (the longest tile's)
+    hidden  int64 flat token indices beyond a tile's end; None where all lengths are equal
+    mask    [tiles, 1, heads of a KV head · queries, length], −∞ where a query does not see a token; None where all see all
     """
 
     rows: Tensor | None
     pages: Tensor
+    tiles: int
+    queries: int
     length: int
     hidden: Tensor | None
     mask: Tensor | None
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor) -> Tensor:
-        sequences, heads, dim = q.shape
+        """q [tiles · queries, heads, head_dim] → the same shape."""
+        _, heads, dim = q.shape
         kv_heads = k_pages.shape[2]
-        k, v = (_gather(pages, self.pages, q) for pages in (k_pages, v_pages))
+        k, v = (pages.index_select(0, self.pages).flatten(0, 1).to(q.dtype) for pages in (k_pages, v_pages))
         if self.hidden is not None:
             # masked is not enough: 0 · NaN is NaN
             k.index_fill_(0, self.hidden, 0)
             v.index_fill_(0, self.hidden, 0)
-        k, v = (y.view(sequences, -1, kv_heads, dim)[:, : self.length].transpose(1, 2) for y in (k, v))
+        k, v = (y.view(self.tiles, -1, kv_heads, dim)[:, : self.length].transpose(1, 2) for y in (k, v))
         # the heads of a group become rows: each KV head is read once
-        groups = q.view(sequences, kv_heads, heads // kv_heads, dim)
-        mask = None if self.mask is None else self.mask.to(q.dtype)
-        return F.scaled_dot_product_attention(groups, k, v, attn_mask=mask).reshape(sequences, heads, dim)
+        grouped = (self.tiles, self.queries, kv_heads, heads // kv_heads, dim)
+        rows = q.reshape(grouped).permute(0, 2, 3, 1, 4).reshape(self.tiles, kv_heads, -1, dim)
+        out = F.scaled_dot_product_attention(rows, k, v, attn_mask=self.mask)
+        return out.unflatten(2, (-1, self.queries)).permute(0, 3, 1, 2, 4).reshape(q.shape)  # type: ignore[no-untyped-call,no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeAttention:
-    """Attention of one new token for each of several sequences."""
+class PagedAttention:
+    """Attention of the new tokens of several sequences over all their tokens so far."""
 
-    groups: tuple[DecodeGroup, ...]
+    groups: tuple[TileGroup, ...]
 
     @classmethod
-    def plan(cls, tables: Sequence[Ints], lengths: Sequence[int], block: int, device: torch.device) -> DecodeAttention:
-        """`tables[i]` is the block table and `lengths[i]` the number of tokens of sequence i, the new one included."""
-        parts = _similar(lengths, block)
-        whole = len(parts) == 1
-        return cls(tuple(_plan_group(part, tables, lengths, block, device, whole) for part in parts))
+    def plan(
+        cls,
+        tables: Sequence[Ints],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        block: int,
+        share: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> PagedAttention:
+        """The queries of sequence i stand at positions starts[i] … starts[i] + counts[i] − 1, and `tables[i]` is its block table.
+
+        share   query heads of each KV head; dtype: the queries' type
+        """
+        parts = _groups(_tiles(starts, counts), block)
+        total = sum(counts)
+        return cls(tuple(_plan_group(part, tables, block, share, device, dtype, total) for part in parts))
 
     def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor) -> Tensor:
-        """q [sequences, heads, head_dim] → the same shape."""
+        """q [rows, heads, head_dim] → the same shape."""
         first = self.groups[0]
         if first.rows is None:
             return first.attend(q, k_pages, v_pages)
         out = torch.empty_like(q)
         for group in self.groups:
             assert group.rows is not None
+            # a padding query repeats a real one, and writes the same result to the same place
             out.index_copy_(0, group.rows, group.attend(q.index_select(0, group.rows), k_pages, v_pages))
         return out
 
@@ -136,40 +120,87 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page: Tenso
     v_pages[page, offset] = v.to(v_pages.dtype)
 
 
-def _gather(pages: Tensor, ids: Tensor, like: Tensor) -> Tensor:
-    """Pages in order as [tokens, kv_heads, head_dim], a copy in the type of `like`."""
-    return pages.index_select(0, ids).flatten(0, 1).to(like.dtype)
+def _tiles(starts: Sequence[int], counts: Sequence[int]) -> list[list[Tile]]:
+    """Round i holds the i-th tile of every sequence that has one; tiles of one sequence see too unequal lengths to be padded to one."""
+    rounds: list[list[Tile]] = []
+    first = 0
+    for sequence, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        for i, at in enumerate(range(0, count, _TILE)):
+            rows = min(_TILE, count - at)
+            if i == len(rounds):
+                rounds.append([])
+            rounds[i].append(Tile(sequence, first + at, rows, start + at + rows))
+        first += count
+    return rounds
 
 
-def _similar(lengths: Sequence[int], block: int) -> list[list[int]]:
-    """Indices in groups whose longest has at most twice the pages of its shortest, give or take a few."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    groups: list[list[int]] = []
-    for i in order:
-        shortest = lengths[groups[-1][0]] if groups else 0
-        if not groups or lengths[i] > 2 * shortest + _SLACK * block:
-            groups.append([])
-        groups[-1].append(i)
-    return groups
+def _groups(rounds: Sequence[Sequence[Tile]], block: int) -> list[list[Tile]]:
+    """Tiles to compute together, in the order of the batch within a group."""
+    groups: list[list[Tile]] = []
+    for tiles in rounds:
+        open_one: list[Tile] = []
+        for tile in sorted(tiles, key=lambda t: (t.rows > 1, t.end, t.rows)):
+            if open_one and not _alike(open_one, tile, block):
+                groups.append(open_one)
+                open_one = []
+            open_one.append(tile)
+        groups.append(open_one)
+    return [sorted(group, key=lambda t: t.first) for group in groups]
+
+
+def _alike(group: Sequence[Tile], tile: Tile, block: int) -> bool:
+    """Whether a longer tile may join the group."""
+    if tile.rows == 1 or group[0].rows == 1:
+        return tile.rows == group[0].rows and tile.end <= 2 * group[0].end + _SLACK * block
+    every = (*group, tile)
+    padded = max(t.rows for t in every) * tile.end * len(every)
+    return padded <= _WASTE * sum(t.rows * t.end for t in every)
 
 
 def _plan_group(
-    part: Sequence[int], tables: Sequence[Ints], lengths: Sequence[int], block: int, device: torch.device, whole: bool
-) -> DecodeGroup:
-    part = sorted(part)
-    sizes = np.array([lengths[i] for i in part])
-    length = int(sizes.max())
+    tiles: Sequence[Tile],
+    tables: Sequence[Ints],
+    block: int,
+    share: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    total: int,
+) -> TileGroup:
+    queries, ends = max(t.rows for t in tiles), np.array([t.end for t in tiles])
+    length = int(ends.max())
     width = -(-length // block)
-    pages = np.empty((len(part), width), np.int64)
-    for row, i in enumerate(part):
-        used = -(-lengths[i] // block)
-        pages[row, :used] = tables[i][:used]
-        pages[row, used:] = tables[i][0]
-    rows = None if whole else torch.tensor(part, device=device)
-    ids = torch.from_numpy(pages.reshape(-1)).to(device)
-    if int(sizes.min()) == length:
-        return DecodeGroup(rows, ids, length, None, None)
-    beyond = np.arange(width * block) >= sizes[:, None]
-    mask = np.where(beyond[:, :length], np.float32("-inf"), np.float32(0))[:, None, None, :]
-    hidden = torch.from_numpy(np.flatnonzero(beyond)).to(device)
-    return DecodeGroup(rows, ids, length, hidden, torch.from_numpy(mask).to(device))
+    pages = np.empty((len(tiles), width), np.int64)
+    for row, tile in enumerate(tiles):
+        used = -(-tile.end // block)
+        table = tables[tile.sequence]
+        pages[row, :used] = table[:used]
+        pages[row, used:] = table[0]
+    # query i of a tile; padding repeats the last one
+    within = np.minimum(np.arange(queries), np.array([t.rows for t in tiles])[:, None] - 1)
+    firsts = np.array([[t.first] for t in tiles])
+    whole = len(tiles) * queries == total  # no padding and nobody else: tiles are in the order of the batch
+    hidden = np.flatnonzero(np.arange(width * block) >= ends[:, None]) if int(ends.min()) < length else None
+    return TileGroup(
+        rows=None if whole else _long((firsts + within).reshape(-1), device),
+        pages=_long(pages.reshape(-1), device),
+        tiles=len(tiles),
+        queries=queries,
+        length=length,
+        hidden=None if hidden is None else _long(hidden, device),
+        mask=None if queries == 1 and hidden is None else _mask(tiles, within, length, share, device, dtype),
+    )
+
+
+def _mask(
+    tiles: Sequence[Tile], within: np.ndarray, length: int, share: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """0 where a query sees a token and −∞ where it does not; the queries once for each head that shares a KV head."""
+    position = np.array([[t.end - t.rows] for t in tiles]) + within
+    last = _long(position, device)[:, None, :, None]
+    beyond = torch.arange(length, device=device) > last
+    mask = torch.zeros(beyond.shape, dtype=dtype, device=device).masked_fill_(beyond, float("-inf"))
+    return mask.repeat(1, 1, share, 1)
+
+
+def _long(values: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64)).to(device)

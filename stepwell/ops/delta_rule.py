@@ -4,23 +4,20 @@ Queries and keys are normalised to unit length. Value heads come in groups that 
 head h // (value_heads / key_heads). A state is [value_heads, key_dim, value_dim].
 
 Yang et al., "Gated Delta Networks", 2024, section 3: a chunk's tokens are folded into products of matrices, where one
-triangular system undoes the chain of corrections inside the chunk.
+triangular system undoes the chain of corrections inside the chunk. What happens inside chunks is computed for all of them at once;
+from chunk to chunk the states of all sequences move on together, wave by wave (`ops/chunks.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 64
+from stepwell.ops.chunks import CHUNK, Chunks
+
 _EPS = 1e-6
-# Chunks × heads worked on at once: enough to keep the cores busy while the intermediates stay in cache (on a GPU: in memory).
-_AT_ONCE_CPU = 128
-_AT_ONCE_GPU = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +32,33 @@ class DeltaInputs:
     beta: Tensor
 
 
-def delta_rule(x: DeltaInputs, state: Tensor, start: int, cuts: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Fold one sequence.
+def delta_rule(x: DeltaInputs, states: Tensor, chunks: Chunks, rungs: Tensor) -> tuple[Tensor, Tensor]:
+    """Fold several sequences.
 
-    state    [value_heads, key_dim, value_dim], not written to
-    start    position of the first token: chunks lie on multiples of 64 of the position, so that a split on that grid
-             changes no chunk
-    cuts     ascending token counts in 1 … n
+    x        their tokens, one sequence behind the other
+    states   [sequences, value_heads, key_dim, value_dim] before the first token of each, not written to
+    chunks   how the tokens are divided
+    rungs    [cuts, value_heads, key_dim, value_dim]: receives the state at each cut of `chunks`
 
-    Returns outputs float32 [n, value_heads, value_dim], the state after the last token, and the state after each cut,
-    all float32. A cut on the grid changes no result; one off the grid ends a chunk early.
+    Returns outputs float32 [n, value_heads, value_dim], and the states after the last tokens, float32 like `states`.
+    A cut on the grid changes no result; one off the grid ends a chunk early.
     """
-    count = x.q.shape[0]
-    ends = chunk_ends(start, count, cuts)
-    q, k, v, g, beta = _in_chunks(x, ends)
-    heads = v.shape[2]
-    group = max(1, (_AT_ONCE_GPU if v.is_cuda else _AT_ONCE_CPU) // heads)
+    heads, sizes = x.v.shape[1], states.shape[1:]
+    q, k, v, g, beta = (chunks.pad(y) for y in (x.q, x.k, x.v, x.g, x.beta))
     out = v.new_empty(v.shape, dtype=torch.float32)
-    wanted = {end: i for i, end in enumerate(ends)}
-    at_cut: dict[int, Tensor] = {}
-    state = state.float()
-    for a in range(0, len(ends), group):
-        part = slice(a, a + group)
-        o, states = _fold(q[part], k[part], v[part], g[part], beta[part], state)
-        out[part] = o.transpose(1, 2)
-        state = states[-1]
-        at_cut.update((cut, states[wanted[cut] - a + 1]) for cut in cuts if a <= wanted[cut] < a + group)
-    flat = out.view(-1, heads, out.shape[-1])
-    return _out_of_chunks(flat, ends, count), state, [at_cut[cut] for cut in cuts]
+    now = chunks.sort(states.float())
+    final = torch.empty_like(now)
+    for group in chunks.groups:
+        part = group.part
+        o, after = _fold(q[part], k[part], v[part], g[part], beta[part], now.flatten(0, 1), group.waves)
+        out[part] = o.view(-1, heads, *o.shape[1:]).transpose(1, 2)
+        after = after.view(-1, *sizes)
+        if group.ended is not None:
+            final.index_copy_(0, group.ended.sequences, after.index_select(0, group.ended.chunks))
+        if group.cut is not None:
+            rungs.index_copy_(0, group.cut.sequences, after.index_select(0, group.cut.chunks).to(rungs.dtype))
+        now = after[-group.waves[-1] :]
+    return chunks.unpad(out.flatten(0, 1), x.v.shape[0]), chunks.unsort(final)
 
 
 def delta_update(x: DeltaInputs, state: Tensor) -> Tensor:
@@ -85,16 +81,6 @@ def delta_update(x: DeltaInputs, state: Tensor) -> Tensor:
     return out.view(count, heads, value_dim)
 
 
-def chunk_ends(start: int, count: int, cuts: Sequence[int]) -> list[int]:
-    """Token counts at which chunks end: where the position is a multiple of 64, at each cut, and at the end.
-
-    >>> chunk_ends(100, 100, [60])
-    [28, 60, 92, 100]
-    """
-    grid = range(CHUNK - start % CHUNK, count, CHUNK)
-    return sorted({*grid, *cuts, count})
-
-
 def _inverse_length(x: Tensor) -> Tensor:
     size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return size.mul_(size).add_(_EPS).rsqrt_()
@@ -104,46 +90,16 @@ def _unit(x: Tensor) -> Tensor:
     return x * _inverse_length(x)
 
 
-def _whole(ends: Sequence[int]) -> bool:
-    """Whether every chunk but the last is full: then rows need no rearranging."""
-    return all(end == CHUNK * i for i, end in enumerate(ends[:-1], 1))
+def _fold(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, waves: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Fold chunks [c, 64, heads, dim] that lie wave by wave. `state` [sequences · heads, key_dim, value_dim]; wave i has `waves[i]` chunks,
+    each for the sequence at the same place.
 
-
-def _rows(ends: Sequence[int], device: torch.device) -> Tensor:
-    """For each token its row among the padded chunks, int64 [n]."""
-    starts = [0, *ends[:-1]]
-    shift = torch.tensor([i * CHUNK - s for i, s in enumerate(starts)])
-    sizes = torch.tensor([e - s for s, e in zip(starts, ends, strict=True)])
-    return (torch.arange(ends[-1]) + shift.repeat_interleave(sizes)).to(device)
-
-
-def _in_chunks(x: DeltaInputs, ends: Sequence[int]) -> tuple[Tensor, ...]:
-    """Each input as [chunks, 64, …]. Padding is zero: with k, β and g zero, a token changes nothing."""
-    count, chunks = x.q.shape[0], len(ends)
-    fields = (x.q, x.k, x.v, x.g, x.beta)
-    if count == chunks * CHUNK:
-        padded = fields
-    elif _whole(ends):
-        extra = chunks * CHUNK - count
-        padded = tuple(F.pad(y, (0, 0) * (y.ndim - 1) + (0, extra)) for y in fields)  # type: ignore[assignment]
-    else:
-        rows = _rows(ends, x.q.device)
-        padded = tuple(y.new_zeros(chunks * CHUNK, *y.shape[1:]).index_copy_(0, rows, y) for y in fields)  # type: ignore[assignment]
-    return tuple(y.reshape(chunks, CHUNK, *y.shape[1:]) for y in padded)
-
-
-def _out_of_chunks(flat: Tensor, ends: Sequence[int], count: int) -> Tensor:
-    if _whole(ends):
-        return flat[:count]
-    return flat.index_select(0, _rows(ends, flat.device))
-
-
-def _fold(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Fold chunks [c, 64, heads, dim] in order; returns outputs [c, heads, 64, value_dim] and states [c + 1, …].
-
+    Returns outputs [c · heads, 64, value_dim] and the states after the chunks [c · heads, key_dim, value_dim].
     Inside, heads are [key_heads, value heads of each], so that what belongs to a key head is computed once.
     """
-    chunks, key_heads, value_dim = q.shape[0], k.shape[2], v.shape[-1]
+    chunks, key_heads, heads, value_dim = q.shape[0], k.shape[2], v.shape[2], v.shape[-1]
     q, k = _unit_rows(q).mul_(q.shape[-1] ** -0.5), _unit_rows(k)
     v, g, beta = (_by_key_head(y, key_heads) for y in (v, g.unsqueeze(-1), beta.unsqueeze(-1)))
     decay = g.squeeze(-1).cumsum(-1)
@@ -156,20 +112,22 @@ def _fold(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     torch.mul(v, beta, out=sides[..., :value_dim])
     torch.mul(k, grown * beta, out=sides[..., value_dim:])
     # Forward substitution, not a product of powers of the system: powers of nearly equal keys overflow float32
-    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True).flatten(1, 2)
-    writes = (k * (decay[..., -1:] - decay).exp_().unsqueeze(-1)).mT.flatten(1, 2).unbind()
-    kept = grown[..., -1:, :].flatten(1, 2).unbind()
-    values, reads = solved[..., :value_dim].unbind(), solved[..., value_dim:].unbind()
+    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True).flatten(0, 2)
+    values, reads = solved[..., :value_dim], solved[..., value_dim:]
+    writes = (k * (decay[..., -1:] - decay).exp_().unsqueeze(-1)).flatten(0, 2).mT
+    kept, queries = grown[..., -1:, :].flatten(0, 2), (q * grown).flatten(0, 2)
 
-    states = state.new_empty(chunks + 1, *state.shape)
-    states[0] = state
-    fresh = state.new_empty(chunks, state.shape[0], CHUNK, value_dim)
-    now, new = states.unbind(), fresh.unbind()
-    for i in range(chunks):
-        torch.baddbmm(values[i], reads[i], now[i], alpha=-1, out=new[i])
-        torch.baddbmm(now[i] * kept[i], writes[i], new[i], out=now[i + 1])
-    out = (q * grown).flatten(1, 2) @ states[:-1]
-    return out.add_(inside.flatten(1, 2) @ fresh), states
+    after = state.new_empty(chunks * heads, *state.shape[1:])
+    fresh, out = (state.new_empty(chunks * heads, CHUNK, value_dim) for _ in range(2))
+    at, now = 0, state
+    for count in waves:
+        rows = slice(at, at + count * heads)
+        now = now[: count * heads]
+        torch.baddbmm(values[rows], reads[rows], now, alpha=-1, out=fresh[rows])
+        torch.bmm(queries[rows], now, out=out[rows])
+        now = torch.baddbmm(now * kept[rows], writes[rows], fresh[rows], out=after[rows])
+        at += count * heads
+    return out.add_(inside.flatten(0, 2) @ fresh), after
 
 
 def _unit_rows(x: Tensor) -> Tensor:

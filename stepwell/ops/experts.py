@@ -6,38 +6,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepwell.ops.linear import Linear, LinearStack
 
-def gated_mlp(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+
+def gated_mlp(x: Tensor, gate_up: Linear, down: Linear) -> Tensor:
     """`down · (silu(gate · x) * up · x)` for rows [n, hidden]; `gate_up` is both matrices stacked, [2 · width, hidden]."""
-    gate, up = F.linear(x, gate_up).chunk(2, -1)
-    return F.linear(F.silu(gate).mul_(up), down)
+    return down(gated(gate_up(x)))
 
 
-def route(x: Tensor, router: Tensor, top: int, normed: bool) -> tuple[Tensor, Tensor]:
-    """Weights float32 [n, top] and numbers int64 [n, top] of each row's experts; `normed` makes the weights sum to 1."""
-    chances = torch.softmax(F.linear(x, router), -1, dtype=torch.float32)
-    weights, chosen = chances.topk(top, -1)
+def gated(both: Tensor) -> Tensor:
+    """`silu(gate) * up` of rows [n, 2 · width] that hold the gate, then up."""
+    gate, up = both.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+def route(logits: Tensor, top: int, normed: bool) -> tuple[Tensor, Tensor]:
+    """Weights float32 [n, top] and numbers int64 [n, top] of each row's experts, from the router's [n, experts].
+
+    `normed` makes the weights sum to 1.
+    """
+    weights, chosen = torch.softmax(logits, -1, dtype=torch.float32).topk(top, -1)
     return (weights / weights.sum(-1, keepdim=True) if normed else weights), chosen
 
 
-def mixture(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Each row's experts, weighted and summed.
-
-    gate_up [experts, 2 · width, hidden] and down [experts, hidden, width]; weights and chosen as `route` returns them.
-    """
-    experts, top = gate_up.shape[0], chosen.shape[1]
-    flat = chosen.flatten()
+def mixture(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: LinearStack, down: LinearStack) -> Tensor:
+    """Each row's experts, weighted and summed: [n, hidden]. Weights and numbers as `route` returns them."""
+    top, flat = chosen.shape[1], chosen.flatten()
     order = flat.argsort(stable=True)
-    rows = order // top
-    counts = torch.bincount(flat, minlength=experts).tolist()
-    sorted_x = x.index_select(0, rows)
-    parts = torch.empty_like(sorted_x)
-    at = 0
-    for expert, count in enumerate(counts):
-        if count:
-            parts[at : at + count] = gated_mlp(sorted_x[at : at + count], gate_up[expert], down[expert])
-            at += count
-    parts.mul_(weights.flatten().index_select(0, order).to(x.dtype).unsqueeze(1))
+    counts = torch.zeros(gate_up.count, dtype=torch.int32, device=x.device)
+    ends = counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32)).cumsum(0, dtype=torch.int32)
+    parts = down(gated(gate_up(x.index_select(0, order // top), ends)), ends)
+    parts = parts * weights.flatten().index_select(0, order).to(x.dtype).unsqueeze(1)
     # back to the rows' own order first: a sum per row in a fixed order is the same in every batch
     back = torch.empty_like(parts).index_copy_(0, order, parts)
     return back.view(x.shape[0], top, -1).sum(1)

@@ -109,6 +109,11 @@ class Work:
     score: Score | None = None
     known: int = 0
 
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence once this has been computed."""
+        return self.start + len(self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Decodes:

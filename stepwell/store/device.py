@@ -32,8 +32,8 @@ class Precision:
 
 
 class DeviceArena:
-    """One allocation of pages. `keys[i]` and `values[i]` are attention layer i's view of every page:
-    [pages, block, kv_heads, head_dim]."""
+    """One allocation of pages, and one page more. `keys[i]` and `values[i]` are attention layer i's view of all of them:
+    [pages + 1, block, kv_heads, head_dim]. The last page, `spare`, takes keys and values that must not be stored; nobody reads it."""
 
     __slots__ = ("geometry", "keys", "rows", "values")
 
@@ -41,15 +41,21 @@ class DeviceArena:
         self, pages: int, shape: ModelShape, geometry: Geometry, precision: Precision, device: torch.device
     ) -> None:
         self.geometry = geometry
-        self.rows = torch.zeros(pages, geometry.page_bytes, dtype=torch.uint8, device=device)
+        every = torch.zeros(pages + 1, geometry.page_bytes, dtype=torch.uint8, device=device)
+        self.rows = every[:pages]
         layers = shape.attention_layers
-        kv = self.rows.view(precision.kv).view(pages, layers, 2, geometry.block, shape.kv_heads, shape.head_dim)
+        kv = every.view(precision.kv).view(pages + 1, layers, 2, geometry.block, shape.kv_heads, shape.head_dim)
         self.keys = tuple(kv[:, i, 0] for i in range(layers))
         self.values = tuple(kv[:, i, 1] for i in range(layers))
 
     @property
     def device(self) -> torch.device:
         return self.rows.device
+
+    @property
+    def spare(self) -> int:
+        """The number of the page that nobody reads."""
+        return self.rows.shape[0]
 
     @property
     def page_bytes(self) -> int:
@@ -75,12 +81,12 @@ class DeviceArena:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """One rung's bytes and the views into them.
+class Images:
+    """The bytes of several rungs' images and the views into them.
 
-    rows       uint8 [image_pages, page_bytes]; what is left of the last page is zero
-    recurrent  [linear layers, value_heads, key_dim, value_dim]
-    conv       [linear layers, kernel − 1, channels]
+    rows       uint8 [images · image_pages, page_bytes], one image behind the other; what is left of its last page is zero
+    recurrent  [linear layers, images, value_heads, key_dim, value_dim]
+    conv       [linear layers, images, kernel − 1, channels]
     """
 
     rows: Tensor
@@ -89,10 +95,10 @@ class Image:
 
 
 class LiveStates:
-    """Recurrent states of the running set: fixed arrays over `slots`.
+    """Recurrent states of the running set: fixed arrays over `slots`, and one more for rows that pad a batch.
 
-    recurrent  [linear layers, slots, value_heads, key_dim, value_dim]
-    conv       [linear layers, slots, kernel − 1, channels]
+    recurrent  [linear layers, slots + 1, value_heads, key_dim, value_dim]
+    conv       [linear layers, slots + 1, kernel − 1, channels]
     """
 
     __slots__ = ("_geometry", "conv", "recurrent")
@@ -104,38 +110,37 @@ class LiveStates:
         self._geometry = geometry
         state = (shape.value_heads, shape.key_dim, shape.value_dim)
         window = (shape.conv_kernel - 1, shape.conv_channels)
-        self.recurrent = torch.zeros(layers, slots, *state, dtype=precision.state, device=device)
-        self.conv = torch.zeros(layers, slots, *window, dtype=precision.model, device=device)
+        self.recurrent = torch.zeros(layers, slots + 1, *state, dtype=precision.state, device=device)
+        self.conv = torch.zeros(layers, slots + 1, *window, dtype=precision.model, device=device)
 
     @property
     def slots(self) -> int:
-        return self.recurrent.shape[1]
+        return self.recurrent.shape[1] - 1
 
     def zero(self, slot: int) -> None:
         """The state that has folded nothing."""
         self.recurrent[:, slot] = 0
         self.conv[:, slot] = 0
 
-    def new_image(self) -> Image:
-        """An image of zeros, to be filled."""
+    def new_images(self, count: int) -> Images:
+        """Images of zeros, to be filled."""
         geometry = self._geometry
-        rows = torch.zeros(geometry.image_pages, geometry.page_bytes, dtype=torch.uint8, device=self.recurrent.device)
-        return self.as_image(rows)
+        size = count * geometry.image_pages, geometry.page_bytes
+        return self.as_images(torch.zeros(size, dtype=torch.uint8, device=self.recurrent.device))
 
-    def as_image(self, rows: Tensor) -> Image:
-        """Views into an image's bytes, uint8 [image_pages, page_bytes] and contiguous."""
+    def as_images(self, rows: Tensor) -> Images:
+        """Views into images' bytes, uint8 [images · image_pages, page_bytes] and contiguous."""
+        geometry = self._geometry
+        flat = rows.view(-1, geometry.image_pages * geometry.page_bytes)[:, : geometry.image_bytes]
         split = self.recurrent[:, 0].numel() * self.recurrent.itemsize
-        flat = rows.view(-1)[: self._geometry.image_bytes]
-        recurrent = flat[:split].view(self.recurrent.dtype).view(self.recurrent[:, 0].shape)
-        conv = flat[split:].view(self.conv.dtype).view(self.conv[:, 0].shape)
-        return Image(rows, recurrent, conv)
+        return Images(rows, _layers_first(flat[:, :split], self.recurrent), _layers_first(flat[:, split:], self.conv))
 
-    def pack(self, slot: int) -> Image:
-        """A copy of the slot's state."""
-        image = self.new_image()
-        image.recurrent.copy_(self.recurrent[:, slot])
-        image.conv.copy_(self.conv[:, slot])
-        return image
+    def pack(self, slots: Ints) -> Images:
+        """A copy of these slots' states."""
+        images, at = self.new_images(len(slots)), index(slots, self.recurrent.device)
+        images.recurrent.copy_(self.recurrent.index_select(1, at))
+        images.conv.copy_(self.conv.index_select(1, at))
+        return images
 
     def load_image(self, slot: int, image: Rows) -> None:
         """The slot's state becomes that of host bytes, uint8 [image_pages · page_bytes]."""
@@ -144,9 +149,15 @@ class LiveStates:
 
     def unpack(self, rows: Tensor, slot: int) -> None:
         """The slot's state becomes that of an image's bytes, uint8 [image_pages, page_bytes], on any device."""
-        image = self.as_image(rows.to(self.recurrent.device).contiguous())
-        self.recurrent[:, slot] = image.recurrent
-        self.conv[:, slot] = image.conv
+        image = self.as_images(rows.to(self.recurrent.device).contiguous())
+        self.recurrent[:, slot] = image.recurrent[:, 0]
+        self.conv[:, slot] = image.conv[:, 0]
+
+
+def _layers_first(flat: Tensor, like: Tensor) -> Tensor:
+    """Bytes [images, …] as elements of `like` [layers, slots, …], with images in place of slots."""
+    layers, _, *sizes = like.shape
+    return flat.view(like.dtype).view(flat.shape[0], layers, *sizes).transpose(0, 1)
 
 
 def index(numbers: Ints, device: torch.device) -> Tensor:

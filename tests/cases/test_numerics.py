@@ -74,9 +74,10 @@ def test_an_image_is_the_live_state_bit_for_bit(dense: Any, state: Any) -> None:
     rig = Rig(dense.decoder, state=state)
     pages, image = rig.table(LENGTH), rig.image()
     rig.last(work(dense.tokens, pages, 0, 80, cuts=[Cut(80, image)]))
-    left = rig.live.as_image(rig.arena.get(image))
+    left = rig.live.as_images(rig.arena.get(image))
     assert left.recurrent.dtype == rig.live.recurrent.dtype == state
-    assert torch.equal(left.recurrent, rig.live.recurrent[:, 0]) and torch.equal(left.conv, rig.live.conv[:, 0])
+    assert torch.equal(left.recurrent[:, 0], rig.live.recurrent[:, 0])
+    assert torch.equal(left.conv[:, 0], rig.live.conv[:, 0])
     rig.last(work(dense.tokens, pages, 80, 81, FromImage(image), slot=1))
     rig.last(work(dense.tokens, pages, 80, 81))
     assert torch.equal(rig.live.recurrent[:, 0], rig.live.recurrent[:, 1])
@@ -89,7 +90,7 @@ def test_every_layer_of_an_image_is_written(model: Any, inner: bool) -> None:
     rig = Rig(model.decoder)
     image = rig.image()
     rig.last(work(model.tokens, rig.table(LENGTH), 0, LENGTH if inner else 64, cuts=[Cut(64, image)]))
-    left = rig.live.as_image(rig.arena.get(image))
+    left = rig.live.as_images(rig.arena.get(image))
     for part in (left.recurrent, left.conv):
         assert torch.isfinite(part).all() and all(layer.abs().max() > 0 for layer in part)
 

@@ -11,7 +11,7 @@ import torch
 from stepwell.base.geometry import Ints
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.torch_runner import TorchRunner
-from stepwell.model.batch import Batch, Memory
+from stepwell.model.backend import Forward
 from stepwell.model.decoder import HybridDecoder
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Carry, Cut, Fresh, Sample, StateStart, Step, StepResult, Work
@@ -25,11 +25,11 @@ class Recorder:
 
     def __init__(self, decoder: HybridDecoder) -> None:
         self.decoder = decoder
-        self.kernels = decoder.kernels
+        self.backend = decoder.backend
         self.last = torch.empty(0)
 
-    def hidden(self, batch: Batch, memory: Memory) -> torch.Tensor:
-        return self.decoder.hidden(batch, memory)
+    def hidden(self, forward: Forward) -> torch.Tensor:
+        return self.decoder.hidden(forward)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.decoder.logits(hidden)

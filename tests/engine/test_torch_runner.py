@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from stepwell.model.loading import load_decoder  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
-from stepwell.sched.step import Carry, Cut, FromImage, Sample, Step  # noqa: E402
+from stepwell.sched.step import LAST_DRAW, Carry, Cut, FromImage, Sample, Step  # noqa: E402
 from tests.engine.conftest import ARCHS, LENGTH  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 
@@ -82,7 +82,7 @@ def test_an_image_from_within_a_pass_is_the_state_of_a_pass_that_ends_there(dens
     inner, last = rig.image(), rig.image()
     rig.last(work(dense.tokens, rig.table(LENGTH), 0, LENGTH, cuts=[Cut(64, inner)]))
     rig.last(work(dense.tokens, rig.table(64), 0, 64, slot=1, cuts=[Cut(64, last)]))
-    a, b = (rig.live.as_image(rig.arena.get(pages)) for pages in (inner, last))
+    a, b = (rig.live.as_images(rig.arena.get(pages)) for pages in (inner, last))
     assert torch.allclose(a.recurrent, b.recurrent, atol=1e-5)
     assert torch.allclose(a.conv, b.conv, atol=1e-5)
 
@@ -103,7 +103,7 @@ def test_a_resume_without_half_of_its_state_shows_at_once(dense: Any, part: str)
     pages, image = rig.table(LENGTH), rig.image()
     rig.last(work(dense.tokens, pages, 0, 128, cuts=[Cut(128, image)]))
     rows = rig.arena.get(image)
-    broken = rig.live.as_image(rows)
+    broken = rig.live.as_images(rows)
     (broken.recurrent if part == "recurrent" else broken.conv).zero_()
     rig.arena.put(image, rows)
     resumed = work(dense.tokens, pages, 128, 129, FromImage(image), slot=1)
@@ -216,6 +216,19 @@ def test_a_work_that_does_not_sample_has_no_token(dense: Any) -> None:
     result, _ = rig.run(work(dense.tokens, rig.table(40), 0, 40, sample=None))
     assert result.sampled == ((),)
     assert rig.runner.launch(Step(())).result().sampled == ()
+
+
+def test_a_token_that_was_only_drawn_is_read_from_its_slot(dense: Any) -> None:
+    rig = Rig(dense.decoder)
+    told, drawn = rig.table(80), rig.table(80)
+    tokens = np.concatenate((dense.tokens[:70], np.zeros(10, np.int32)))
+    for slot, table in ((0, told), (2, drawn)):
+        tokens[70] = rig.run(work(tokens, table, 0, 70, slot=slot))[0].sampled[0][0]
+    unknown = np.full(80, LAST_DRAW, np.int32)
+    for at in range(70, 76):
+        result, (known, unseen) = rig.run(work(tokens, told, at, at + 1), work(unknown, drawn, at, at + 1, slot=2))
+        assert torch.allclose(known, unseen, atol=1e-5)
+        tokens[at + 1] = result.sampled[0][0]
 
 
 def test_ends_are_not_sampled_before_min_tokens(dense: Any) -> None:

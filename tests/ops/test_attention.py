@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepwell.ops.attention import DecodeAttention, PrefillAttention, write_kv  # noqa: E402
+from stepwell.ops.attention import PagedAttention, write_kv  # noqa: E402
 
 BLOCK, HEADS, KV_HEADS, DIM = 4, 6, 2, 8
 CPU = torch.device("cpu")
@@ -38,6 +38,14 @@ class Paged:
         return torch.einsum("hqk,khd->qhd", chances, v)[first:]
 
 
+def planned(many: list[Paged], starts: list[int]) -> PagedAttention:
+    """All tokens of each sequence from its start on are new."""
+    counts = [len(one.k) - start for one, start in zip(many, starts, strict=True)]
+    return PagedAttention.plan(
+        [one.table for one in many], starts, counts, BLOCK, HEADS // KV_HEADS, CPU, torch.float32
+    )
+
+
 def arena(pages: int) -> tuple[torch.Tensor, torch.Tensor]:
     kv = torch.full((pages, 2, 2, BLOCK, KV_HEADS, DIM), float("nan"))
     return kv[:, 1, 0], kv[:, 1, 1]
@@ -48,8 +56,33 @@ def test_prefill_sees_what_came_before(length: int, start: int) -> None:
     k_pages, v_pages = arena(160)
     pages = np.random.default_rng(0).permutation(160)[: -(-length // BLOCK)]
     one = Paged(length, 1).place(pages, k_pages, v_pages)
-    attend = PrefillAttention.plan(one.table, start, length - start, CPU)
-    assert torch.allclose(attend(one.q[start:], k_pages, v_pages), one.expected(start), atol=1e-5)
+    found = planned([one], [start])(one.q[start:], k_pages, v_pages)
+    assert torch.allclose(found, one.expected(start), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "starts"),
+    [
+        ((9, 30), (8, 0)),
+        ((12, 12, 12), (4, 4, 4)),
+        ((5, 300, 200, 9, 600, 41), (4, 299, 0, 0, 3, 0)),
+        ((40, 33, 47), (0, 0, 0)),
+        ((300, 290), (0, 17)),
+    ],
+)
+def test_sequences_of_any_number_of_new_tokens_equal_each_alone(
+    lengths: tuple[int, ...], starts: tuple[int, ...]
+) -> None:
+    k_pages, v_pages = arena(320)
+    free = list(np.random.default_rng(1).permutation(320))
+    many = []
+    for i, length in enumerate(lengths):
+        need = -(-length // BLOCK)
+        table, free = np.array(free[:need]), free[need:]
+        many.append(Paged(length, i).place(table, k_pages, v_pages))
+    q = torch.cat([one.q[start:] for one, start in zip(many, starts, strict=True)])
+    expected = torch.cat([one.expected(start) for one, start in zip(many, starts, strict=True)])
+    assert torch.allclose(planned(many, list(starts))(q, k_pages, v_pages), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("lengths", [(1,), (9,), (8, 8, 8), (3, 17, 1), (5, 200, 9, 190, 6)])
@@ -61,7 +94,7 @@ def test_decodes_of_any_lengths_equal_each_alone(lengths: tuple[int, ...]) -> No
         need = -(-length // BLOCK)
         table, free = np.array(free[:need]), free[need:]
         many.append(Paged(length, i).place(table, k_pages, v_pages))
-    attend = DecodeAttention.plan([one.table for one in many], lengths, BLOCK, CPU)
+    attend = planned(many, [length - 1 for length in lengths])
     found = attend(torch.stack([one.q[-1] for one in many]), k_pages, v_pages)
     expected = torch.cat([one.expected(len(one.q) - 1) for one in many])
     assert torch.allclose(found, expected, atol=1e-5)
@@ -69,5 +102,14 @@ def test_decodes_of_any_lengths_equal_each_alone(lengths: tuple[int, ...]) -> No
 
 def test_very_unequal_decodes_are_not_padded_to_one_length() -> None:
     tables = [np.arange(-(-n // BLOCK), dtype=np.int32) for n in (5, 2000, 9, 1900)]
-    plan = DecodeAttention.plan(tables, (5, 2000, 9, 1900), BLOCK, CPU)
+    plan = PagedAttention.plan(tables, (4, 1999, 8, 1899), (1, 1, 1, 1), BLOCK, 3, CPU, torch.float32)
     assert [group.length for group in plan.groups] == [9, 2000]
+
+
+def test_padding_of_prompts_costs_at_most_half_as_much_again() -> None:
+    counts = [64 + 16 * i for i in range(8)] + [500]
+    tables = [np.arange(-(-n // BLOCK), dtype=np.int32) for n in counts]
+    plan = PagedAttention.plan(tables, [0] * 9, counts, BLOCK, 3, CPU, torch.float32)
+    assert len(plan.groups) < 9  # prompts alike are computed together
+    work = sum(group.tiles * group.queries * group.length for group in plan.groups)
+    assert work <= 1.5 * (sum(n * n for n in counts[:8]) + 256 * 256 + 244 * 500)

@@ -30,6 +30,7 @@ SHAPE = ModelShape.from_config(
 )
 PRECISION = Precision(torch.bfloat16, torch.bfloat16)
 CPU = torch.device("cpu")
+ZERO, ONE = (np.array([slot], np.int32) for slot in (0, 1))
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_the_host_reads_and_writes_pages_as_rows(arena: DeviceArena) -> None:
 def test_an_image_goes_through_scattered_pages(arena: DeviceArena, live: LiveStates, geometry: Geometry) -> None:
     assert geometry.image_pages > 1
     pages = np.random.default_rng(0).permutation(10)[: geometry.image_pages].astype(np.int32)
-    arena.put(pages, live.pack(1).rows)
+    arena.put(pages, live.pack(ONE).rows)
     before = live.recurrent.clone(), live.conv.clone()
     live.unpack(arena.get(pages), 2)
     assert torch.equal(live.recurrent[:, 2], before[0][:, 1])
@@ -84,14 +85,29 @@ def test_an_image_goes_through_scattered_pages(arena: DeviceArena, live: LiveSta
 
 
 def test_an_image_lands_from_host_bytes(live: LiveStates) -> None:
-    image = live.pack(0).rows.numpy().reshape(-1).copy()
+    image = live.pack(ZERO).rows.numpy().reshape(-1).copy()
     live.load_image(2, image)
     assert torch.equal(live.recurrent[:, 2], live.recurrent[:, 0])
     assert torch.equal(live.conv[:, 2], live.conv[:, 0])
 
 
+def test_images_of_several_slots_lie_one_behind_the_other(live: LiveStates, geometry: Geometry) -> None:
+    both = live.pack(np.array([2, 0], np.int32))
+    each = [live.pack(np.array([slot], np.int32)).rows for slot in (2, 0)]
+    assert torch.equal(both.rows, torch.cat(each))
+    assert both.rows.shape[0] == 2 * geometry.image_pages
+    assert torch.equal(live.as_images(both.rows).recurrent, live.recurrent[:, [2, 0]])
+
+
+def test_the_spare_page_and_the_spare_slot_are_nobodys(arena: DeviceArena, live: LiveStates) -> None:
+    assert (arena.spare, len(arena.rows), len(arena.keys[0])) == (10, 10, 11)
+    arena.keys[0][arena.spare] = 1
+    assert not arena.rows.any()
+    assert (live.slots, live.recurrent.shape[1], live.conv.shape[1]) == (3, 4, 4)
+
+
 def test_an_image_is_a_copy(live: LiveStates) -> None:
-    image = live.pack(0)
+    image = live.pack(ZERO)
     kept = image.rows.clone()
     live.zero(0)
     assert torch.equal(image.rows, kept)

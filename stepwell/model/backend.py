@@ -1,0 +1,67 @@
+"""What computes: the interface between the model, which knows its layers, and kernels, which know a device.
+
+    backend = …                             places weights, owns static buffers
+    forward = backend.plan(batch, …)        once a step: everything that does not depend on the layer
+    forward.attention(layer, x, …)          once a layer: no host synchronisation in here
+
+The backend in plain torch (`torch_backend.py`) is the reference and serves CPUs; another is another class with these methods.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from stepwell.model.batch import Batch, Memory, States
+    from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
+from stepwell.ops.linear import Linear, LinearStack
+
+
+class Forward(Protocol):
+    """One planned pass. Every operation works on all rows of the batch.
+
+    The operations of half a layer share their form: `x` [rows, hidden] is the normed residual, what they compute is added to
+    `residual` in place, and they return that residual normed by `then`.
+    """
+
+    def embed(self, table: Tensor) -> Tensor:
+        """Rows of `table` [vocab, hidden] for the batch's tokens: the first residual, [rows, hidden]."""
+
+    def norm(self, residual: Tensor, norm: Norm) -> Tensor:
+        """The residual, normed."""
+
+    def attention(self, layer: Attention, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        """Norm and rotate queries and keys, store keys and values in their pages, attend, gate, project."""
+
+    def delta_net(self, layer: DeltaNet, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        """Convolve, fold the delta rule, norm and gate, project. Live states move on; checkpoints receive the states at cuts."""
+
+    def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        """A gated MLP."""
+
+    def experts(self, layer: Experts, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        """A mixture of experts with its shared expert."""
+
+    def asked(self, x: Tensor) -> Tensor:
+        """The rows whose logits are wanted."""
+
+
+class Backend(Protocol):
+    """Places weights and plans passes."""
+
+    def linear(self, weight: Tensor) -> Linear:
+        """The matrix [out, in] in the form that this backend multiplies with; takes the tensor over."""
+
+    def tied(self, table: Tensor) -> Linear:
+        """The embedding table [vocab, hidden] as the head; the table stays as it is and is not copied."""
+
+    def stack(self, weights: Tensor) -> LinearStack:
+        """The same for the matrices [experts, out, in] of all experts."""
+
+    def plan(self, batch: Batch, memory: Memory, checkpoints: States) -> Forward:
+        """Bind a pass to its batch. `checkpoints` has a column for each cut: conv [layers, cuts, …], recurrent [layers, cuts, …].
+
+        The batch's arrays are read here, not later. Tokens that are LAST_DRAW are read from `memory.draws` on the device.
+        """

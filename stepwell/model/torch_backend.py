@@ -1,0 +1,204 @@
+"""The backend in plain torch, for any device: the reference that others are held against, and what serves CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stepwell.model.batch import Batch, Longs, Memory, States
+from stepwell.model.config import HybridConfig
+from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
+from stepwell.ops.attention import PagedAttention, write_kv
+from stepwell.ops.chunks import Chunks
+from stepwell.ops.conv import ConvLayout, causal_conv, conv_update
+from stepwell.ops.delta_rule import DeltaInputs, delta_rule, delta_update
+from stepwell.ops.experts import gated_mlp, mixture, route
+from stepwell.ops.linear import Dense, DenseStack, Linear, LinearStack, placed
+from stepwell.ops.norm import gated_rms_norm, inverse_rms, rms_norm
+from stepwell.ops.rotary import Angles, Rotary, rotate
+from stepwell.sched.step import LAST_DRAW
+
+
+class TorchBackend:
+    """A `Backend` without buffers of its own: every plan makes its tensors anew."""
+
+    __slots__ = ("_device", "_dtype", "_rotary", "_shape")
+
+    def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._shape = config.shape
+        self._dtype = dtype
+        self._device = device
+        self._rotary = Rotary(config.shape.head_dim, config.rotary_dim, config.rope_theta, device)
+
+    def linear(self, weight: Tensor) -> Linear:
+        return Dense(placed(weight, self._device))
+
+    def tied(self, table: Tensor) -> Linear:
+        return Dense(table)
+
+    def stack(self, weights: Tensor) -> LinearStack:
+        return DenseStack(placed(weights, self._device))
+
+    def plan(self, batch: Batch, memory: Memory, checkpoints: States) -> TorchForward:
+        shape, device = self._shape, self._device
+        starts, counts = batch.starts.tolist(), batch.counts.tolist()
+        share, block = shape.heads // shape.kv_heads, memory.keys[0].shape[1]
+        return TorchForward(
+            memory=memory,
+            checkpoints=checkpoints,
+            tokens=self._tokens(batch, memory),
+            angles=self._rotary(self._upload(batch.positions)),
+            page=self._upload(batch.page),
+            offset=self._upload(batch.offset),
+            attend=PagedAttention.plan(batch.tables, starts, counts, block, share, device, self._dtype),
+            steps=Steps(batch.decodes, self._slots(batch.slots[: batch.decodes])) if batch.decodes else None,
+            folds=self._folds(batch, starts[batch.decodes :], counts[batch.decodes :]),
+            asked_rows=self._upload(batch.asked),
+        )
+
+    def _tokens(self, batch: Batch, memory: Memory) -> Tensor:
+        tokens = self._upload(batch.tokens)
+        if batch.decodes:
+            given = tokens[: batch.decodes]
+            drawn = memory.draws.index_select(0, self._upload(batch.slots[: batch.decodes]))
+            given.copy_(torch.where(given == LAST_DRAW, drawn, given))
+        return tokens
+
+    def _folds(self, batch: Batch, starts: list[int], counts: list[int]) -> Folds | None:
+        if not counts:
+            return None
+        cuts = [(sequence - batch.decodes, after) for sequence, after in batch.cuts.pairs()]
+        return Folds(
+            slots=self._upload(batch.slots[batch.decodes :]),
+            conv=ConvLayout.plan(counts, cuts, self._shape.conv_kernel, self._device),
+            chunks=Chunks.plan(starts, counts, cuts, self._shape.value_heads, self._device),
+        )
+
+    def _slots(self, slots: Longs) -> Tensor | slice:
+        if int(slots[-1]) - int(slots[0]) == len(slots) - 1:
+            return slice(int(slots[0]), int(slots[-1]) + 1)
+        return self._upload(slots)
+
+    def _upload(self, values: Longs) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The decodes: rows 0 … `count` − 1. `slots` are their live states; a slice where they are consecutive, so that these are updated
+    where they lie."""
+
+    count: int
+    slots: Tensor | slice
+
+
+@dataclass(frozen=True, slots=True)
+class Folds:
+    """The sequences of several new tokens, behind the decodes: their live states, and how their tokens are laid out."""
+
+    slots: Tensor
+    conv: ConvLayout
+    chunks: Chunks
+
+
+@dataclass(frozen=True, slots=True)
+class TorchForward:
+    """A planned pass."""
+
+    memory: Memory
+    checkpoints: States
+    tokens: Tensor
+    angles: Angles
+    page: Tensor
+    offset: Tensor
+    attend: PagedAttention
+    steps: Steps | None
+    folds: Folds | None
+    asked_rows: Tensor
+
+    def embed(self, table: Tensor) -> Tensor:
+        return F.embedding(self.tokens, table)
+
+    def norm(self, residual: Tensor, norm: Norm) -> Tensor:
+        return rms_norm(residual, norm.weight, norm.eps)
+
+    def asked(self, x: Tensor) -> Tensor:
+        return x.index_select(0, self.asked_rows)
+
+    def attention(self, layer: Attention, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        rows, dim = x.shape[0], layer.head_dim
+        inner, kv = layer.heads * dim, layer.kv_heads * dim
+        qk, v, gate = layer.into(x).split_with_sizes((inner + kv, kv, inner), -1)
+        both = rotate(_normed(qk.view(rows, -1, dim), layer.qk_norm), self.angles).to(x.dtype)
+        q, k = both.split_with_sizes((layer.heads, layer.kv_heads), 1)
+        k_pages, v_pages = self.memory.keys[layer.index], self.memory.values[layer.index]
+        write_kv(k, v.view(rows, -1, dim), k_pages, v_pages, self.page, self.offset)
+        y = self.attend(q, k_pages, v_pages).reshape(rows, inner)
+        return self._close(layer.out(y * gate.sigmoid()), residual, then)
+
+    def delta_net(self, layer: DeltaNet, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        heads, inner = layer.value_heads, layer.value_heads * layer.value_dim
+        qkv, z, b, a = layer.into(x).split_with_sizes((layer.conv.shape[1], inner, heads, heads), -1)
+        beta = b.float().sigmoid()
+        g = F.softplus(a.float() + layer.dt_bias).mul_(layer.rate)
+        parts, first = [], 0
+        if self.steps is not None:
+            first = self.steps.count
+            parts.append(self._step(layer, qkv[:first], g[:first], beta[:first], self.steps))
+        if self.folds is not None:
+            parts.append(self._fold(layer, qkv[first:], g[first:], beta[first:], self.folds))
+        y = parts[0] if len(parts) == 1 else torch.cat(parts)
+        y = gated_rms_norm(y, z.view(-1, heads, layer.value_dim), layer.norm.weight, layer.norm.eps)
+        return self._close(layer.out(y.flatten(1)), residual, then)
+
+    def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        return self._close(gated_mlp(x, layer.gate_up, layer.down), residual, then)
+
+    def experts(self, layer: Experts, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        logits = layer.router(x)
+        weights, chosen = route(logits[:, :-1], layer.top, layer.normed)
+        shared = gated_mlp(x, layer.shared.gate_up, layer.shared.down).mul_(logits[:, -1:].sigmoid())
+        return self._close(mixture(x, weights, chosen, layer.gate_up, layer.down).add_(shared), residual, then)
+
+    def _close(self, y: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        return self.norm(residual.add_(y), then)
+
+    def _step(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, steps: Steps) -> Tensor:
+        """One token each; the live states move on in place where they lie side by side in float32, else by copies."""
+        conv, recurrent = self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]
+        window = conv[steps.slots]
+        mixed = conv_update(qkv, layer.conv, window)
+        state = recurrent[steps.slots].float()
+        out = delta_update(_inputs(layer, mixed, g, beta), state)
+        if not isinstance(steps.slots, slice):
+            conv[steps.slots] = window
+        if not isinstance(steps.slots, slice) or state.dtype != recurrent.dtype:
+            recurrent[steps.slots] = state.to(recurrent.dtype)
+        return out
+
+    def _fold(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, folds: Folds) -> Tensor:
+        live, left, index = self.memory.live, self.checkpoints, layer.index
+        conv, recurrent = live.conv[index], live.recurrent[index]
+        mixed, windows, at_cuts = causal_conv(qkv, layer.conv, conv.index_select(0, folds.slots), folds.conv)
+        states = recurrent.index_select(0, folds.slots)
+        out, states = delta_rule(_inputs(layer, mixed, g, beta), states, folds.chunks, left.recurrent[index])
+        conv.index_copy_(0, folds.slots, windows)
+        recurrent.index_copy_(0, folds.slots, states.to(recurrent.dtype))
+        left.conv[index].copy_(at_cuts)
+        return out
+
+
+def _normed(x: Tensor, norm: Norm) -> Tensor:
+    """float32."""
+    y = x.float()
+    return torch.mul(y, inverse_rms(y, norm.eps)).mul_(norm.weight)
+
+
+def _inputs(layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor) -> DeltaInputs:
+    keys = layer.key_heads * layer.key_dim
+    q, k, v = qkv.split_with_sizes((keys, keys, layer.value_heads * layer.value_dim), -1)
+    q, k = (y.view(-1, layer.key_heads, layer.key_dim) for y in (q, k))
+    return DeltaInputs(q, k, v.view(-1, layer.value_heads, layer.value_dim), g, beta)
