@@ -67,6 +67,8 @@ def serve(
     verify_resume: flags.VerifyResume = 0.0,
     load_timeout: flags.LoadTimeout = 30.0,
     async_scheduling: flags.AsyncScheduling = "auto",
+    max_step_ms: flags.MaxStepMs = 200.0,
+    deterministic: flags.Deterministic = False,
     coalesce: flags.Coalesce = True,
     faults: flags.Fault = None,
     host: flags.Host = "127.0.0.1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
@@ -56,13 +57,34 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What choosing a boundary weighs: measured on the machine, or from a profile.
+    """What things take on this machine, as far as anything weighs it: one value for all that a turn plans, explains and commits.
 
-    prefill_tokens_per_s   recomputation
+    Measured, or from a profile. They choose between ways to the same answer, never the answer.
+
+    prefill_tokens_per_s   the part of prefill that grows with its tokens
     bytes_per_s            per tier, of a copy into the device (the device's own copies count as free)
     latency_s              fixed price of any load
+    attention_s_per_pair   of prefill, for each (query, key) pair of tokens, on top: it grows with the context
+    decode_s               a step of decodes alone, as they are now
     """
 
     prefill_tokens_per_s: float = 10_000.0
     bytes_per_s: tuple[float, float, float] = (float("inf"), 40e9, 3e9)
     latency_s: float = 0.0005
+    attention_s_per_pair: float = 0.0
+    decode_s: float = 0.0
+
+    def prefill_seconds(self, start: int, end: int) -> float:
+        """Seconds to compute tokens [start, end) of a prompt."""
+        count = end - start
+        return count / self.prefill_tokens_per_s + self.attention_s_per_pair * count * (start + count / 2)
+
+    def prefill_within(self, start: int, seconds: float) -> int:
+        """Prompt tokens from `start` on that can be computed within `seconds`, rounded down."""
+        if seconds <= 0:
+            return 0
+        each = 1 / self.prefill_tokens_per_s + self.attention_s_per_pair * start
+        if self.attention_s_per_pair == 0:
+            return int(seconds / each)
+        # a/2·n² + each·n = seconds, in the form that loses no digits where a is small
+        return int(2 * seconds / (each + sqrt(each * each + 2 * self.attention_s_per_pair * seconds)))

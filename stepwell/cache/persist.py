@@ -164,7 +164,7 @@ def _worth(directory: Directory, item: Item, batch: _Batch, costs: Costs) -> boo
     above = (n for n in node.up() if n is not node and n.rung is not None)
     anchor = next((n.end for n in above if n.rung and (n.rung.image.has(Tier.DISK) or _coming(n.rung.image))), 0)
     size = batch.pages * directory.config.geometry.page_bytes
-    return (node.end - anchor) / costs.prefill_tokens_per_s > size / costs.bytes_per_s[Tier.DISK]
+    return costs.prefill_seconds(anchor, node.end) > size / costs.bytes_per_s[Tier.DISK]
 
 
 def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:

@@ -132,7 +132,7 @@ def plan_return(
     if found.union < whole or (rules.whole_chunks and shared < whole):
         return None
     aim = Option(whole, shared, None, _sources(found, shared, whole))
-    if aim.loads and expected_seconds(aim, computed, rules, costs) >= (computed - base) / costs.prefill_tokens_per_s:
+    if aim.loads and expected_seconds(aim, computed, rules, costs) >= costs.prefill_seconds(base, computed):
         return None
     need = _need(aim, found.tokens, rules) - (rules.geometry.pages_for(computed) - whole // block)
     spendable = room.free + room.idle - room.reserved - pinned_kv(found, rules.geometry.block)
@@ -160,7 +160,7 @@ def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[li
         taken = [o for o in usable if o.boundary - hit >= rules.min_load_tokens]
         ranked = sorted(taken, key=lambda o: -o.boundary)
     else:
-        cold = (found.tokens - hit) / costs.prefill_tokens_per_s
+        cold = costs.prefill_seconds(hit, found.tokens)
         timed = [(expected_seconds(o, found.tokens, rules, costs), -o.boundary, o) for o in usable]
         ranked = [o for seconds, _, o in sorted(timed, key=lambda t: t[:2]) if seconds < cold]
     if not ranked:
@@ -198,7 +198,7 @@ def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:
 def expected_seconds(option: Option, tokens: int, rules: CacheConfig, costs: Costs) -> float:
     """Expected time to the first token by way of `option`."""
     geometry = rules.geometry
-    seconds = (tokens - option.boundary) / costs.prefill_tokens_per_s
+    seconds = costs.prefill_seconds(option.boundary, tokens)
     for source in option.leg:
         pages = (source.end - source.start) // geometry.block
         seconds += pages * geometry.page_bytes / costs.bytes_per_s[source.tier]

@@ -69,6 +69,8 @@ class EngineConfig:
     verify_resume           share of resumed prompts that are recomputed cold while nothing else is to be done, and compared
     load_timeout            seconds without a report after which a request gives up its load; 0: never
     async_scheduling        "on": build and launch a step while the one before computes; "auto": on with CUDA, off on the CPU
+    max_step_ms             a step that holds decodes computes prompts for so long at most, by measured speed; 0: for any time
+    deterministic           decide by no measured speed: the same requests in the same order give the same cuts and loads
     coalesce                a request waits for what another is computing, where that is sooner
     priority_ageing         seconds of waiting that are worth one step of priority
     fair_salts              salts that wait at one priority take turns
@@ -102,6 +104,8 @@ class EngineConfig:
     verify_resume: float = 0.0
     load_timeout: float = 30.0
     async_scheduling: str = "auto"
+    max_step_ms: float = 200.0
+    deterministic: bool = False
     coalesce: bool = True
     priority_ageing: float = 10.0
     fair_salts: bool = False
@@ -174,6 +178,8 @@ class EngineConfig:
             raise ConfigError(
                 f"--priority-ageing {self.priority_ageing} must be a number of seconds above 0, such as 10"
             )
+        if not 0 <= self.max_step_ms < float("inf"):
+            raise ConfigError(f"--max-step-ms {self.max_step_ms} must be a number of milliseconds, or 0 for any time")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"--gpu-memory-utilization {self.gpu_memory_utilization} must be above 0 and at most 1, such as 0.9"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepwell.base.errors import ConfigError
@@ -117,7 +117,7 @@ def with_disk(costs: Costs, tier: DiskTier | None) -> Costs:
     if tier is None:
         return costs
     device, host, _ = costs.bytes_per_s
-    return Costs(costs.prefill_tokens_per_s, (device, host, tier.bytes_per_s), costs.latency_s)
+    return replace(costs, bytes_per_s=(device, host, tier.bytes_per_s))
 
 
 def disk_mover(tier: DiskTier, arena: DeviceArena, host: HostArena | None, live: LiveStates) -> DiskMover:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from stepwell.base.errors import ConfigError
+from stepwell.cache.config import Costs
 from stepwell.cache.moves import Extent, Move, Tier
 from stepwell.sched.step import Step, Work
 
@@ -66,6 +67,15 @@ class CostModel:
                 other += self.attention_s_per_pair * count * (work.start + count / 2)
             tokens += count
         return passes * (other + max(self.weights_s, tokens / self.prefill_tokens_per_s))
+
+    def weighed(self) -> Costs:
+        """What an engine on this machine weighs."""
+        return Costs(
+            self.prefill_tokens_per_s,
+            (float("inf"), self.to_device, self.from_disk),
+            self.copy_latency_s,
+            self.attention_s_per_pair,
+        )
 
     def decode_seconds(self, sequences: int, context: int) -> float:
         """Seconds of one decode pass over `sequences` with `context` tokens of KV between them."""

@@ -8,7 +8,7 @@ from stepwell.base.clock import VirtualClock
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
 from stepwell.base.units import ceil_to
-from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.config import CacheConfig
 from stepwell.cache.policy import DEFAULT
 from stepwell.replay.cost import CostModel
 from stepwell.replay.leap import LeapingLoop
@@ -79,16 +79,14 @@ class Machine:
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             decode_rung_tokens=rolling_every(sizes.block) if every is None else every,
             coalesce=sizes.coalesce,
+            deterministic=True,
         )
         self.costs = costs
         self.clock = VirtualClock()
         self.runner = CostRunner(self.clock, costs)
         self.links = Links(self.clock, costs)
-        weighed = Costs(
-            costs.prefill_tokens_per_s, (float("inf"), costs.to_device, costs.from_disk), costs.copy_latency_s
-        )
         mover = VirtualMover(self.clock, self.links, geometry.page_bytes)
-        self.loop = LeapingLoop(cache, rules, self.runner, mover, self.clock, weighed)
+        self.loop = LeapingLoop(cache, rules, self.runner, mover, self.clock, costs.weighed())
 
     @property
     def steps(self) -> int:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 
 import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
+from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.shed import demote, in_flight, secure
@@ -54,8 +56,12 @@ class Drain:
     """Somebody has to be preempted: collect the launched step first. It may end a request, and the victim's state is not whole before."""
 
 
-def build(queues: Queues, directory: Directory, config: SchedConfig, in_flight: bool = False) -> Built | Drain | None:
+def build(
+    queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, in_flight: bool = False
+) -> Built | Drain | None:
     """The next step, to be launched at once, or None where nothing can be computed now. Takes the pages it writes.
+
+    Beside decodes, prompts are computed for as long as `costs` say that the step stays within `max_step_s`, one grid at least.
 
     `in_flight`: a launched step has not been collected yet. What it is going to draw is decoded without being known.
     """
@@ -80,14 +86,19 @@ def build(queues: Queues, directory: Directory, config: SchedConfig, in_flight: 
         else share_of(queues, directory, config, running, running.launched + 1)
         for running in growing
     ]
-    budget = config.max_num_batched_tokens - len(shares)
+    budget, grid = config.max_num_batched_tokens - len(shares), directory.config.geometry.rung_grid
+    seconds = config.max_step_s - costs.decode_s if shares and config.max_step_s else inf
     for running in [running for running in queues.running if running.remaining > 1]:
-        end = _chunk_end(running, budget, directory.config.geometry.rung_grid)
+        end = _chunk_end(running, budget, grid)
+        if seconds < inf:
+            least = 0 if len(shares) > len(growing) else grid
+            end = _in_time(running, end, max(least, costs.prefill_within(running.launched, seconds)), grid)
         if end <= running.launched:
             break
         images = len(_cuts(directory, config, running, end)) * directory.config.geometry.image_pages
         if _claim(queues, directory, running, end, images) is _Pages.TAKEN:
             budget -= end - running.launched
+            seconds -= costs.prefill_seconds(running.launched, end)
             shares.append(share_of(queues, directory, config, running, end))
     return built_of(shares) if shares else None
 
@@ -152,6 +163,11 @@ def _chunk_end(running: Running, budget: int, grid: int) -> int:
     if running.remaining <= budget:
         return running.drawn
     return floor_to(running.launched + budget, grid)
+
+
+def _in_time(running: Running, end: int, count: int, grid: int) -> int:
+    """Where a part of at most `count` tokens that would end at `end` ends: there, or at the last grid boundary within."""
+    return end if end - running.launched <= count else floor_to(running.launched + count, grid)
 
 
 def _claim(queues: Queues, directory: Directory, running: Running, end: int, images: int = 0) -> _Pages:

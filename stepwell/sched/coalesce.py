@@ -97,9 +97,9 @@ class Coalescing:
         leaders = [x for x in self._leaders(salt) if _alike(x.job.tokens.view, tokens, boundary, grid)]
         if not leaders:
             return None
-        line, speed = _Line.of(self.queues), self.costs.prefill_tokens_per_s
-        before = line.before(order) / speed
-        best, soonest = None, before + line.loading(order) / speed + self._seconds(plan.aim, count)
+        line, costs = _Line.of(self.queues, self.costs), self.costs
+        before = line.before(order)
+        best, soonest = None, before + line.loading(order) + self._seconds(plan.aim, count)
         for leader in leaders[:_MOST_COMPARED]:
             known = leader.job.tokens.view
             position = floor_to(min(_common(known, tokens), len(known) - 1, count - 1), grid)
@@ -108,11 +108,11 @@ class Coalescing:
             if position <= max(boundary, _start(leader)):
                 continue
             if isinstance(leader, Running):
-                table, rest = leader.table, (position - leader.computed) / speed
+                table, rest = leader.table, costs.prefill_seconds(leader.computed, position)
             else:
                 table, rest = leader.loading.held.table, self._seconds(leader.loading.option, position)
-            passed = line.before(leader.job.order) / speed + rest
-            whole = max(passed, before) + (count - position) / speed
+            passed = line.before(leader.job.order) + rest
+            whole = max(passed, before) + costs.prefill_seconds(position, count)
             if whole < soonest:
                 best, soonest = Lead(table, position, whole), whole
         return best
@@ -164,22 +164,25 @@ def _common(a: Ints, b: Ints) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Prompt tokens that are still to be computed, by the place of their request: of who runs, and of who loads."""
+    """Seconds of prompts that are still to be computed, by the place of their request: of who runs, and of who loads."""
 
-    running: tuple[tuple[tuple[float, int], int], ...]
-    parked: tuple[tuple[tuple[float, int], int], ...]
+    running: tuple[tuple[tuple[float, int], float], ...]
+    parked: tuple[tuple[tuple[float, int], float], ...]
 
     @classmethod
-    def of(cls, queues: Queues) -> _Line:
-        return cls(
-            tuple((r.job.order, r.uncollected) for r in queues.running if r.uncollected > 1),
-            tuple((p.job.order, len(p.job.tokens) - p.loading.option.boundary) for p in queues.parked.values()),
+    def of(cls, queues: Queues, costs: Costs) -> _Line:
+        ours = [(r.job, r.computed) for r in queues.running if r.uncollected > 1]
+        theirs = [(p.job, p.loading.option.boundary) for p in queues.parked.values()]
+        running, parked = (
+            tuple((job.order, costs.prefill_seconds(start, len(job.tokens))) for job, start in some)
+            for some in (ours, theirs)
         )
+        return cls(running, parked)
 
-    def before(self, order: tuple[float, int]) -> int:
+    def before(self, order: tuple[float, int]) -> float:
         """Of those who run, by whom the step budget is taken before a request at `order` has any."""
-        return sum(tokens for place, tokens in self.running if place < order)
+        return sum(seconds for place, seconds in self.running if place < order)
 
-    def loading(self, order: tuple[float, int]) -> int:
+    def loading(self, order: tuple[float, int]) -> float:
         """Of those who load, and will run before it."""
-        return sum(tokens for place, tokens in self.parked if place < order)
+        return sum(seconds for place, seconds in self.parked if place < order)

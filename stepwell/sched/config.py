@@ -24,6 +24,8 @@ class SchedConfig:
     priority_ageing          seconds of waiting that are worth one step of priority
     fair_salts               salts that wait at one priority take turns, by the tokens of their prompts
     async_scheduling         build and launch a step while the one before computes
+    max_step_s               seconds that a step with decodes in it should take at most; 0: any time
+    deterministic            costs stay as they were given: no measured time is used
     think_prefetch           bring back what a session is about to ask for (`stepwell.sched.retention`)
     """
 
@@ -40,6 +42,8 @@ class SchedConfig:
     fair_salts: bool = False
     think_prefetch: bool = False
     async_scheduling: bool = False
+    max_step_s: float = 0.0
+    deterministic: bool = False
 
     def validate(self, geometry: Geometry) -> None:
         """Raise ConfigError where a step could not make progress."""
@@ -54,6 +58,10 @@ class SchedConfig:
         if self.decode_rung_tokens < geometry.block or self.decode_rung_tokens % geometry.block:
             raise ConfigError(
                 f"--decode-rung-tokens {self.decode_rung_tokens} must be a multiple of --block-size {geometry.block}"
+            )
+        if not 0 <= self.max_step_s < float("inf"):
+            raise ConfigError(
+                f"--max-step-ms must be a number of milliseconds, or 0 for any, not {1e3 * self.max_step_s}"
             )
         if self.load_timeout < 0:
             raise ConfigError(f"--load-timeout must be at least 0, not {self.load_timeout}")

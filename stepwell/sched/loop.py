@@ -21,7 +21,7 @@ from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.explain import Explanation, explain
 from stepwell.cache.ladder import Ladder, ladders
-from stepwell.cache.moves import LiveState, Move, Tier, moves_of
+from stepwell.cache.moves import LiveState, Move, Report, Tier, moves_of
 from stepwell.cache.persist import persist_ahead, persist_rest
 from stepwell.cache.plan import Wait
 from stepwell.cache.recall import recall
@@ -35,6 +35,7 @@ from stepwell.sched.coalesce import Coalescing
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.finish import finish
 from stepwell.sched.job import Draining, Job, Tokens
+from stepwell.sched.meter import Meter
 from stepwell.sched.order import Order
 from stepwell.sched.overdue import expire, refuse_stranded
 from stepwell.sched.queues import Queues, enqueue, withdraw
@@ -55,6 +56,7 @@ class _Launched:
 
     built: Built
     computing: Pass
+    began: float
 
 
 class EngineLoop:
@@ -74,7 +76,8 @@ class EngineLoop:
         config.validate(cache.geometry)
         self.config = config
         self.directory = Directory(cache, archive)
-        self.costs = costs or Costs()
+        self.meter = Meter(costs or Costs(), config.deterministic)
+        self.costs = self.meter.costs
         order = Order(config.priority_ageing, config.fair_salts, self.costs.prefill_tokens_per_s)
         self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)), order)
         self.auditor = auditor or Auditor()
@@ -82,13 +85,14 @@ class EngineLoop:
         self._runner = runner
         self._mover = mover
         self._clock = clock
-        self._copying: set[int] = set()
+        self._copying: dict[int, tuple[Tier, int]] = {}  # by ticket: bytes, and where a load reads
         self._persisted = -1  # the epoch at which nothing was left that is worth a write to disk
         self._steps = 0
         self._computed = 0
         self._sampled = 0
         self._seconds = 0.0
         self._with_runner = 0.0
+        self._collected = 0.0  # when the last result was there
         self._launched: deque[_Launched] = deque()
         self._copied: Counter[tuple[Tier, Tier]] = Counter()
 
@@ -167,8 +171,9 @@ class EngineLoop:
         """One turn. `wait`: seconds to wait at most for a copy where nothing can be computed."""
         began, with_runner = self._clock.now(), self._with_runner
         for report in self._mover.poll():
-            self._copying.discard(report.ticket)
+            self._heard(report)
             land(self.queues, self.directory, self.config, report, self._clock)
+        self.costs = self.meter.costs  # for all of this turn, and whoever asks until the next
         expire(self.queues, self.directory, self.config, self._clock)
         self.queues.moves.extend(self.retention.turn(began))
         self.auditor.begin(self.queues, self.directory)
@@ -274,16 +279,16 @@ class EngineLoop:
 
     def _build(self) -> Built | None:
         """The next step. Where that takes a preemption, the launched step is collected first."""
-        built = build(self.queues, self.directory, self.config, in_flight=bool(self._launched))
+        built = build(self.queues, self.directory, self.config, self.costs, in_flight=bool(self._launched))
         if isinstance(built, Drain):
             self.drain()
-            built = build(self.queues, self.directory, self.config)
+            built = build(self.queues, self.directory, self.config, self.costs)
             assert not isinstance(built, Drain), "nothing is in flight any more"
         return built
 
     def _launch(self, built: Built) -> None:
         began = self._clock.now()
-        self._launched.append(_Launched(built, self._runner.launch(built.step)))
+        self._launched.append(_Launched(built, self._runner.launch(built.step), began))
         self._with_runner += self._clock.now() - began
 
     def _collect(self, leave: int) -> None:
@@ -293,6 +298,8 @@ class EngineLoop:
             one = self._launched.popleft()
             result, now = one.computing.result(), self._clock.now()
             self._with_runner += now - began
+            self.meter.computed(one.built.step, now - max(one.began, self._collected))
+            self._collected = now
             dropped = finish(self.queues, self.directory, self.config, one.built, result, now)
             self.auditor.collect(self.directory, one.built, result, dropped)
             self.retention.learn(self.queues, now)
@@ -315,7 +322,6 @@ class EngineLoop:
         self.queues.moves = []
         if tasks:
             moves = moves_of(tasks)
-            self._copying |= {move.ticket for move in moves}
             self._count(moves)
             self._mover.start(tasks)
 
@@ -323,6 +329,15 @@ class EngineLoop:
         for move in moves:
             target = Tier.DEVICE if isinstance(move.target, LiveState) else move.target.tier
             self._copied[move.source.tier, target] += len(move.source.slots)
+            size = len(move.source.slots) * self.directory.config.geometry.page_bytes
+            source = move.source.tier if target < move.source.tier else Tier.DEVICE  # what goes down says nothing
+            self._copying[move.ticket] = (source, size)
+
+    def _heard(self, report: Report) -> None:
+        """One copy less is under way; a load tells how fast its tier is."""
+        source, size = self._copying.pop(report.ticket, (Tier.DEVICE, 0))
+        if report.ok and source != Tier.DEVICE:
+            self.meter.copied(source, size, report.seconds)
 
     def _knows(self, request_id: str) -> bool:
         queues = self.queues

@@ -119,6 +119,10 @@ OverrideGenerationConfig = Annotated[
 AsyncScheduling = Annotated[
     str, _option("on: prepare a step while the one before computes; off; or auto: on with CUDA.", _MODEL)
 ]
+MaxStepMs = Annotated[
+    float, _option("Milliseconds that a step with answers in it may take for prompts; 0 for any time.", _MODEL)
+]
+Deterministic = Annotated[bool, _option("Decide by no measured speed.", _MODEL)]
 
 BlockSize = Annotated[int, _option("Tokens in a block, the unit of prefix matching.", _CACHE)]
 RungGrid = Annotated[int, _option("Prompt rungs stand on multiples of this many tokens.", _CACHE)]

@@ -56,7 +56,7 @@ class Tickets:
             well = CopyTotal(old.moves + 1, old.failed, old.bytes + size, old.seconds + seconds)
             self._totals[way] = replace(old, failed=old.failed + 1) if error else well
             self._open.discard(move.ticket)
-            self._reports.append(Report(move.ticket, not error, error))
+            self._reports.append(Report(move.ticket, not error, error, seconds))
             self.changed.notify_all()
         if self._ring is not None:
             self._ring()

@@ -15,7 +15,7 @@ from llguidance import LLMatcher  # noqa: E402
 
 from stepwell.base.errors import ConfigError, RequestError  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
-from stepwell.engine import build  # noqa: E402
+from stepwell.engine import build, worker  # noqa: E402
 from stepwell.engine.config import EngineFacts, engine_config  # noqa: E402
 from stepwell.engine.llm import LLM, LocalEngine  # noqa: E402
 from stepwell.engine.tokenizer import Tokenizer  # noqa: E402
@@ -58,7 +58,7 @@ def test_a_page_gone_wrong_is_found_and_taken_out(
         arenas.append(DeviceArena(*args))  # type: ignore[arg-type]
         return arenas[0]
 
-    monkeypatch.setattr(build, "DeviceArena", made)
+    monkeypatch.setattr(worker, "DeviceArena", made)
     facts: list[EngineFacts] = []
     config = engine_config({"model": str(checkpoint), **FLAGS, "dtype": "float32", "verify_resume": 1.0})
     loop = build.build_engine(config, facts.append)

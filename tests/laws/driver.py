@@ -81,6 +81,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         priority_ageing=0.01,  # ten steps
         fair_salts=seed % 2 == 1,
         async_scheduling=random.Random(seed).random() < 0.5,
+        max_step_s=(0.0, 0.02, 0.1)[seed % 5 % 3],
     )
     disk = number(rng, 10**9, 10**9, 10**5)  # bytes a second; the least is hardly worth a write
     costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, disk), latency_s=1e-6)
@@ -141,6 +142,7 @@ class Driver:
         self.hints = hints
         self.harness = engine(rng, seed, ranks, corrupt)
         self.rng = rng
+        self._measured = random.Random(seed)
         self.happened: Counter[str] = Counter()
         self._corrupt, self._noise = corrupt, random.Random(seed)  # of its own: the other actions are those of any run
         self._count = 0
@@ -199,8 +201,18 @@ class Driver:
 
     def step(self) -> None:
         for _ in range(number(self.rng, 1, 1, 1, 2, 5)):
+            self._measure()
             self.harness.step()
         self.collect()
+
+    def _measure(self) -> None:
+        """Now and then, what things cost turns out otherwise, by any factor: it must not matter to what is answered."""
+        draw = self._measured.random
+        if draw() < 0.2:
+            speeds = tuple(10 ** (3 + 7 * draw()) for _ in range(2))
+            self.harness.loop.meter.costs = Costs(
+                10 ** (5 * draw()), (float("inf"), *speeds), 1e-6, 10 ** (-7 + 5 * draw()), 0.1 * draw()
+            )
 
     def hint(self) -> None:
         """Pin, unpin, prefetch, or end a session."""

@@ -1,0 +1,85 @@
+"""How fast this machine is, measured as an engine starts, on pages and slots that nobody uses yet."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepwell.base.clock import WallClock
+from stepwell.base.units import floor_to
+from stepwell.cache.config import Costs
+from stepwell.cache.moves import Extent, Move, Tier
+from stepwell.engine.sizes import Sizes
+from stepwell.sched.request import SamplingParams
+from stepwell.sched.step import Carry, Fresh, Runner, Sample, StateStart, Step, Work
+from stepwell.store.mover import CopyMover
+
+_TOKENS = 512
+_FAR = 16_384
+"""Context at which attention's share of prefill is measured, where memory and model allow it."""
+_TIMES = 3  # the first pass also warms up; a busy machine is better judged by its best moment
+_COPY_BYTES = 64 << 20
+_COPY_PAGES = 16  # in a move: what a chunk is
+
+
+def measured(costs: Costs, runner: Runner, mover: CopyMover, sizes: Sizes, most: int) -> Costs:
+    """`costs` with the speeds of prefill in steps of at most `most` tokens, and of copies between device and host."""
+    costs = _prefill(costs, runner, sizes, most)
+    return _copies(costs, mover, sizes) if sizes.slots else costs
+
+
+def _prefill(costs: Costs, runner: Runner, sizes: Sizes, most: int) -> Costs:
+    """Two parts of a prompt, at its beginning and far from it: t = n / rate + a · n · (start + n/2)."""
+    capacity = min(sizes.pages * sizes.geometry.block, sizes.max_model_len)
+    count = min(_TOKENS, most, capacity)
+    start = floor_to(max(0, min(_FAR, capacity) - count), sizes.geometry.rung_grid)
+    near = _seconds(runner, sizes, 0, count, Fresh())
+    per_pair = 0.0
+    if start >= 2 * count:
+        far = _seconds(runner, sizes, start, count, Carry())
+        per_pair = max(0.0, far - near) / (count * start)
+    rest = max(near - per_pair * count * count / 2, near / 10, 1e-6)
+    return Costs(count / rest, costs.bytes_per_s, costs.latency_s, per_pair)
+
+
+def _seconds(runner: Runner, sizes: Sizes, start: int, count: int, state: StateStart) -> float:
+    """The least time that tokens [start, start + count) of a prompt take."""
+    pages = np.arange(sizes.geometry.pages_for(start + count), dtype=np.int32)
+    tokens = np.arange(count, dtype=np.int32) % 64
+    probe = Work("probe", 0, 0, start, tokens, pages, 0, state, (), Sample(SamplingParams(), 0))
+    clock, seconds = WallClock(), []
+    for _ in range(_TIMES):
+        began = clock.now()
+        runner.launch(Step((probe,))).result()
+        seconds.append(clock.now() - began)
+    return min(seconds)
+
+
+def _copies(costs: Costs, mover: CopyMover, sizes: Sizes) -> Costs:
+    """Pages go down and come up again, in moves of a chunk each."""
+    count = min(sizes.pages, sizes.slots, max(1, _COPY_BYTES // sizes.geometry.page_bytes))
+    every = np.arange(count, dtype=np.int32)
+    took = 0.0
+    for source, target in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DEVICE)):
+        moves = [
+            Move(
+                -1 - at,
+                "kv",
+                Extent(source, every[at : at + _COPY_PAGES]),
+                Extent(target, every[at : at + _COPY_PAGES]),
+                0,
+            )
+            for at in range(0, count, _COPY_PAGES)
+        ]
+        mover.start(moves)
+        mover.drain()
+        reports = mover.poll()
+        if not all(report.ok for report in reports):
+            return costs
+        took = sum(report.seconds for report in reports)
+    device, _, disk = costs.bytes_per_s
+    return Costs(
+        costs.prefill_tokens_per_s,
+        (device, count * sizes.geometry.page_bytes / max(took, 1e-6), disk),
+        costs.latency_s,
+        costs.attention_s_per_pair,
+    )

@@ -1,0 +1,137 @@
+"""The half of an engine that owns tensors: arenas, live states, model, copies. It does what steps and moves say, and decides nothing.
+
+The other half, control, is in `stepwell.engine.build`. One worker serves one device.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stepwell.base.clock import WallClock
+from stepwell.base.errors import ConfigError
+from stepwell.base.geometry import Geometry
+from stepwell.cache.config import Costs
+from stepwell.cache.moves import Tier
+from stepwell.engine.config import EngineConfig
+from stepwell.engine.disk_tier import DiskTier, disk_mover
+from stepwell.engine.guide import Guides
+from stepwell.engine.measure import measured
+from stepwell.engine.progress import reading_progress
+from stepwell.engine.sampler import Sampler
+from stepwell.engine.sizes import Sizes, sizes_of
+from stepwell.engine.torch_runner import TorchRunner
+from stepwell.model.config import HybridConfig
+from stepwell.model.decoder import HybridDecoder
+from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
+from stepwell.sched.step import Mover, Runner
+from stepwell.store.arena import Arena, PlainArena
+from stepwell.store.copier import Copier, HostCopier
+from stepwell.store.device import DeviceArena, LiveStates, Precision
+from stepwell.store.host import HostArena
+from stepwell.store.mover import CopyMover
+from stepwell.store.route import RoutingMover
+from stepwell.store.streams import StreamCopier
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is to be built, before anything is: the model's shape, where it lives, and in what precision."""
+
+    directory: Path
+    model: HybridConfig
+    device: torch.device
+    dtype: torch.dtype
+    precision: Precision
+    geometry: Geometry
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Frame:
+        """Raises ConfigError, naming the flag."""
+        device, directory = _device(config.device), Path(config.model)
+        model = HybridConfig.from_file(directory)
+        dtype = DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
+        precision = Precision(dtype, dtype)
+        geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)
+        return cls(directory, model, device, dtype, precision, geometry)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What control sees of it: who computes, who copies, how much fits, how fast it is."""
+
+    runner: Runner
+    mover: Mover
+    sizes: Sizes
+    costs: Costs
+
+
+def build_worker(config: EngineConfig, frame: Frame, tier: DiskTier | None, guides: Guides, owned: ExitStack) -> Worker:
+    """Load the model, take the memory, start the copies, measure. What has to be closed is, with `owned`. Raises ConfigError."""
+    model, device = frame.model, frame.device
+    decoder = _decoder(config, frame.dtype, device)
+    sizes = sizes_of(config, model.max_positions, frame.geometry, device)
+    arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, frame.precision, device)
+    live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device)
+    runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
+    host = _host(config, sizes, device)
+    copies = owned.enter_context(CopyMover(_copier(arena, host, live)))
+    costs = Costs() if config.deterministic else measured(Costs(), runner, copies, sizes, config.max_num_batched_tokens)
+    mover: Mover = copies
+    if tier is not None:
+        mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
+    return Worker(runner, _with_faults(mover, config, arena, host), sizes, costs)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: no CUDA device is visible; use --device cpu")
+    return torch.device(name)
+
+
+def _decoder(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> HybridDecoder:
+    """The model with its weights, read from files or made up."""
+    directory = Path(config.model)
+    if config.dummy_seed is not None:
+        return dummy_decoder(directory, dtype, device, seed=config.dummy_seed)
+    with reading_progress(WallClock()) as progress:
+        return load_decoder(directory, dtype, device, progress=progress)
+
+
+def _host(config: EngineConfig, sizes: Sizes, device: torch.device) -> HostArena | None:
+    if not config.host_memory:
+        return None
+    cuda = device.type == "cuda"
+    return HostArena.within(config.host_memory, sizes.geometry.page_bytes, pin=cuda, verify=not cuda)
+
+
+def _copier(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Copier:
+    cuda = arena.device.type == "cuda"
+    if cuda and host is not None:
+        return StreamCopier(arena.rows, host, live)
+    rows = arena.rows if not cuda else torch.empty(0, arena.page_bytes, dtype=torch.uint8)  # no tier below: no move
+    arenas: dict[Tier, Arena] = {Tier.DEVICE: PlainArena(rows.numpy())}
+    if host is not None:
+        arenas[Tier.HOST] = host
+    return HostCopier(arenas, live)
+
+
+def _with_faults(mover: Mover, config: EngineConfig, arena: DeviceArena, host: HostArena | None) -> Mover:
+    if not config.faults:
+        return mover
+    from stepwell.engine.faults import faulty_mover, flipper
+    from stepwell.testing.faultspec import parse_faults
+
+    faults = parse_faults(config.faults)
+    if faults.of_disk and config.disk_cache is None:
+        raise ConfigError("--fault disk:… and --fault crash:… are faults of a disk tier: give --disk-cache as well")
+    flips = {Tier.DEVICE: flipper(arena.rows)}
+    if host is not None:
+        flips[Tier.HOST] = flipper(host.rows)
+    return faulty_mover(mover, faults, flips, arena.page_bytes, random.Random(config.seed))

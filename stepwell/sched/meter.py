@@ -1,0 +1,61 @@
+"""Costs as they turn out: what steps and copies take while the engine serves becomes what the next turns weigh."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stepwell.cache.config import Costs
+from stepwell.cache.moves import Tier
+from stepwell.sched.step import Step
+
+LEAST_TOKENS = 256
+"""Prompt tokens of a step that says something about prefill: in a shorter one the weights are most of it."""
+LEAST_BYTES = 1 << 20
+"""Of a copy that says something about a tier's speed."""
+
+_WEIGHT = 0.1  # of what was just seen, against all before
+_FACTOR = 4.0  # one look changes what is believed by no more than its share of this
+
+
+class Meter:
+    """Keeps `costs`, which each look moves a tenth of the way to what was seen; `frozen`: never.
+
+    A step or a copy that seems to take no time (a virtual clock) says nothing.
+    """
+
+    def __init__(self, costs: Costs, frozen: bool = False) -> None:
+        self.costs = costs
+        self._frozen = frozen
+
+    def computed(self, step: Step, seconds: float) -> None:
+        """A step took `seconds`, with nothing else before it on the device."""
+        costs = self.costs
+        if self._frozen or seconds <= 0:
+            return
+        if not step.parts:
+            known = costs.decode_s or seconds
+            self.costs = replace(costs, decode_s=known * _drift(known, seconds))
+            return
+        if sum(len(work.tokens) for work in step.parts) < LEAST_TOKENS:
+            return
+        expected = sum(costs.prefill_seconds(work.start, work.start + len(work.tokens)) for work in step.parts)
+        slower = _drift(expected, seconds - (costs.decode_s if len(step.decodes) else 0.0))
+        self.costs = replace(
+            costs,
+            prefill_tokens_per_s=costs.prefill_tokens_per_s / slower,
+            attention_s_per_pair=costs.attention_s_per_pair * slower,
+        )
+
+    def copied(self, source: Tier, size: int, seconds: float) -> None:
+        """A copy of `size` bytes from `source` to the device, or the tier above, took `seconds`."""
+        if self._frozen or seconds <= 0 or size < LEAST_BYTES:
+            return
+        speeds = list(self.costs.bytes_per_s)
+        speeds[source] /= _drift(size / speeds[source], seconds)
+        self.costs = replace(self.costs, bytes_per_s=(speeds[0], speeds[1], speeds[2]))
+
+
+def _drift(expected: float, seen: float) -> float:
+    """What to multiply a time by that was expected to be this and was seen to be that."""
+    ratio = min(_FACTOR, max(1 / _FACTOR, seen / expected)) if expected > 0 else 1.0
+    return 1 - _WEIGHT + _WEIGHT * float(ratio)
