@@ -6,7 +6,8 @@ requests' lives: time comes in as an argument, copies go out as `Move`s.
     tree        prefixes and where their bytes are       ranking     candidates in order of value
     pool        free slots of one tier                    placement   where to leave a rung
     survey      how far each leg reaches for a prompt     plan        how a request would start, and what it falls back to
-    directory   the one owner of all of it                leases      holds on what is cached; locks: what they do to a path
+    life        what a copy can be, and what may follow   account     the one place where that changes, with every sum
+    leases      holds on what is cached                   directory   the one owner of all of it
     policy      what goes first, by name                  succession  which rungs a new one makes less valuable
     kept, keeps what goes last, and until when            sessions    conversations by their clients' ids
     admission   commit and settle                         content     publish what was computed, leave rungs

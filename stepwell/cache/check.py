@@ -8,6 +8,7 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
+from stepwell.cache.life import ARRIVING, CONDEMNED, DIRTY, FREE, GONE, HELD, LEAVING, Standing
 from stepwell.cache.moves import Tier
 from stepwell.cache.tree import Item, Node
 
@@ -47,14 +48,29 @@ def _check_node(directory: Directory, node: Node) -> None:
         assert parent.kv.at[Tier.DEVICE] is not None, f"{node!r} is on the device below a gap"
     children = [child.kv for child in node.children.values()]
     assert node.kv.below == [sum(kv.at[t] is not None for kv in children) for t in Tier], f"{node!r} miscounts children"
-    assert node.kv.dirty == (node.kv.at[Tier.DEVICE] is not None and not directory.offers.safe(node.kv, Tier.DEVICE))
-    assert node.kv.soiled == sum(kv.dirty for kv in children), f"{node!r} miscounts dirty children"
+    assert node.kv.soiled == sum(kv.standing == DIRTY for kv in children), f"{node!r} miscounts dirty children"
+    assert node.kv.held_up == sum(kv.standing >= HELD for kv in children), f"{node!r} miscounts children that hold it"
+    for item in node.items():
+        _check_life(item)
     if node.rung is not None:
         assert node.rung.image.node is node
         assert not node.rung.image.idle, f"the rung of {node!r} has no image"
         for slots in node.rung.image.at:
             assert slots is None or len(slots) == directory.config.geometry.image_pages
     assert all(node.start < p <= node.end for p in node.lost)
+
+
+def _check_life(item: Item) -> None:
+    """What each copy is, and what is under way, say the same."""
+    pending = item.pending
+    for tier in Tier:
+        life, where = item.life[tier], f"{item!r} in {tier.name.lower()}"
+        assert (life >= CONDEMNED) == (item.at[tier] is not None), f"{where} has {item.size(tier)} slots"
+        assert life != ARRIVING or (pending is not None and pending.tier == tier), f"{where} waits for nothing"
+        assert life != LEAVING or (pending is not None and pending.source == tier), f"{where} is read for nothing"
+    if pending is not None:
+        source = item.life[pending.source]
+        assert source in (LEAVING, CONDEMNED), f"{item!r} is read in {pending.source.name.lower()} for {pending}"
 
 
 def _check_slots(directory: Directory, nodes: list[Node], private: Iterable[Ints]) -> None:
@@ -86,6 +102,10 @@ def _check_totals(directory: Directory, nodes: list[Node]) -> None:
     if Tier.DISK in directory.pools:
         dormant, free = directory.archive.catalogue.pages, directory.pools[Tier.DISK].free
         assert 0 <= dormant <= free, f"{dormant} dormant pages on disk, {free} slots for them"
+    for (source, target), moving in directory.moving.items():
+        copies = (i.pending for i in items if i.pending is not None)
+        counted = sum(len(copy.slots) for copy in copies if (copy.source, copy.tier) == (source, target))
+        assert moving == counted, f"{moving} slots on the way from {source.name} to {target.name}, counted {counted}"
     _check_clean(directory, nodes)
     assert directory.items == len(items), f"{directory.items} items, counted {len(items)}"
     ghosts = sum(n.end - n.start for n in nodes if all(a is None for a in n.kv.at)) // directory.tree.block
@@ -94,22 +114,25 @@ def _check_totals(directory: Directory, nodes: list[Node]) -> None:
 
 def _check_clean(directory: Directory, nodes: list[Node]) -> None:
     """`clean` is what dropping leaf after leaf would free without losing an only copy."""
-    stuck: set[int] = set()
+    held: set[int] = set()
     clean = 0
     for node in sorted(nodes, key=lambda n: -n.start):
-        held_up = any(id(child) in stuck for child in node.children.values())
+        held_up = any(id(child) in held for child in node.children.values())
         for item in node.items():
-            free = (
-                item.at[Tier.DEVICE] is not None
-                and not item.locks[Tier.DEVICE]
-                and directory.offers.safe(item, Tier.DEVICE)
-            )
-            free = free and not (item.what == "kv" and held_up)
-            assert item.ready == (item.size(Tier.DEVICE) if free else 0), f"{item!r} counts {item.ready} slots as ready"
-            clean += item.ready
-            if item.what == "kv" and item.at[Tier.DEVICE] is not None and not free:
-                stuck.add(id(node))
+            standing = _standing(directory, item, held_up and item.what == "kv")
+            assert item.standing == standing, f"{item!r} counts as {item.standing.name}, but is {standing.name}"
+            clean += item.size(Tier.DEVICE) if standing == FREE else 0
+            if item.what == "kv" and standing >= HELD:
+                held.add(id(node))
     assert directory.clean == clean, f"{directory.clean} clean, counted {clean}"
+
+
+def _standing(directory: Directory, item: Item, held_up: bool) -> Standing:
+    if item.at[Tier.DEVICE] is None:
+        return GONE
+    if not directory.offers.safe(item, Tier.DEVICE):
+        return DIRTY
+    return HELD if item.locks[Tier.DEVICE] or held_up else FREE
 
 
 def _check_locks(directory: Directory, nodes: list[Node]) -> None:
@@ -147,7 +170,7 @@ def _check_condemned(directory: Directory) -> None:
         for item in node.items():
             for tier in directory.pools:
                 where = f"{item!r} is condemned, and {tier.name.lower()}"
-                assert item.at[tier] is None or item.bad[tier], f"{where} can be read"
+                assert not item.has(tier), f"{where} can be read"
                 assert item.at[tier] is None or item.locks[tier], f"{where} holds it for nobody"
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
+from stepwell.cache.life import CONDEMNED, REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.succession import overtaken
 from stepwell.cache.survey import Survey
@@ -30,11 +31,9 @@ def publish(
         child = follow(directory, node, tokens, end, now)
         if not adopt and child.kv.at[Tier.DEVICE] is not None:
             break
-        _fill(directory, child, table)
+        _fill(directory, child, table, condemned)
         child.used = now
         directory.extend(lease, child)
-        if condemned:  # computed from what is condemned
-            directory.condemn(child.kv, Tier.DEVICE)
         node = child
     directory.tidy(node)
 
@@ -53,15 +52,18 @@ def follow(directory: Directory, node: Node, tokens: Ints, end: int, now: float)
     return directory.split(child, at + common) if at + common < child.end else child
 
 
-def _fill(directory: Directory, node: Node, table: BlockTable) -> None:
-    """Give `node` the table's pages for its tokens, or the table the node's."""
+def _fill(directory: Directory, node: Node, table: BlockTable, condemned: bool) -> None:
+    """Give `node` the table's pages for its tokens, or the table the node's. What was computed from condemned bytes is condemned."""
     first, last = node.start // directory.tree.block, node.end // directory.tree.block
     here = node.kv.at[Tier.DEVICE]
     if here is None:
         assert table.is_private(first, last), f"pages of {node!r} are not this request's to publish"
         pages = table.pages[first:last].copy()
         table.share(first, pages)
-        directory.place(node.kv, Tier.DEVICE, pages)
+        if condemned:
+            directory.transition(node.kv, Tier.DEVICE, CONDEMNED, pages)
+        else:
+            directory.place(node.kv, Tier.DEVICE, pages)
     else:
         table.retire(table.share(first, here))
 
@@ -117,7 +119,7 @@ def _alone(lease: Lease, rung: Rung) -> bool:
     """Whether the request of `lease` is the only one who knows of the rung at its end: a leaf, on the device alone."""
     node = lease.item.node
     kv, image = node.kv, rung.image
-    idle = kv.pending is None and image.pending is None and not node.awaited and True not in kv.refused
+    idle = kv.pending is None and image.pending is None and not node.awaited and REFUSED not in kv.life
     only = kv.locks == [1, 0, 0] and image.locks == [0, 0, 0] and not (kv.kept or image.kept)
     below = (kv.at[Tier.HOST], kv.at[Tier.DISK], image.at[Tier.HOST], image.at[Tier.DISK])
     here = all(copy is None for copy in below) and kv.has(Tier.DEVICE) and image.has(Tier.DEVICE)
@@ -127,7 +129,7 @@ def _alone(lease: Lease, rung: Rung) -> bool:
 def _as_new(directory: Directory, rung: Rung) -> bool:
     """Whether a rolling `rung` is worth what one left now would be: nobody has resumed from it, and it is given up if answers are."""
     in_vain = directory.policy.thins and directory.answers.in_vain
-    return (rung.uses, rung.depth, True in rung.image.refused) == (0, OLD if in_vain else 0, in_vain)
+    return (rung.uses, rung.depth, REFUSED in rung.image.life) == (0, OLD if in_vain else 0, in_vain)
 
 
 def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:

@@ -12,43 +12,31 @@ from dataclasses import replace
 import numpy as np
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.account import Account
 from stepwell.cache.answers import Answers
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.kept import Keeps
-from stepwell.cache.leases import Flight, Lease, TierUse
-from stepwell.cache.locks import lock, lock_path, unlock, unlock_path
+from stepwell.cache.leases import Flight, Lease, lock, lock_path, unlock
+from stepwell.cache.life import CONDEMNED
 from stepwell.cache.moves import Tier
-from stepwell.cache.offers import Offers, attached
+from stepwell.cache.offers import attached
 from stepwell.cache.outcome import Reason
 from stepwell.cache.plan import Plan, Room, Wait, plan, plan_return
-from stepwell.cache.policy import policy_named
-from stepwell.cache.pool import Pool
 from stepwell.cache.survey import Survey, gather, survey
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Item, Node, Root, Rung, RungKind, Tree
 
 
-class Directory:
+class Directory(Account):
     """See the module. Mutating methods never fail half way: what they need is asserted before the first change."""
 
     def __init__(self, config: CacheConfig, archive: Archive | None = None) -> None:
-        self.config = config
-        self.archive = archive or Archive()
+        super().__init__(config, archive)
         self.tree = Tree(config.geometry.block)
-        sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
-        self.pools = {tier: Pool(size) for tier, size in sizes if size}
-        self.policy = policy_named(config.policy, config.geometry.block)
-        self.offers = Offers(tuple(self.pools), self.policy)
-        self.epoch = self.tickets = self.condemnations = 0  # the last counts quarantines
-        self.reserved = self.clean = self.backed = self.items = self.ghost_blocks = 0
+        self.reserved = self.condemnations = 0  # the latter counts quarantines
         self.leases: set[Lease] = set()
-        self.cached = dict.fromkeys(self.pools, 0)
-        self.leased = dict.fromkeys(self.pools, 0)
-        self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
         self.in_flight: dict[int, Flight] = {}
         self.answers = Answers()
-        self.keeps = Keeps(config.geometry, {t: pool.total for t, pool in self.pools.items()}, config.keep_share)
 
     # ---- reading ------------------------------------------------------------------------------------------
 
@@ -56,16 +44,6 @@ class Directory:
         free = self.pools[Tier.DEVICE].free
         idle = self.cached[Tier.DEVICE] - self.leased[Tier.DEVICE]
         return Room(self.config.device_pages, free, idle, self.reserved, free + self.clean)
-
-    def use(self, tier: Tier) -> TierUse:
-        """How the slots of `tier` are used; all zero where the tier is not there."""
-        if tier not in self.pools:
-            return TierUse(0, 0, 0, 0, 0)
-        pool, cached = self.pools[tier], self.cached[tier]
-        dormant = self.archive.catalogue.pages if tier == Tier.DISK else 0
-        below = cached - self.leased[tier] if self.offers.lower[tier] is None else self.backed
-        clean, kept = self.clean if tier == Tier.DEVICE else below, self.keeps.guarded[tier]
-        return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean, kept)
 
     def survey(self, salt: str, prompt: Ints) -> Survey:
         return survey(self.tree, salt, prompt)
@@ -81,11 +59,6 @@ class Directory:
         found = self.survey(salt, tokens)
         return plan_return(found, computed, salt, self.epoch, self.room(), self.config, costs)
 
-    def ticket(self) -> int:
-        """A number for one copy, never used again."""
-        self.tickets += 1
-        return self.tickets
-
     # ---- leases -------------------------------------------------------------------------------------------
 
     def lease(self, item: Item, tier: Tier) -> Lease:
@@ -93,10 +66,7 @@ class Directory:
         lease = Lease(item, tier)
         self.leases.add(lease)
         self.epoch += 1
-        if item.what == "image":
-            lock(self, item, tier)
-        else:
-            lock_path(self, item.node, None, tier)
+        lock(self, lease)
         return lease
 
     def extend(self, lease: Lease, node: Node) -> None:
@@ -112,9 +82,7 @@ class Directory:
         lease.open = False
         self.leases.remove(lease)
         self.epoch += 1
-        image = lease.item.what == "image"
-        failed = unlock(self, lease.item, lease.tier) if image else unlock_path(self, lease.item.node, lease.tier)
-        for held in failed:  # only now: a copy must not go while what hangs on it is still locked
+        for held in unlock(self, lease):  # only now: a copy must not go while what hangs on it is still locked
             if attached(held):  # else it has joined what was dropped before it
                 self.drop(held, lease.tier)
         self.tidy(lease.item.node)
@@ -135,13 +103,6 @@ class Directory:
         table.promised = count
         self.epoch += 1
 
-    def give(self, tier: Tier, slots: Ints, forget: bool = True) -> None:
-        """Slots that nobody needs any more; without `forget` the disk has been told already."""
-        self.pools[tier].give(slots)
-        if tier == Tier.DISK and forget:
-            self.archive.forget(slots)
-        self.epoch += 1
-
     def close(self, table: BlockTable) -> None:
         """Give back what the table alone owns, and its reservation."""
         self.give(Tier.DEVICE, table.private)
@@ -149,48 +110,9 @@ class Directory:
 
     # ---- content ------------------------------------------------------------------------------------------
 
-    def place(self, item: Item, tier: Tier, slots: Ints | None) -> None:
-        """Set where the copy of `item` in `tier` is (None: nowhere), with every total that depends on it."""
-        before = item.at[tier]
-        assert slots is None or before is None, f"{item!r} has a copy in {tier.name.lower()} already"
-        backed = self._backed(item)
-        if item.kept:
-            self.keeps.placed(item, tier, before, slots)
-        item.at[tier] = slots
-        item.bad[tier] = False
-        gained = (0 if slots is None else len(slots)) - (0 if before is None else len(before))
-        self.cached[tier] += gained
-        if item.locks[tier]:
-            self.leased[tier] += gained
-        self.backed += self._backed(item) - backed
-        if item.what == "kv" and (before is None) != (slots is None):
-            self._appeared(item.node, tier, slots is not None)
-        self.weigh(item)
-        self.epoch += 1
-        self.offer(item)
-        if tier == Tier.DEVICE and slots is not None:
-            self.reconsider(item)
-            if item.what == "kv" and item.node.rung is not None:
-                self.reconsider(item.node.rung.image)
-
-    def _appeared(self, node: Node, tier: Tier, here: bool) -> None:
-        """KV of `node` is in `tier` now, or is no longer: its parent counts that, and without any copy it is a ghost."""
-        if node.parent is not None:
-            node.parent.kv.below[tier] += 1 if here else -1
-        copies = sum(at is not None for at in node.kv.at)
-        blocks = (node.end - node.start) // self.tree.block
-        if here and copies == 1:
-            self.ghost_blocks -= blocks
-            self.ghosts.pop(node, None)
-        elif copies == 0:
-            self.ghost_blocks += blocks
-
     def drop(self, item: Item, tier: Tier) -> None:
         """Forget the unlocked copy of `item` in `tier`."""
-        slots = item.at[tier]
-        assert slots is not None and not item.locks[tier], f"{item!r} cannot be dropped from {tier.name.lower()}"
-        self.place(item, tier, None)
-        self.give(tier, slots)
+        self.vacate(item, tier)
         node = item.node
         if item.what == "kv" and node.rung is not None:
             self.offer(node.rung.image)
@@ -201,39 +123,14 @@ class Directory:
     def condemn(self, item: Item, tier: Tier) -> None:
         """Nobody is to find this copy again, and it goes when the last reader lets go. What is being written to disk from it is
         forgotten as soon as it is there, so that not even the next process finds it."""
-        if item.at[tier] is None or item.bad[tier]:
+        if not item.has(tier):
             return
         coming = item.pending
-        if coming is not None and coming.tier == Tier.DISK and self.in_flight[coming.ticket].lease.tier == tier:
+        if coming is not None and coming.tier == Tier.DISK and coming.source == tier:
             self.archive.forget(coming.slots)
-        backed = self._backed(item)
-        item.bad[tier] = True
-        self.backed += self._backed(item) - backed
-        self.weigh(item)
-        self.epoch += 1
-        if item.locks[tier]:
-            self.offer(item)
-        else:
+        self.transition(item, tier, CONDEMNED)
+        if not item.locks[tier]:
             self.drop(item, tier)
-
-    def refuse(self, item: Item, tier: Tier) -> None:
-        """No copy of `item` will be made in `tier`: the one above it may be dropped as it is."""
-        backed = self._backed(item)
-        item.refused[tier] = True
-        self.backed += self._backed(item) - backed
-        self.weigh(item)
-        self.offer(item)
-        if item.node.parent is not None:
-            self.offer(item.node.parent.kv)
-
-    def reconsider(self, item: Item) -> None:
-        """`item` is worth more than when its copy was refused, if it was: try again."""
-        if any(item.refused):
-            backed = self._backed(item)
-            item.refused = [False] * len(item.refused)
-            self.backed += self._backed(item) - backed
-            self.weigh(item)
-            self.offer(item)
 
     def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
         """A new child of `parent`, with no copy of its KV yet."""
@@ -268,10 +165,8 @@ class Directory:
         """Take out an unlocked rung with all its copies, by choice: it does not count as lost."""
         node = rung.image.node
         for tier in self.pools:
-            slots = rung.image.at[tier]
-            if slots is not None:
-                self.place(rung.image, tier, None)
-                self.give(tier, slots)
+            if rung.image.at[tier] is not None:
+                self.vacate(rung.image, tier)
         self._take_rung(node)
         self.tidy(node)
 
@@ -365,36 +260,3 @@ class Directory:
         self.tree.join(node)
         self.items -= 1
         return True
-
-    # ---- totals and candidates ----------------------------------------------------------------------------------------
-
-    def _backed(self, item: Item) -> int:
-        """Slots of `item` in host that could go without losing what is meant to be kept."""
-        slots = item.at[Tier.HOST]
-        return len(slots) if slots is not None and self.offers.safe(item, Tier.HOST) else 0
-
-    def weigh(self, item: Item) -> None:
-        """Bring `clean` up to date with what has changed about `item`, and with what that means for the KV above it."""
-        while True:
-            here = item.at[Tier.DEVICE] is not None
-            dirty = here and not self.offers.safe(item, Tier.DEVICE)
-            free = here and not dirty and not item.locks[Tier.DEVICE]
-            ready = item.size(Tier.DEVICE) if free and not item.held_up else 0
-            self.clean += ready - item.ready
-            item.ready = ready
-            parent = item.node.parent
-            if item.what == "image" or parent is None:
-                return
-            if dirty != item.dirty:
-                item.dirty = dirty
-                parent.kv.soiled += 1 if dirty else -1
-            stuck = here and (not free or item.held_up > 0)
-            if stuck == item.stuck:
-                return
-            item.stuck = stuck
-            item = parent.kv
-            item.held_up += 1 if stuck else -1
-
-    def offer(self, item: Item) -> None:
-        """Let every ranking know that `item` may have become a candidate or lost value."""
-        self.offers.add(item, self.items)

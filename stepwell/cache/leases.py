@@ -1,11 +1,16 @@
-"""Holds on what is cached, and how much of a tier they leave."""
+"""Holds on what is cached, and what they do to counts and candidates: an image is held by itself, KV on all of its path.
+
+A long prompt's path has a hundred nodes and more, so each is touched once.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepwell.cache.account import Account
+from stepwell.cache.life import CONDEMNED, DIRTY, FREE, HELD
 from stepwell.cache.moves import Tier
-from stepwell.cache.tree import Item
+from stepwell.cache.tree import Item, Node
 
 
 @dataclass(slots=True, eq=False)
@@ -19,24 +24,84 @@ class Lease:
 
 @dataclass(slots=True)
 class Flight:
-    """A copy downwards under way: what it reads (both halves, where a node was split meanwhile), and the hold on that."""
+    """A copy between tiers under way: what it reads (both halves, where a node was split meanwhile), and the hold on that."""
 
     lease: Lease
     items: list[Item]
 
 
-@dataclass(frozen=True, slots=True)
-class TierUse:
-    """Slots of one tier by state; `kept` ones are cached ones that go last for some keep."""
+def lock(account: Account, lease: Lease) -> None:
+    """Hold what `lease` names."""
+    if lease.item.what == "kv":
+        lock_path(account, lease.item.node, None, lease.tier)
+        return
+    item, tier = lease.item, lease.tier
+    item.locks[tier] += 1
+    if item.locks[tier] == 1 and item.at[tier] is not None:
+        account.leased[tier] += item.size(tier)
+        if tier == Tier.DEVICE:
+            account.weigh(item)
 
-    total: int
-    free: int
-    cached: int
-    leased: int
-    clean: int
-    kept: int = 0
 
-    @property
-    def private(self) -> int:
-        """Slots owned by a request or by a copy in flight."""
-        return self.total - self.free - self.cached
+def unlock(account: Account, lease: Lease) -> list[Item]:
+    """Let go of what `lease` names. Returns the items whose copy is condemned and held by nobody any more, deepest first; the caller drops
+    them."""
+    if lease.item.what == "kv":
+        return _unlock_path(account, lease.item.node, lease.tier)
+    item, tier = lease.item, lease.tier
+    assert item.locks[tier] > 0, f"{item!r} is not locked in {tier.name.lower()}"
+    item.locks[tier] -= 1
+    if item.locks[tier] or item.at[tier] is None:
+        return []
+    account.leased[tier] -= item.size(tier)
+    if tier == Tier.DEVICE:
+        account.weigh(item)
+    account.offer(item)
+    return [item] if item.life[tier] == CONDEMNED else []
+
+
+def lock_path(account: Account, node: Node | None, top: Node | None, tier: Tier) -> None:
+    """Lock all KV from `node` up to below `top`, which is locked already (None: to the root).
+
+    What `Account.weigh` would say of each is known: HELD, if it was FREE; and so it is with the next above, which is locked too.
+    """
+    on_device, leased = tier == Tier.DEVICE, 0
+    while node is not None and node is not top:
+        kv = node.kv
+        locks = kv.locks
+        locks[tier] += 1
+        slots = kv.at[tier]
+        if locks[tier] == 1 and slots is not None:
+            leased += len(slots)
+            if on_device and kv.standing == FREE:
+                account.clean -= len(slots)
+                kv.standing = HELD
+                assert node.parent is not None, "the root has no bytes"
+                node.parent.kv.held_up += 1
+        node = node.parent
+    account.leased[tier] += leased
+
+
+def _unlock_path(account: Account, node: Node | None, tier: Tier) -> list[Item]:
+    """Take one lock off all KV from `node` up: from the end, so that each knows what its children say by the time it is looked at."""
+    condemned: list[Item] = []
+    on_device, leased = tier == Tier.DEVICE, 0
+    while node is not None:
+        kv, parent, locks = node.kv, node.parent, node.kv.locks
+        assert locks[tier] > 0, f"{kv!r} is not locked in {tier.name.lower()}"
+        locks[tier] -= 1
+        slots = kv.at[tier]
+        if slots is not None and not locks[tier]:
+            leased += len(slots)
+            if on_device and kv.standing == HELD and not kv.held_up:
+                assert parent is not None, "the root has no bytes"
+                account.clean += len(slots)
+                kv.standing = FREE
+                parent.kv.held_up -= 1
+            if not kv.below[tier] or (kv.standing == DIRTY and not kv.soiled):  # no candidate else
+                account.offer(kv)
+            if kv.life[tier] == CONDEMNED:
+                condemned.append(kv)
+        node = parent
+    account.leased[tier] -= leased
+    return condemned

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from stepwell.cache.life import HERE, REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.policy import Policy
 from stepwell.cache.ranking import Latest, Ranking
@@ -45,7 +46,7 @@ class Offers:
     def safe(self, item: Item, tier: Tier) -> bool:
         """Whether dropping the copy in `tier` loses nothing that is meant to be kept."""
         lower = self.lower[tier]
-        return lower is None or item.refused[lower] or (item.at[lower] is not None and not item.bad[lower])
+        return lower is None or item.life[lower] >= HERE or item.life[lower] == REFUSED
 
     def add(self, item: Item, items: int) -> None:
         """`item` may have become a candidate, or lost value. `items` are there in all."""

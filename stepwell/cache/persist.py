@@ -12,6 +12,7 @@ from heapq import nlargest
 
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
+from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.offers import attached
 from stepwell.cache.recall import recall
@@ -73,7 +74,7 @@ def _last_use(item: Item) -> float:
 
 def _settled(item: Item) -> bool:
     """Whether the disk has, or is getting, or will not get `item`."""
-    return item.has(Tier.DISK) or item.refused[Tier.DISK] or _coming(item)
+    return item.has(Tier.DISK) or item.life[Tier.DISK] == REFUSED or _coming(item)
 
 
 def _coming(item: Item) -> bool:
@@ -96,10 +97,7 @@ def _may_begin(directory: Directory, now: float) -> bool:
 
 def _being_read(directory: Directory) -> dict[Tier, int]:
     """Pages by tier that writes under way hold."""
-    read = dict.fromkeys(directory.pools, 0)
-    for flight in directory.in_flight.values():
-        read[flight.lease.tier] += sum(len(i.pending.slots) for i in flight.items if i.pending and _coming(i))
-    return read
+    return {tier: directory.moving.get((tier, Tier.DISK), 0) for tier in directory.pools}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
-"""Free slots of one tier."""
+"""Free slots of one tier, and how its others are used."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,3 +48,20 @@ class Pool:
         assert len(counts) == self.total and not len(wrong), (
             f"slots neither free nor used exactly once: {wrong[:8].tolist()} (counts {counts[wrong[:8]].tolist()})"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TierUse:
+    """Slots of one tier by state; `kept` ones are cached ones that go last for some keep."""
+
+    total: int
+    free: int
+    cached: int
+    leased: int
+    clean: int
+    kept: int = 0
+
+    @property
+    def private(self) -> int:
+        """Slots owned by a request or by a copy in flight."""
+        return self.total - self.free - self.cached

@@ -28,7 +28,7 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
     for node in _leaves_first(path[0]) if path else ():
         for item in reversed(list(node.items())):
             for tier in directory.pools:
-                if item.at[tier] is not None and not item.bad[tier]:
+                if item.has(tier):
                     directory.condemn(item, tier)
                     condemned += 1
         directory.tidy(node)  # one that held nothing goes as well

@@ -9,6 +9,7 @@ from __future__ import annotations
 from stepwell.cache.archive import names_of
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Flight
+from stepwell.cache.life import CONDEMNED
 from stepwell.cache.moves import Extent, Move, Report, Tier
 from stepwell.cache.names import Trail
 from stepwell.cache.ranking import exposed, worthless
@@ -57,9 +58,7 @@ def demote_ahead(directory: Directory) -> list[Move]:
 
 def in_flight(directory: Directory, source: Tier) -> int:
     """Pages of `source` that a copy downwards is reading; clean once it is done."""
-    flights = (flight for flight in directory.in_flight.values() if flight.lease.tier == source)
-    pending = (item.pending for flight in flights for item in flight.items)
-    return sum(len(copy.slots) for copy in pending if copy is not None and copy.tier > source)
+    return sum(slots for (start, target), slots in directory.moving.items() if start == source < target)
 
 
 def demote(directory: Directory, pages: int) -> list[Move]:
@@ -69,13 +68,15 @@ def demote(directory: Directory, pages: int) -> list[Move]:
         return moves
     pages -= in_flight(directory, Tier.DEVICE)  # these are asked for already
     ranking = directory.offers.dirty[Tier.DEVICE]
+    later: list[Item] = []
     while pages > 0:
         item = ranking.pop()
         if item is None:
             break
         size, host = item.size(Tier.DEVICE), directory.pools[Tier.HOST].total
-        held = item.at[Tier.HOST] is not None  # a copy that failed to load, still being read by an earlier load
-        if worthless(item) or size > host or held:
+        if item.life[Tier.HOST] == CONDEMNED:  # an earlier load still reads the slots of the copy that failed
+            later.append(item)
+        elif worthless(item) or size > host:
             directory.refuse(item, Tier.HOST)
             pages -= size
         elif not _room_in_host(directory, item):
@@ -85,6 +86,8 @@ def demote(directory: Directory, pages: int) -> list[Move]:
             pages -= item.size(Tier.DEVICE)
             moves.append(begin(directory, item, Tier.DEVICE, Tier.HOST))
         # else what was dropped in host let its node join another, which is on offer now
+    for item in later:
+        directory.offer(item)
     return moves
 
 
@@ -105,13 +108,11 @@ def _room_in_host(directory: Directory, item: Item) -> bool:
 def begin(directory: Directory, item: Item, source: Tier, target: Tier, trail: Trail | None = None) -> Move:
     """Begin a copy between tiers: lock the source, take the target, name the copy by `trail`. The target has room."""
     slots = item.at[source]
-    assert slots is not None and item.pending is None and item.at[target] is None
-    taken = directory.pools[target].take(len(slots))
-    ticket = directory.ticket()
-    item.pending = Pending(ticket, target, taken)
-    directory.in_flight[ticket] = Flight(directory.lease(item, source), [item])
+    assert slots is not None and item.at[target] is None, f"{item!r} cannot go from {source.name} to {target.name}"
+    pending = directory.depart(item, source, target)
+    directory.in_flight[pending.ticket] = Flight(directory.lease(item, source), [item])
     names = names_of(item, trail) if trail is not None else ()
-    return Move(ticket, item.what, Extent(source, slots), Extent(target, taken), item.node.end, names)
+    return Move(pending.ticket, item.what, Extent(source, slots), Extent(target, pending.slots), item.node.end, names)
 
 
 def landed(directory: Directory, report: Report) -> bool:
@@ -123,26 +124,19 @@ def landed(directory: Directory, report: Report) -> bool:
     for item in sorted(flight.items, key=lambda part: part.node.start):
         pending = item.pending
         assert pending is not None and pending.ticket == report.ticket
-        item.pending = None
         if pending.tier == Tier.DEVICE:
-            _risen(directory, item, pending, flight.lease.tier, report.ok)
-            directory.offer(item)  # what is copied is no candidate, wherever else it is
-        elif report.ok and not item.bad[flight.lease.tier]:  # condemned meanwhile: so is the copy
-            directory.place(item, pending.tier, pending.slots)
+            _risen(directory, item, pending, report.ok)
         else:
-            directory.give(pending.tier, pending.slots, forget=not item.bad[flight.lease.tier])
-            directory.refuse(item, pending.tier)
+            directory.arrive(item, report.ok and item.has(pending.source))  # of what is condemned, so is the copy
     directory.release(flight.lease)
     return True
 
 
-def _risen(directory: Directory, item: Item, pending: Pending, source: Tier, ok: bool) -> None:
+def _risen(directory: Directory, item: Item, pending: Pending, ok: bool) -> None:
     """End a copy to the device; what it read is condemned if it failed. KV has to stand on KV, and whoever came first stays."""
     above = item.node.parent
     gap = item.what == "kv" and above is not None and above.parent is not None and above.kv.at[Tier.DEVICE] is None
-    if ok and not gap and not item.bad[source] and item.at[Tier.DEVICE] is None:
-        directory.place(item, Tier.DEVICE, pending.slots)
-        return
-    directory.give(Tier.DEVICE, pending.slots)
+    directory.arrive(item, ok and not gap and item.has(pending.source) and item.at[Tier.DEVICE] is None)
     if not ok:
-        directory.condemn(item, source)
+        directory.condemn(item, pending.source)
+    directory.offer(item)  # what is copied is no candidate, wherever else it is

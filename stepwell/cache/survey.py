@@ -9,6 +9,7 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
+from stepwell.cache.life import HERE
 from stepwell.cache.moves import Tier
 from stepwell.cache.tree import TOKEN_BYTES, Node, Rung, Tree
 
@@ -87,7 +88,7 @@ def _measure(path: tuple[Node, ...], matched: int, count: int, diverged: int | N
         kv, rung, end = node.kv, node.rung, node.end
         if end > matched:
             end = matched
-        whole_device = whole_device and kv.at[top] is not None and not kv.bad[top]
+        whole_device = whole_device and kv.life[top] >= HERE
         if whole_device:
             device = union = end
         elif whole and kv.best(below=top) is not None:
@@ -98,7 +99,7 @@ def _measure(path: tuple[Node, ...], matched: int, count: int, diverged: int | N
             lost.extend(p for p in node.lost if p <= matched)
         if rung is not None and whole and node.end == end < count:
             image = rung.image
-            tier = top if image.at[top] is not None and not image.bad[top] else image.best()
+            tier = top if image.life[top] >= HERE else image.best()
             if tier is not None:
                 footholds.append(Foothold(end, rung, tier))
     return Survey(count, path, matched, device, union, tuple(footholds), tuple(lost), diverged)

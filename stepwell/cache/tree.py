@@ -12,7 +12,7 @@ Structure only: who may drop, copy or lease what is decided elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal
 from zlib import crc32
@@ -20,6 +20,7 @@ from zlib import crc32
 import numpy as np
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.life import ABSENT, DIRTY, FREE, GONE, HELD, HERE, Life, Standing
 from stepwell.cache.moves import Tier
 
 TIERS = tuple(Tier)
@@ -40,66 +41,60 @@ class RungKind(IntEnum):
 
 @dataclass(slots=True)
 class Pending:
-    """Slots in a lower tier that a copy in flight is filling."""
+    """A copy from `source` to `tier` under way, and the slots there that it is filling."""
 
     ticket: int
+    source: Tier
     tier: Tier
     slots: Ints
 
 
 class Item:
-    """The copies of one thing: at most one extent in each tier.
+    """The copies of one thing: one life per tier (`stepwell.cache.life`). `Account` alone changes them.
 
-    at        slots per tier, or None
-    locks     leases per tier; what is locked is never dropped
-    bad       per tier: a load from here failed; invisible, dropped at the last unlock
-    refused   per tier: no copy will be made there (one failed, or it is not worth the bytes); what is above may go without
-    ready     device slots that could be dropped now, children first, without losing the only copy: all of them or 0
-    stuck     KV on the device that is not ready; `held_up` counts the children that are: none above them can go either
-    dirty     KV whose device copy is the only one that is meant to be kept; `soiled` counts the children that are
+    life      per tier: what there is of it
+    at        per tier: its slots from CONDEMNED on, else None
+    locks     per tier: leases; what is locked is never dropped
+    pending   the one copy between tiers that may be under way
+    standing  what stands in the way of dropping the device copy
     below     per tier: children with KV there, so that a node of many children need not ask them all
+    held_up   children whose standing is HELD or DIRTY: none above them can go either; `soiled` counts the DIRTY ones
     kept      keeps that it is part of (see `stepwell.cache.kept`), `pinned` of them pins; guarded: the tiers, as bits, in which it goes
               last for that
     """
 
     __slots__ = (
         "at",
-        "bad",
         "below",
-        "dirty",
         "guarded",
         "held_up",
         "kept",
+        "life",
         "locks",
         "node",
         "pending",
         "pinned",
-        "ready",
-        "refused",
         "soiled",
-        "stuck",
+        "standing",
         "what",
     )
 
     def __init__(self, what: Literal["kv", "image"], node: Node) -> None:
         self.what = what
         self.node = node
+        self.life: list[Life] = [ABSENT] * len(TIERS)
         self.at: list[Ints | None] = [None] * len(TIERS)
         self.locks = [0] * len(TIERS)
-        self.bad = [False] * len(TIERS)
         self.pending: Pending | None = None
-        self.refused = [False] * len(TIERS)
-        self.ready = 0
-        self.stuck = False
+        self.standing: Standing = GONE
         self.held_up = 0
-        self.dirty = False
         self.soiled = 0
         self.below = [0] * len(TIERS)
         self.kept = self.pinned = self.guarded = 0
 
     def has(self, tier: Tier) -> bool:
         """Whether a copy in `tier` may be read."""
-        return self.at[tier] is not None and not self.bad[tier]
+        return self.life[tier] >= HERE
 
     def size(self, tier: Tier) -> int:
         """Slots of the copy in `tier`."""
@@ -108,10 +103,16 @@ class Item:
 
     def best(self, below: Tier | None = None) -> Tier | None:
         """The fastest tier with a readable copy, of those below `below`, if one is given."""
+        life = self.life
         for tier in TIERS if below is None else TIERS[below + 1 :]:
-            if self.at[tier] is not None and not self.bad[tier]:
+            if life[tier] >= HERE:
                 return tier
         return None
+
+    @property
+    def ready(self) -> int:
+        """Device slots that could be dropped now, children first, without losing the only copy: all of them or 0."""
+        return self.size(Tier.DEVICE) if self.standing is FREE else 0
 
     @property
     def idle(self) -> bool:
@@ -119,8 +120,8 @@ class Item:
         return self.pending is None and not any(self.locks) and all(a is None for a in self.at)
 
     def __repr__(self) -> str:
-        where = "+".join(t.name.lower() for t in TIERS if self.at[t] is not None) or "nowhere"
-        return f"<{self.what} of {self.node!r} {where} locks={self.locks}>"
+        lives = ", ".join(f"{t.name.lower()} {self.life[t].name.lower()}" for t in TIERS if self.life[t] != ABSENT)
+        return f"<{self.what} of {self.node!r}: {lives or 'nowhere'}; locks {self.locks}>"
 
 
 OLD = 3
@@ -273,8 +274,8 @@ class Tree:
             old.kv.locks[tier] -= top.kv.locks[tier]  # every lease below `top` holds its root as well
             new.kv.locks[tier] += top.kv.locks[tier]
         for counts, sign in ((old.kv, -1), (new.kv, 1)):
-            counts.held_up += sign * top.kv.stuck
-            counts.soiled += sign * top.kv.dirty
+            counts.held_up += sign * (top.kv.standing >= HELD)
+            counts.soiled += sign * (top.kv.standing is DIRTY)
         self.condemned[new] = None
         return new
 
@@ -320,9 +321,7 @@ class Tree:
             and b.pending is None
             and a.locks == b.locks
             and (a.kept, a.pinned, a.guarded) == (b.kept, b.pinned, b.guarded)
-            and a.bad == b.bad
-            and a.refused == b.refused
-            and all((x is None) == (y is None) for x, y in zip(a.at, b.at, strict=True))
+            and a.life == b.life
         )
 
     def join(self, node: Node) -> None:
@@ -338,7 +337,6 @@ class Tree:
         node.lost = parent.lost + node.lost
         node.used = max(node.used, parent.used)
         node.uses = max(node.uses, parent.uses)
-        node.kv.ready += parent.kv.ready
         node.parent = parent.parent
         node.parent.children[self.head(node)] = node
         parent.parent = None
@@ -356,23 +354,19 @@ class Tree:
 
 
 def _divide(lower: Item, upper: Item, blocks: int) -> None:
-    """Hand the first `blocks` slots of every extent, the leases and the pending copy to the upper half."""
+    """Hand the first `blocks` slots of every extent, the leases and the pending copy to the upper half, which lives as the lower."""
     for tier in TIERS:
         slots = lower.at[tier]
         if slots is not None:
             upper.at[tier], lower.at[tier] = slots[:blocks].copy(), slots[blocks:].copy()
     upper.locks = list(lower.locks)
-    upper.bad = list(lower.bad)
-    upper.refused = list(lower.refused)
+    upper.life = list(lower.life)
     upper.kept, upper.pinned, upper.guarded = lower.kept, lower.pinned, lower.guarded
-    upper.stuck = lower.stuck
-    upper.held_up = int(lower.stuck)
-    upper.dirty = lower.dirty
-    upper.soiled = int(lower.dirty)
+    upper.standing = lower.standing
+    upper.held_up = int(lower.standing >= HELD)
+    upper.soiled = int(lower.standing is DIRTY)
     upper.below = [int(slots is not None) for slots in lower.at]
-    upper.ready = min(lower.ready, blocks)
-    lower.ready -= upper.ready
     if lower.pending is not None:
         pending = lower.pending
-        upper.pending = Pending(pending.ticket, pending.tier, pending.slots[:blocks])
-        lower.pending = Pending(pending.ticket, pending.tier, pending.slots[blocks:])
+        upper.pending = replace(pending, slots=pending.slots[:blocks])
+        lower.pending = replace(pending, slots=pending.slots[blocks:])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stepwell.cache.leases import TierUse
 from stepwell.cache.moves import Tier
+from stepwell.cache.pool import TierUse
 from stepwell.cache.tally import Tally
 
 

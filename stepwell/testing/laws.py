@@ -267,8 +267,7 @@ def _fingerprint(loop: EngineLoop) -> tuple[object, ...]:
         (
             id(i),
             tuple(i.locks),
-            tuple(i.bad),
-            tuple(i.refused),
+            tuple(i.life),
             i.pending is None,
             *(_slots(i, t).tobytes() for t in Tier),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepwell.cache.answers import Answers
 from stepwell.cache.directory import Directory
+from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.tree import RungKind
 from tests.cache.builders import directory, join, keep, numbers, rung_at
@@ -51,7 +52,7 @@ def test_a_directory_learns_from_its_turns() -> None:
     prompt = numbers(24, 9999)
     keep(shelf, prompt, 24, rungs=(24,), kind=RungKind.ROLLING)
     rung = rung_at(shelf, prompt, 24)
-    assert rung.superseded and rung.image.refused[Tier.HOST], "first to go, and not worth a copy"
+    assert rung.superseded and rung.image.life[Tier.HOST] == REFUSED, "first to go, and not worth a copy"
 
 
 def test_answers_that_come_back_are_kept() -> None:

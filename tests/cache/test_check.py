@@ -10,6 +10,7 @@ import pytest
 from stepwell.base.geometry import Ints
 from stepwell.cache.check import check
 from stepwell.cache.directory import Directory
+from stepwell.cache.life import Life, Standing
 from stepwell.cache.moves import Tier
 from stepwell.cache.tree import Node
 from tests.cache.builders import copy_down, directory, forget, keep, node_ending, numbers, rung_at
@@ -56,6 +57,14 @@ HARMS: dict[str, Harm] = {
     "clean is miscounted": lambda s: setattr(s, "clean", s.clean + 1),
     "items are miscounted": lambda s: setattr(s, "items", s.items + 1),
     "ghosts are miscounted": lambda s: setattr(s, "ghost_blocks", s.ghost_blocks + 1),
+    "a copy under way is miscounted": lambda s: s.moving.__setitem__((Tier.DEVICE, Tier.HOST), 1),
+    "backed is miscounted": lambda s: setattr(s, "backed", s.backed + 1),
+    "a standing that is not so": lambda s: setattr(upper(s).kv, "standing", Standing.FREE),
+    "held children are miscounted": lambda s: setattr(upper(s).kv, "held_up", upper(s).kv.held_up + 1),
+    "dirty children are miscounted": lambda s: setattr(upper(s).kv, "soiled", upper(s).kv.soiled + 1),
+    "a copy that nobody may read, and nobody condemned": lambda s: lower(s).kv.life.__setitem__(0, Life.ABSENT),
+    "a copy that comes from nowhere": lambda s: rung_at(s, PROMPT, 20).image.life.__setitem__(2, Life.ARRIVING),
+    "a copy that is read for nobody": lambda s: lower(s).kv.life.__setitem__(0, Life.LEAVING),
     "a lock without a lease": lambda s: lower(s).kv.locks.__setitem__(Tier.HOST, 1),
     "a lease without a lock": lambda s: upper(s).kv.locks.__setitem__(0, 0),
     "a lease forgotten": lambda s: s.leases.clear(),

@@ -11,6 +11,7 @@ from stepwell.cache.check import check
 from stepwell.cache.content import advance, leave_rung, publish, retract
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
+from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.shed import demote
 from stepwell.cache.table import BlockTable
@@ -31,6 +32,8 @@ class Writer:
 
     def publish(self, tokens: Ints, end: int, now: float = 0.0, adopt: bool = True) -> None:
         publish(self.shelf, self.lease, tokens, end, self.table, now, adopt)
+        if len(retired := self.table.take_retired()):  # no launched step reads them
+            self.shelf.give(Tier.DEVICE, retired)
 
     def rung(self, position: int, kind: RungKind = RungKind.ROLLING, now: float = 0.0) -> Rung | None:
         pages = self.shelf.pools[Tier.DEVICE].take(self.shelf.config.geometry.image_pages)
@@ -252,7 +255,7 @@ class TestAdvance:
         assert writer.advance(rung, PROMPT, 20) is rung, "nothing new: moved on in place"
         shelf.answers.left_out = 0.0
         rung = writer.advance(rung, PROMPT, 24)
-        assert rung.depth == 0 and not any(rung.image.refused)
+        assert rung.depth == 0 and REFUSED not in rung.image.life
         rung.uses = 2
         assert writer.advance(rung, PROMPT, 28).uses == 0, "nobody has resumed from the new one"
         writer.close()

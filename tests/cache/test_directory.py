@@ -57,7 +57,7 @@ class TestLeases:
         keep(shelf, PROMPT, 40, rungs=(20,))
         rung = rung_at(shelf, PROMPT, 20)
         lease = shelf.lease(rung.image, Tier.DEVICE)
-        with pytest.raises(AssertionError, match="cannot be dropped from device"):
+        with pytest.raises(AssertionError, match="HERE with 1 slots and 1 locks cannot become ABSENT"):
             shelf.drop(rung.image, Tier.DEVICE)
         assert not secure(shelf, 64, force=True)
         assert rung.image.has(Tier.DEVICE)

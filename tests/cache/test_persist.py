@@ -10,6 +10,7 @@ from stepwell.cache.budget import Budget
 from stepwell.cache.check import check
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
+from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Divide, Forget, Move, Report, Tier, Touch
 from stepwell.cache.names import Names
 from stepwell.cache.persist import persist_ahead, persist_rest
@@ -221,7 +222,7 @@ class TestRoom:
             (rung,) = keep(directory, numbers(16, seed), 16, rungs=(16,), now=float(seed))
             rung.depth = OLD
         assert persist_rest(directory, DEAR, 9.0)
-        refused = [rung_at(directory, numbers(16, seed), 16).image.refused[Tier.DISK] for seed in range(6)]
+        refused = [rung_at(directory, numbers(16, seed), 16).image.life[Tier.DISK] == REFUSED for seed in range(6)]
         assert refused == [False, False, True, True, True, True], "the most recent first"
         assert not persist_rest(directory, DEAR, 9.0) and not moves(directory)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from stepwell.cache.life import ABSENT, CONDEMNED, HERE, REFUSED, Life
 from stepwell.cache.moves import Tier
-from stepwell.cache.tree import Pending, Rung, RungKind, Tree, root_number
+from stepwell.cache.tree import Item, Pending, Rung, RungKind, Tree, root_number
 from tests.cache.builders import join, numbers
 
 
@@ -14,11 +15,15 @@ def pages(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int32)
 
 
+def put(item: Item, tier: Tier, slots: np.ndarray | None, life: Life = HERE) -> None:
+    item.life[tier], item.at[tier] = ABSENT if slots is None else life, slots
+
+
 def tree_of(count: int = 16) -> tuple[Tree, np.ndarray]:
     tree = Tree(4)
     tokens = numbers(count)
     node = tree.attach(tree.root("", 0.0), tokens, 1.0)
-    node.kv.at[Tier.DEVICE] = np.arange(count // 4, dtype=np.int32)
+    put(node.kv, Tier.DEVICE, np.arange(count // 4, dtype=np.int32))
     return tree, tokens
 
 
@@ -26,7 +31,7 @@ class TestSplit:
     def test_both_halves_hold_their_share_of_every_extent(self) -> None:
         tree, tokens = tree_of()
         (node,) = tree.nodes()
-        node.kv.at[Tier.HOST] = pages(10, 11, 12, 13)
+        put(node.kv, Tier.HOST, pages(10, 11, 12, 13))
         upper = tree.split(node, 12)
         assert (upper.start, upper.end, node.start, node.end) == (0, 12, 12, 16)
         assert upper.kv.at[Tier.DEVICE].tolist() == [0, 1, 2] and node.kv.at[Tier.DEVICE].tolist() == [3]  # type: ignore[union-attr]
@@ -47,7 +52,7 @@ class TestSplit:
     def test_a_copy_in_flight_belongs_to_both_halves(self) -> None:
         tree, _ = tree_of()
         (node,) = tree.nodes()
-        node.kv.pending = Pending(7, Tier.HOST, pages(20, 21, 22, 23))
+        node.kv.pending = Pending(7, Tier.DEVICE, Tier.HOST, pages(20, 21, 22, 23))
         upper = tree.split(node, 4)
         assert upper.kv.pending is not None and node.kv.pending is not None
         assert (upper.kv.pending.ticket, upper.kv.pending.slots.tolist()) == (7, [20])
@@ -80,7 +85,7 @@ class TestJoin:
         assert (node.start, node.end, node.lost) == (0, 16, (4, 12))
         assert node.tokens.tolist() == tokens.tolist() and node.kv.at[Tier.DEVICE].tolist() == [0, 1, 2, 3]  # type: ignore[union-attr]
 
-    @pytest.mark.parametrize("difference", ["rung", "lock", "tier", "pending", "bad", "refused", "sibling"])
+    @pytest.mark.parametrize("difference", ["rung", "lock", "tier", "pending", "condemned", "refused", "sibling"])
     def test_never_over_a_difference(self, difference: str) -> None:
         tree, _ = tree_of()
         (node,) = tree.nodes()
@@ -91,13 +96,13 @@ class TestJoin:
             case "lock":
                 upper.kv.locks[Tier.DEVICE] += 1
             case "tier":
-                upper.kv.at[Tier.HOST] = pages(1, 2)
+                put(upper.kv, Tier.HOST, pages(1, 2))
             case "pending":
-                node.kv.pending = Pending(1, Tier.HOST, pages(1, 2))
-            case "bad":
-                upper.kv.bad[Tier.HOST] = True
+                node.kv.pending = Pending(1, Tier.DEVICE, Tier.HOST, pages(1, 2))
+            case "condemned":
+                upper.kv.life[Tier.DEVICE] = CONDEMNED
             case "refused":
-                node.kv.refused[Tier.HOST] = True
+                node.kv.life[Tier.HOST] = REFUSED
             case "sibling":
                 tree.attach(upper, numbers(4, 9), 0.0)
         assert not tree.joinable(node)
@@ -163,9 +168,9 @@ class TestShape:
         tree, _ = tree_of()
         (node,) = tree.nodes()
         item = node.kv
-        item.at[Tier.HOST] = pages(1, 2, 3, 4)
-        assert item.best() is Tier.DEVICE
-        item.at[Tier.DEVICE] = None
+        put(item, Tier.HOST, pages(1, 2, 3, 4))
+        assert item.best() is Tier.DEVICE and item.best(below=Tier.DEVICE) is Tier.HOST
+        put(item, Tier.DEVICE, None)
         assert item.best() is Tier.HOST
-        item.bad[Tier.HOST] = True
+        item.life[Tier.HOST] = CONDEMNED
         assert item.best() is None and not item.has(Tier.HOST) and item.size(Tier.HOST) == 4

@@ -10,6 +10,7 @@ import pytest
 from stepwell.base.geometry import Ints
 from stepwell.cache.content import publish
 from stepwell.cache.leases import Lease
+from stepwell.cache.life import ABSENT
 from stepwell.cache.moves import Tier
 from stepwell.cache.plan import Plan
 from stepwell.cache.shed import secure
@@ -195,7 +196,7 @@ def test_readers_at_any_point_of_their_answers_bear_a_quarantine() -> None:
 
 
 def _take_from_device(node: Node) -> None:
-    node.kv.at[Tier.DEVICE] = None
+    node.kv.life[Tier.DEVICE], node.kv.at[Tier.DEVICE] = ABSENT, None
 
 
 def test_kv_on_the_device_below_a_gap_is_not_planned_for() -> None:

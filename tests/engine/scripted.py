@@ -13,9 +13,9 @@ import numpy as np
 from stepwell.base.errors import CapacityError, RequestError
 from stepwell.cache.explain import Explanation
 from stepwell.cache.ladder import Ladder
-from stepwell.cache.leases import TierUse
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.pool import TierUse
 from stepwell.cache.prefetch import Status
 from stepwell.cache.tally import Tally
 from stepwell.engine.config import EngineConfig, EngineFacts, Report

@@ -12,7 +12,21 @@ from typing import Any
 import pytest
 
 from stepwell.base.units import floor_to
-from stepwell.cache import admission, archive, content, names, offers, plan, quarantine, recall, shed, survey, tree
+from stepwell.cache import (
+    account,
+    admission,
+    archive,
+    content,
+    life,
+    names,
+    offers,
+    plan,
+    quarantine,
+    recall,
+    shed,
+    survey,
+    tree,
+)
 from stepwell.cache import directory as directories
 from stepwell.cache.moves import Tier
 from stepwell.cache.table import BlockTable
@@ -184,10 +198,10 @@ def what_the_plan_pins_is_counted_as_spendable(patch: pytest.MonkeyPatch) -> Non
 def adopted_pages_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
     real = content._fill
 
-    def leaking(directory: Any, node: Any, table: BlockTable) -> None:
+    def leaking(directory: Any, node: Any, table: BlockTable, condemned: bool) -> None:
         here = node.kv.at[Tier.DEVICE]
         if here is None:
-            real(directory, node, table)
+            real(directory, node, table, condemned)
         else:
             table.share(node.start // directory.tree.block, here)
 
@@ -196,16 +210,16 @@ def adopted_pages_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
 
 @bug(5)
 def unlocking_forgets_the_leased_total(patch: pytest.MonkeyPatch) -> None:
-    real = directories.unlock_path
+    real = directories.unlock
 
-    def forgetful(directory: Any, node: Any, tier: Tier) -> Any:
+    def forgetful(directory: Any, lease: Any) -> Any:
         leased = dict(directory.leased)
         try:
-            return real(directory, node, tier)
+            return real(directory, lease)
         finally:
             directory.leased = leased
 
-    patch.setattr(directories, "unlock_path", forgetful)
+    patch.setattr(directories, "unlock", forgetful)
 
 
 @bug(0, 5, seed=14)
@@ -239,14 +253,17 @@ def locked_copies_are_dropped(patch: pytest.MonkeyPatch) -> None:
     def blind(self: Any, tier: Tier, item: Any) -> bool:
         return item.at[tier] is not None and offers.attached(item) and not item.below[tier]
 
-    def dropping(self: Any, item: Any, tier: Tier) -> None:
-        slots = item.at[tier]
-        self.place(item, tier, None)
-        self.give(tier, slots)
-        self.tidy(item.node)
+    real = account.Account._permit
+
+    def careless(self: Any, item: Any, tier: Tier, to: Any, slots: Any) -> None:
+        locks, item.locks[tier] = item.locks[tier], 0
+        try:
+            real(self, item, tier, to, slots)
+        finally:
+            item.locks[tier] = locks
 
     patch.setattr(offers.Offers, "droppable", blind)
-    patch.setattr(directories.Directory, "drop", dropping)
+    patch.setattr(account.Account, "_permit", careless)
 
 
 @bug(0, 5, seed=11)
@@ -272,12 +289,9 @@ def a_failed_source_is_copied_over_while_it_is_read(patch: pytest.MonkeyPatch) -
     real = directories.Directory.condemn
 
     def early(self: Any, item: Any, tier: Tier) -> None:
-        slots = item.at[tier]
-        if slots is not None and item.locks[tier]:
-            self.place(item, tier, None)
-            self.give(tier, slots)
-        else:
-            real(self, item, tier)
+        locks, item.locks[tier] = item.locks[tier], 0
+        real(self, item, tier)
+        item.locks[tier] = locks
 
     patch.setattr(directories.Directory, "condemn", early)
 
@@ -538,9 +552,7 @@ def a_request_is_preempted_while_its_step_is_in_flight(patch: pytest.MonkeyPatch
 @bug(2, 3, 10, hints=40)
 def a_failed_prefetch_is_published(patch: pytest.MonkeyPatch) -> None:
     real = shed._risen
-    patch.setattr(
-        shed, "_risen", lambda directory, item, pending, source, ok: real(directory, item, pending, source, True)
-    )
+    patch.setattr(shed, "_risen", lambda directory, item, pending, ok: real(directory, item, pending, True))
 
 
 @bug(0, 5, seed=2, hints=40)
@@ -606,7 +618,7 @@ def a_copy_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
     def trusting(directory: Any, report: Any) -> bool:
         flight = directory.in_flight.get(report.ticket)
         for item in flight.items if flight is not None else ():
-            item.bad = [False] * len(item.bad)
+            item.life[item.pending.source] = life.LEAVING
         return real(directory, report)
 
     patch.setattr(admit, "landed", trusting)

@@ -1,0 +1,231 @@
+"""What each copy is, what each slot is for, and the sums of all that.
+
+A copy changes its life (`stepwell.cache.life`) in one place, `Account.transition`, which keeps every count and index that follows from
+it. So the equations below hold between any two calls; `stepwell.cache.check` verifies them all.
+
+    of a tier    total    =  free + cached + Σ moving[·, tier] + private          private: owned by requests
+                 cached   =  Σ slots of copies from CONDEMNED on                  leased: those of them that are locked
+                 moving[source, tier]  =  Σ slots that copies between the two are filling
+    device       clean    =  Σ slots of copies whose standing is FREE
+    host         backed   =  Σ slots of copies that are safe (`Offers.safe`)
+    of an item   standing =  GONE without a device copy, else DIRTY unless it is safe, else HELD if locked or held up, else FREE
+                 below, held_up, soiled  =  children's KV in a tier, HELD or DIRTY, DIRTY
+    of the tree  items    =  nodes + rungs                                        ghost_blocks: blocks without any copy
+"""
+
+from __future__ import annotations
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.archive import Archive
+from stepwell.cache.config import CacheConfig
+from stepwell.cache.kept import Keeps
+from stepwell.cache.life import (
+    ABSENT,
+    ARRIVING,
+    CONDEMNED,
+    DIRTY,
+    FREE,
+    GONE,
+    HELD,
+    HERE,
+    LEAVING,
+    LEGAL,
+    REFUSED,
+    IllegalTransition,
+    Life,
+    Standing,
+)
+from stepwell.cache.moves import Tier
+from stepwell.cache.offers import Offers
+from stepwell.cache.policy import policy_named
+from stepwell.cache.pool import Pool, TierUse
+from stepwell.cache.tree import Item, Node, Pending
+
+
+class Account:
+    """See the module. Mutating methods never fail half way: what they need is checked before the first change."""
+
+    def __init__(self, config: CacheConfig, archive: Archive | None = None) -> None:
+        self.config = config
+        self.archive = archive or Archive()
+        sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
+        self.pools = {tier: Pool(size) for tier, size in sizes if size}
+        self.policy = policy_named(config.policy, config.geometry.block)
+        self.offers = Offers(tuple(self.pools), self.policy)
+        self.epoch = self.tickets = 0
+        self.clean = self.backed = self.items = self.ghost_blocks = 0
+        self.cached = dict.fromkeys(self.pools, 0)
+        self.leased = dict.fromkeys(self.pools, 0)
+        self.moving = {(source, target): 0 for source in self.pools for target in self.pools if source != target}
+        self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
+        self.keeps = Keeps(config.geometry, {t: pool.total for t, pool in self.pools.items()}, config.keep_share)
+
+    def use(self, tier: Tier) -> TierUse:
+        """How the slots of `tier` are used; all zero where the tier is not there."""
+        if tier not in self.pools:
+            return TierUse(0, 0, 0, 0, 0)
+        pool, cached = self.pools[tier], self.cached[tier]
+        dormant = self.archive.catalogue.pages if tier == Tier.DISK else 0
+        below = cached - self.leased[tier] if self.offers.lower[tier] is None else self.backed
+        clean, kept = self.clean if tier == Tier.DEVICE else below, self.keeps.guarded[tier]
+        return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean, kept)
+
+    def ticket(self) -> int:
+        """A number for one copy, never used again."""
+        self.tickets += 1
+        return self.tickets
+
+    # ---- the one way in which a copy changes ----------------------------------------------------------------
+
+    def transition(self, item: Item, tier: Tier, to: Life, slots: Ints | None = None) -> None:
+        """Let the copy of `item` in `tier` be `to`, with every count and index that depends on it. O(path) at most.
+
+        slots   where it is, if it was nowhere and is somewhere from now on
+        Raises IllegalTransition, and changes nothing, where `to` cannot follow, the copy is locked and would go, or slots are missing.
+        """
+        before = item.at[tier]
+        self._permit(item, tier, to, slots)
+        after = None if to < CONDEMNED else slots if before is None else before
+        backed = self._backed(item)
+        if tier == Tier.DEVICE and after is None:
+            self._stand(item, GONE)
+        if item.kept and after is not before:
+            self.keeps.placed(item, tier, before, after)
+        item.life[tier], item.at[tier] = to, after
+        if after is not before:
+            self._count(item, tier, -len(before) if before is not None else 0 if after is None else len(after))
+        self.backed += self._backed(item) - backed
+        self.weigh(item)
+        self.epoch += after is not before or to == CONDEMNED  # what can be read, or is leased, has changed
+        self.offer(item)
+
+    def _permit(self, item: Item, tier: Tier, to: Life, slots: Ints | None) -> None:
+        was, before, locks = item.life[tier], item.at[tier], item.locks[tier]
+        comes, goes = before is None and to >= CONDEMNED, before is not None and to < CONDEMNED
+        if to in LEGAL[was] and not (goes and locks) and comes == (slots is not None):
+            return
+        told = "no" if slots is None else str(len(slots))
+        raise IllegalTransition(
+            f"{item!r} in {tier.name.lower()}: {was.name} with {item.size(tier)} slots and {locks} locks "
+            f"cannot become {to.name} with {told} slots"
+        )
+
+    def _count(self, item: Item, tier: Tier, gained: int) -> None:
+        """The copy in `tier` has come (`gained` slots) or gone (less than none)."""
+        self.cached[tier] += gained
+        if item.locks[tier]:
+            self.leased[tier] += gained
+        if item.what == "image":
+            return
+        node, here = item.node, gained > 0
+        if node.parent is not None:
+            node.parent.kv.below[tier] += 1 if here else -1
+        copies = sum(at is not None for at in item.at)
+        blocks = (node.end - node.start) // self.config.geometry.block
+        if here and copies == 1:
+            self.ghost_blocks -= blocks
+            self.ghosts.pop(node, None)
+        elif copies == 0:
+            self.ghost_blocks += blocks
+
+    def _backed(self, item: Item) -> int:
+        """Slots of `item` in host that could go without losing what is meant to be kept."""
+        slots = item.at[Tier.HOST]
+        return len(slots) if slots is not None and self.offers.safe(item, Tier.HOST) else 0
+
+    def weigh(self, item: Item) -> None:
+        """Bring the standing of `item` up to date with its locks and lives, and with it that of the KV above."""
+        self._stand(item, self._standing(item))
+
+    def _standing(self, item: Item) -> Standing:
+        if item.at[Tier.DEVICE] is None:
+            return GONE
+        if not self.offers.safe(item, Tier.DEVICE):
+            return DIRTY
+        return HELD if item.locks[Tier.DEVICE] or item.held_up else FREE
+
+    def _stand(self, item: Item, now: Standing) -> None:
+        while (was := item.standing) != now:
+            if was == FREE:
+                self.clean -= item.size(Tier.DEVICE)
+            elif now == FREE:
+                self.clean += item.size(Tier.DEVICE)
+            item.standing = now
+            parent = item.node.parent
+            if item.what == "image" or parent is None:
+                return
+            item = parent.kv
+            item.soiled += (now == DIRTY) - (was == DIRTY)
+            item.held_up += (now >= HELD) - (was >= HELD)
+            now = self._standing(item)
+
+    def offer(self, item: Item) -> None:
+        """Let every ranking know that `item` may have become a candidate or lost value."""
+        self.offers.add(item, self.items)
+
+    # ---- what happens to copies -----------------------------------------------------------------------------
+
+    def give(self, tier: Tier, slots: Ints, forget: bool = True) -> None:
+        """Slots that nobody needs any more; without `forget` the disk has been told already."""
+        self.pools[tier].give(slots)
+        if tier == Tier.DISK and forget:
+            self.archive.forget(slots)
+        self.epoch += 1
+
+    def place(self, item: Item, tier: Tier, slots: Ints) -> None:
+        """A copy of `item` is in these slots of `tier` from now on. On the device it is worth more than when copies of it were refused."""
+        self.transition(item, tier, HERE, slots)
+        if tier == Tier.DEVICE:
+            self.reconsider(item)
+            if item.what == "kv" and item.node.rung is not None:
+                self.reconsider(item.node.rung.image)
+
+    def vacate(self, item: Item, tier: Tier) -> None:
+        """Forget the unlocked copy of `item` in `tier` and give its slots back."""
+        slots = item.at[tier]
+        self.transition(item, tier, ABSENT)
+        assert slots is not None, f"{item!r} has gone from {tier.name.lower()}, where it was nowhere"
+        self.give(tier, slots)
+
+    def refuse(self, item: Item, tier: Tier) -> None:
+        """No copy of `item` will be made in `tier`, unless there is one or it is on its way: the one above it may be dropped as it is."""
+        if item.life[tier] == ABSENT:
+            self.transition(item, tier, REFUSED)
+            if item.node.parent is not None:
+                self.offer(item.node.parent.kv)
+
+    def reconsider(self, item: Item) -> None:
+        """`item` is worth more than when its copy was refused, if it was: try again."""
+        for tier in self.pools:
+            if item.life[tier] == REFUSED:
+                self.transition(item, tier, ABSENT)
+
+    def depart(self, item: Item, source: Tier, target: Tier) -> Pending:
+        """Begin to copy from `source` to free slots of `target`, which has room. The caller leases the source, and calls `arrive`."""
+        slots = item.at[source]
+        assert slots is not None and item.pending is None, f"{item!r} cannot leave {source.name.lower()} just now"
+        pending = item.pending = Pending(self.ticket(), source, target, self.pools[target].take(len(slots)))
+        self.moving[source, target] += len(slots)
+        self.transition(item, source, LEAVING)
+        self.transition(item, target, ARRIVING)
+        return pending
+
+    def arrive(self, item: Item, good: bool) -> None:
+        """End the copy of `item` that is under way. A good one is found from now on; the slots of any other go, and no further copy
+        downwards is made."""
+        pending = item.pending
+        assert pending is not None, f"nothing of {item!r} is under way"
+        tier = pending.tier
+        item.pending = None
+        self.moving[pending.source, tier] -= len(pending.slots)
+        if item.life[pending.source] == LEAVING:
+            self.transition(item, pending.source, HERE)
+        if good:
+            self.place(item, tier, pending.slots)
+            return
+        # of a condemned source the disk has been told already
+        self.give(tier, pending.slots, forget=item.life[pending.source] != CONDEMNED)
+        if item.life[tier] == ARRIVING:
+            self.transition(item, tier, ABSENT)
+        if tier != Tier.DEVICE:
+            self.refuse(item, tier)
