@@ -57,6 +57,12 @@ def _spoken(
     return say
 
 
+def _sub(shell: str) -> list[Answer]:
+    """What a sub-agent says, whose shell has this name."""
+    listing = (shell, {"command": "ls", "description": "list files"})
+    return [Answer("I look.", calls=(listing,)), Answer("There are three files.")]
+
+
 def _last_text(messages: Sequence[Any]) -> str:
     """All text of the last message."""
     return json.dumps(messages[-1]) if messages else ""
@@ -112,12 +118,8 @@ class ClaudeCode:
             *[Answer("Again.", calls=(("Bash", {"command": "cat big.txt", "description": "read"}),))] * 4,
             Answer("I know it by heart."),
         ]
-        sub = [
-            Answer("I look.", calls=(("Bash", {"command": "ls", "description": "list files"}),)),
-            Answer("There are three files."),
-        ]
         compact = [Answer("<summary>\nA file was written and run; a large one was read.\n</summary>")]
-        return _spoken({"main": main, "sub-agent": sub, "compaction": compact}, self._kind)
+        return _spoken({"main": main, "sub-agent": _sub("Bash"), "compaction": compact}, self._kind)
 
     def _kind(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> str:
         if "x-claude-code-agent-id" in headers:
@@ -136,6 +138,7 @@ class Codex:
         (home / "codex").mkdir()
         (home / "codex/config.toml").write_text(
             'model = "q35"\nmodel_provider = "well"\ncheck_for_update_on_startup = false\n'
+            "model_context_window = 40000\nmodel_auto_compact_token_limit = 22000\n"
             '[model_providers.well]\nname = "well"\nwire_api = "responses"\n'
             f'base_url = "{url}/v1"\nenv_key = "WELL_KEY"\n[analytics]\nenabled = false\n'
         )
@@ -149,6 +152,7 @@ class Codex:
         return [
             [*start, "look around, write a file and look at the picture"],
             [*start, "resume", "--last", "now run what you have written"],
+            [*start, "resume", "--last", "read the large file until you know it by heart"],
         ]
 
     def script(self) -> Script:
@@ -156,16 +160,19 @@ class Codex:
             Answer("I look around.", calls=(("exec_command", {"cmd": "ls"}),)),
             Answer("I read.", calls=(("exec_command", {"cmd": "cat hello.txt"}), ("exec_command", {"cmd": "ls -l"}))),
             Answer("Now the picture.", calls=(("view_image", {"path": "dot.png"}),)),
+            Answer("I ask for help.", calls=(("multi_agent_v1__spawn_agent", {"message": "list the files"}),)),
             Answer("It is written."),
-            Answer("I run it.", calls=(("exec_command", {"cmd": "cat big.txt"}),)),
+            Answer("I run it.", calls=(("exec_command", {"cmd": "cat hello.txt"}),)),
             Answer("It says so."),
+            *[Answer("Again.", calls=(("exec_command", {"cmd": "cat big.txt", "max_output_tokens": 9000}),))] * 4,
+            Answer("I know it by heart."),
         ]
         return _spoken({"main": main}, lambda path, body, headers: "main" if body.get("tools") else "compaction")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenCode:
-    context: int = 60_000
+    context: int = 48_000
 
     def prepare(self, work: Path, home: Path, url: str) -> None:
         _fill(work)
@@ -173,8 +180,7 @@ class OpenCode:
             "npm": "@ai-sdk/openai-compatible",
             "options": {"baseURL": f"{url}/v1", "apiKey": "sk-made-up"},
             "models": {
-                name: {"name": name, "limit": {"context": self.context, "output": 8192}}
-                for name in ("q35", "q35-small")
+                name: {"name": name, "limit": {"context": 200_000, "output": 8192}} for name in ("q35", "q35-small")
             },
         }
         settings = {"provider": {"well": provider}, "model": "well/q35", "small_model": "well/q35-small"}
@@ -193,21 +199,31 @@ class OpenCode:
         return [
             [program, "run", "-m", "well/q35", "look around, write a file and look at the picture"],
             [program, "run", "-m", "well/q35", "-c", "now run what you have written"],
+            [program, "run", "-m", "well/q35", "-c", "read the large file until you know it by heart"],
         ]
 
     def script(self) -> Script:
         main = [
             Answer("I look around.", calls=(("bash", {"command": "ls", "description": "list files"}),)),
             Answer("I write it.", calls=(("write", {"filePath": "hello.py", "content": "print('1.10')\n# True\n"}),)),
+            Answer("Now the picture.", calls=(("read", {"filePath": "dot.png"}),)),
+            Answer(
+                "I ask for help.",
+                calls=(("task", {"description": "look", "prompt": "list the files", "subagent_type": "general"}),),
+            ),
             Answer("It is written."),
             Answer("I run it.", calls=(("bash", {"command": "python3 hello.py", "description": "run it"}),)),
             Answer("It says 1.10."),
+            *[Answer("Again.", calls=(("bash", {"command": "cat big.txt", "description": "read"}),))] * 5,
+            Answer("I know it by heart."),
         ]
-        return _spoken({"main": main}, self._kind)
+        return _spoken({"main": main, "sub-agent": _sub("bash")}, self._kind)
 
     def _kind(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> str:
         if "x-parent-session-id" in headers:
             return "sub-agent"
+        if "summarization" in json.dumps(body["messages"][:1]):
+            return "compaction"
         return "main" if body.get("tools") else "title"
 
 

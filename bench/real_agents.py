@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -129,7 +130,7 @@ def show(name: str, records: Sequence[dict[str, Any]], console: Console) -> None
     for record in records:
         told = record["admitted"] or {"prompt": 0, "cached": 0, "known": 0, "why": record["error"]}
         table.add_row(
-            str(record.get("turn", "")),
+            str(record["turn"]),
             f"{record['t']:.1f}",
             f"{record['method']} {record['path']}",
             record["kind"],
@@ -143,12 +144,37 @@ def show(name: str, records: Sequence[dict[str, Any]], console: Console) -> None
     console.print(table)
 
 
+def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`errors`: answers other than 200, but for prompts that were meant to be too long; `repeats`: calls sent once more as they were."""
+    calls = [record for record in records if record["kind"]]
+    main = [record for record in calls if record["kind"] == "main"]
+    in_turn = [
+        now for before, now in itertools.pairwise(main) if before["turn"] == now["turn"] and before["status"] == 200
+    ]
+    return {
+        "calls": len(calls),
+        "errors": sum(record["status"] != 200 and not record["overflow"] for record in calls),
+        "overflows": sum(record["overflow"] for record in calls),
+        "repeats": len(calls) - len({record["hash"] for record in calls}),
+        "again_in_turn_max": max(map(again, in_turn), default=0),
+        "again_max": max(map(again, calls), default=0),
+    }
+
+
+def write_fixture(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    """What a program sent, call by call: method, path, names of headers, body with the lengths of its texts."""
+    kept = ("method", "path", "kind", "headers", "body")
+    lines = [json.dumps({name: record[name] for name in kept}) for record in records]
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", help="folder with node_modules of the npm programs and aider's environment")
     parser.add_argument("--only", choices=sorted(PROGRAMS), action="append", help="leave out the others")
     parser.add_argument("--limit", type=float, default=120, help="seconds that a turn may take")
     parser.add_argument("--keep", help="folder for logs, bodies and records, kept afterwards")
+    parser.add_argument("--fixtures", help="folder for what each program sent, with lengths for texts")
     parser.add_argument("--forgetful", action="store_true", help="a template without preserve_thinking")
     options = parser.parse_args()
     console, line = Console(width=160), {}
@@ -158,13 +184,9 @@ def main() -> None:
         records = asyncio.run(play(PROGRAMS[name], options, _made(root / name)))
         (root / name / "records.json").write_text(json.dumps(records, indent=1))
         show(name, records, console)
-        generated = [record for record in records if record["kind"]]
-        line[name] = {
-            "calls": len(generated),
-            "errors": sum(record["status"] != 200 for record in generated if record["kind"] != "overflow"),
-            "exits": sorted({record["exit"] for record in records if "exit" in record}),
-            "again_max": max(map(again, generated), default=0),
-        }
+        line[name] = summary(records)
+        if options.fixtures:
+            write_fixture(Path(options.fixtures) / f"{name}.json", records)
     if not options.keep:
         shutil.rmtree(root)
     print(json.dumps(line))

@@ -23,6 +23,8 @@ _KEPT = frozenset(
     | {"tool_choice", "object", "status"}
 )
 _KEPT_LISTS = frozenset({"enum", "required", "include"})
+_IDS = frozenset({"id", "call_id", "tool_call_id", "tool_use_id"})
+_OVERFLOW = re.compile(rb"prompt is too long|maximum context length")
 _NAME = re.compile(rb'"id": ?"((?:msg|resp|chatcmpl)[_-][0-9a-f]+)"')
 
 
@@ -59,6 +61,7 @@ class Recorder:
     script: Script
     asked: list[dict[str, Any]] = field(default_factory=list)
     raw: Path | None = None
+    shapes: Shapes = field(default_factory=lambda: Shapes())
     began: float = field(default_factory=time.monotonic)
     _client: httpx.AsyncClient | None = None
     _tokenizer: Tokenizer | None = None
@@ -95,12 +98,13 @@ class Recorder:
         number, path = len(self.asked), scope["path"]
         record = {"n": number, "t": round(time.monotonic() - self.began, 2), "method": scope["method"], "path": path}
         record |= {"kind": "", "seed": None, "status": 0, "took": 0.0, "id": None, "body": None, "error": ""}
+        record |= {"hash": None, "overflow": False, "turn": 0, "exit": None}
         record["headers"] = sorted(k for k in headers if k.startswith(("x-", "anthropic")))
         if scope["method"] == "POST" and body:
             asked = json.loads(body)
             if self.raw is not None:
                 (self.raw / f"{number}.json").write_text(json.dumps(asked, indent=1))
-            record["body"] = shape(asked)
+            record["body"], record["hash"] = self.shapes.of(asked), hash(body)
             if path in GENERATE:
                 record["kind"], answer = self.script(path, asked, headers)
                 record["seed"] = number + 1
@@ -121,6 +125,7 @@ class Recorder:
         record["status"], record["id"] = status, found[1].decode() if found else None
         if status >= 400:
             record["error"] = heard.decode("utf-8", "replace")[:300]
+            record["overflow"] = _OVERFLOW.search(heard) is not None
 
 
 def _thinks(path: str, body: dict[str, Any]) -> bool:
@@ -131,16 +136,42 @@ def _thinks(path: str, body: dict[str, Any]) -> bool:
     return effort != "none"
 
 
-def shape(value: Any, key: str = "") -> Any:
-    """The same with the length of each text in its place, but for words that say what something is."""
-    match value:
-        case dict():
-            return {k: shape(v, k) for k, v in value.items()}
-        case list() if key in _KEPT_LISTS:
-            return value
-        case list():
-            return [shape(item, key) for item in value]
-        case str() if key not in _KEPT:
-            return f"<str:{len(value)}>"
-        case _:
-            return value
+@dataclass(slots=True)
+class Shapes:
+    """Bodies without what was said in them: texts become their lengths, ids are numbered, words that say what something is stay.
+
+    Lists that begin as one of the call before are told by that: `{"same": n}` stands for its first n items.
+    """
+
+    _ids: dict[str, str] = field(default_factory=dict)
+    _before: dict[str, list[Any]] = field(default_factory=dict)
+
+    def of(self, body: dict[str, Any]) -> dict[str, Any]:
+        shaped = self._shape(body, "")
+        for key, items in shaped.items():
+            if isinstance(items, list):
+                shaped[key] = self._shortened(key, items)
+        return shaped
+
+    def _shortened(self, key: str, items: list[Any]) -> list[Any]:
+        before, self._before[key] = self._before.get(key, []), items
+        same = next((i for i, pair in enumerate(zip(items, before, strict=False)) if pair[0] != pair[1]), None)
+        count = min(len(items), len(before)) if same is None else same
+        return [{"same": count}, *items[count:]] if count else items
+
+    def _shape(self, value: Any, key: str) -> Any:
+        match value:
+            case dict():
+                return {k: self._shape(v, k) for k, v in value.items()}
+            case list() if key in _KEPT_LISTS:
+                return value
+            case list():
+                return [self._shape(item, key) for item in value]
+            case str() if key in _IDS:
+                return self._ids.setdefault(value, f"id{len(self._ids)}")
+            case str() if key == "arguments":
+                return json.dumps(self._shape(json.loads(value), ""))
+            case str() if key not in _KEPT:
+                return f"<str:{len(value)}>"
+            case _:
+                return value
