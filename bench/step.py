@@ -11,9 +11,10 @@ Times are of the processor, of the thread that decides. Each figure is the mean 
 as a block has tokens, and the least of `--rounds` such periods: a machine that does other things makes a period longer, never shorter.
 
 Then the same with 64 sequences and asynchronous scheduling, beside a device that takes 3 ms a step: how long a turn keeps the host busy,
-and which share of that the step before has hidden.
+and which share of that the step before has hidden. Steps cross the wire between control and worker, so that writing and reading them
+counts.
 
-Ends with one line of JSON: `step_us_N` for N sequences, `build_us_64` and `hidden_share`.
+Ends with one line of JSON: `step_us_N` for N sequences, `build_us_64`, `hidden_share` and `wire_bytes_64`, the mean of a step.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from stepwell.base.clock import WallClock
 from stepwell.cache.config import CacheConfig
+from stepwell.engine.link import Answer, Endpoint, WiredRunner
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Request, SamplingParams
@@ -87,10 +89,25 @@ class Device:
         return Late(self, self.free_at, StepResult(((7,),) * len(step)))
 
 
-def measure_hidden(seqs: int, rounds: int, step_s: float = 3e-3) -> tuple[float, float]:
-    """µs that a turn keeps the host busy beside a device, and the share of it that the device's own time hides."""
+class Counting(Endpoint):
+    """A worker that counts the bytes of its steps."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner, InstantMover(lambda move: None))
+        self.bytes = self.steps = 0
+
+    def launch(self, data: bytes) -> Answer:
+        self.bytes += len(data)
+        self.steps += 1
+        return super().launch(data)
+
+
+def measure_hidden(seqs: int, rounds: int, step_s: float = 3e-3) -> tuple[float, float, float]:
+    """µs that a turn keeps the host busy beside a device, the share of it that the device's own time hides, and bytes of a step."""
     device = Device(step_s)
-    loop = decoding(seqs, rounds, device, ahead=True)
+    wire = Counting(device)
+    loop = decoding(seqs, rounds, WiredRunner(wire), ahead=True)
+    wire.bytes = wire.steps = 0
     host, exposed = [], []
     for _ in range(rounds):
         waited, began = device.waited, device.now()
@@ -99,7 +116,7 @@ def measure_hidden(seqs: int, rounds: int, step_s: float = 3e-3) -> tuple[float,
         took = (device.now() - began) / BLOCK
         exposed.append(max(0.0, took - step_s))
         host.append(took - (device.waited - waited) / BLOCK)
-    return 1e6 * min(host), 1 - sum(exposed) / sum(host)
+    return 1e6 * min(host), 1 - sum(exposed) / sum(host), wire.bytes / wire.steps
 
 
 def measure(seqs: int, rounds: int) -> float:
@@ -155,10 +172,11 @@ def main() -> None:
     for seqs, us in found.items():
         table.add_row(f"{seqs:,}", f"{us:,.0f}", f"{us / seqs:.2f}")
     Console().print(table)
-    host, hidden = measure_hidden(64, options.rounds)
-    print(f"64 beside a device that takes 3 ms: {host:,.0f} µs a step, of which {hidden:.0%} is hidden")
+    host, hidden, size = measure_hidden(64, options.rounds)
+    print(f"64 beside a device that takes 3 ms: {host:,.0f} µs and {size:,.0f} bytes a step; {hidden:.1%} is hidden")
     figures = {f"step_us_{seqs}": round(us, 1) for seqs, us in found.items()}
-    print(json.dumps(figures | {"build_us_64": round(host, 1), "hidden_share": round(hidden, 3)}))
+    figures |= {"build_us_64": round(host, 1), "hidden_share": round(hidden, 3), "wire_bytes_64": round(size)}
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

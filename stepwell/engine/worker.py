@@ -20,6 +20,7 @@ from stepwell.cache.moves import Tier
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, disk_mover
 from stepwell.engine.guide import Guides
+from stepwell.engine.link import Endpoint, WiredMover, WiredRunner
 from stepwell.engine.measure import measured
 from stepwell.engine.progress import reading_progress
 from stepwell.engine.sampler import Sampler
@@ -62,7 +63,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What control sees of it: who computes, who copies, how much fits, how fast it is."""
+    """What control sees of it, over the wire: who computes, who copies; and how much fits, how fast it is."""
 
     runner: Runner
     mover: Mover
@@ -84,7 +85,8 @@ def build_worker(config: EngineConfig, frame: Frame, tier: DiskTier | None, guid
     mover: Mover = copies
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
-    return Worker(runner, _with_faults(mover, config, arena, host), sizes, costs)
+    endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
+    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs)
 
 
 def _device(name: str) -> torch.device:

@@ -7,8 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stepwell.sched.step import Step, StepResult
-from stepwell.testing.telltale import TellTaleRunner
+from stepwell.sched.step import Runner, Step, StepResult
 
 
 class Judge(Protocol):
@@ -17,7 +16,7 @@ class Judge(Protocol):
     def launching(self, step: Step) -> None:
         """It is about to be launched."""
 
-    def compute(self, runner: TellTaleRunner, step: Step) -> StepResult:
+    def compute(self, runner: Runner, step: Step) -> StepResult:
         """It is to be computed now."""
 
     def collected(self, step: Step, result: StepResult) -> StepResult:
@@ -32,7 +31,7 @@ class Guard:
     """
 
     judge: Judge
-    inner: TellTaleRunner
+    inner: Runner
     lazy: random.Random
     behind: deque[Flight] = field(default_factory=deque)
 

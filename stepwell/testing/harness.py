@@ -11,7 +11,7 @@ Needs no torch, no thread and no time: a step takes a millisecond or two, and th
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +31,7 @@ from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
 from stepwell.sched.stats import EngineStats
-from stepwell.sched.step import Step, StepResult, Work
+from stepwell.sched.step import Runner, Step, StepResult, Work
 from stepwell.testing import laws
 from stepwell.testing.callers import Told, check_end, check_outcome
 from stepwell.testing.faults import FaultPlan
@@ -73,6 +73,7 @@ class Harness:
         budget: Budget | None = None,
         audit: float = 0.0,
         seed: int = 0,
+        through: Callable[[Runner], Runner] = lambda runner: runner,
         checked: bool = True,
     ) -> None:
         sched = sched or SchedConfig(max_num_seqs=4, max_num_batched_tokens=64)
@@ -89,6 +90,7 @@ class Harness:
         self.shelf = Shelf(self.memories, cache.geometry.block, cache.chunk)
         self.past: list[EngineStats] = []
         self.suspicion = Suspicion(cache.geometry.block)
+        self._through = through
         self._audit, self._lazy = audit, random.Random(seed)
         self._plans, self._costs, self._budget = plans, costs, budget or Budget()
         self._boot(cache, sched)
@@ -107,7 +109,7 @@ class Harness:
         self.mover = self.ranks.movers[0]
         self._watch = Watch(self.ranks.mover, self.shelf)
         self.runner = TellTaleRunner(self.memory, cache.geometry, self.vocab, self.memories[1:])
-        guard = Guard(self, self.runner, self._lazy)
+        guard = Guard(self, self._through(self.runner), self._lazy)
         archive = Archive(self.shelf.names, self.shelf, replace(self._budget))
         auditor = Auditor(self._audit)
         self.loop = EngineLoop(cache, sched, guard, self._watch, self.clock, self._costs, archive, auditor)
@@ -279,7 +281,7 @@ class Harness:
         laws.check_writes(self.loop, step)
         self._ran = True
 
-    def compute(self, runner: TellTaleRunner, step: Step) -> StepResult:
+    def compute(self, runner: Runner, step: Step) -> StepResult:
         """Judge a launched step, compute it, and see that it wrote what it said and nothing else."""
         pages = laws.check_writes(self.loop, step)
         self._check_content()

@@ -84,6 +84,10 @@ class TestPublish:
         one.publish(PROMPT, 40)
         assert one.table.pages.tolist() == two.table.pages.tolist()
         check(shelf, [one.table.private, two.table.private])
+        assert shelf.pools[Tier.DEVICE].free == 44, "a launched step may still read the pages that were replaced"
+        for writer in (one, two):
+            shelf.give(Tier.DEVICE, writer.table.take_retired())
+        check(shelf, [one.table.private, two.table.private])
         assert shelf.pools[Tier.DEVICE].free == 54
         one.close()
         two.close()

@@ -50,3 +50,43 @@ def test_the_start_is_copied() -> None:
     table = BlockTable(shared)
     shared[0] = 99
     assert table.pages.tolist() == [5, 6]
+
+
+def test_what_was_handed_out_never_changes() -> None:
+    table = BlockTable(pages(5))
+    table.append(pages(7, 8, 9))
+    before = table.pages
+    table.share(1, pages(7, 3))
+    table.append(pages(*range(20, 60)))
+    assert before.tolist() == [5, 7, 8, 9]
+
+
+def test_retired_pages_stay_private_until_they_are_taken() -> None:
+    table = BlockTable(pages(5))
+    table.append(pages(7, 8))
+    table.retire(table.share(1, pages(1, 2)))
+    assert table.has_retired and sorted(table.private.tolist()) == [7, 8]
+    assert table.take_retired().tolist() == [7, 8] and not table.has_retired
+    assert table.private.tolist() == [] and table.take_retired().tolist() == []
+
+
+def test_a_step_is_told_from_which_page_on_the_table_is_new_to_it() -> None:
+    table = BlockTable(pages(5, 6))
+    assert table.name()[1] == 0
+    table.append(pages(7, 8))
+    assert table.name()[1] == 2
+    assert table.name()[1] == 4, "nothing is new"
+    table.share(2, pages(7, 1))
+    assert table.name()[1] == 3
+    table.share(2, pages(7, 1))
+    assert table.name()[1] == 4
+
+
+def test_what_follows_a_detached_end_is_new_to_a_step() -> None:
+    table = BlockTable(pages(5, 6))
+    table.append(pages(7, 8))
+    table.name()
+    table.detach(2, 3)
+    table.append(pages(9))
+    pages_now, known = table.name()
+    assert (pages_now.tolist(), known) == ([5, 6, 9], 2)

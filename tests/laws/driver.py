@@ -14,11 +14,13 @@ from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
 from stepwell.cache.policy import POLICIES
+from stepwell.engine.link import Endpoint, WiredRunner
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.sched.retention import Prefetched, Subject
+from stepwell.sched.step import Runner
 from stepwell.testing import telltale
-from stepwell.testing.faults import LIVE, Copied, FaultPlan, Where
+from stepwell.testing.faults import LIVE, Copied, FaultPlan, ManualMover, Where, no_copy
 from stepwell.testing.harness import Harness
 from stepwell.testing.laws import cached_items, require
 
@@ -102,7 +104,13 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         audit=(1.0, 0.5)[seed // 2 % 2] if corrupt else audit,
         checked=not corrupt or seed % 4 > 0,
         seed=seed,
+        through=wired if seed % 3 == 1 else lambda runner: runner,
     )
+
+
+def wired(runner: Runner) -> Runner:
+    """Each step, and what comes of it, crosses the wire between control and a worker."""
+    return WiredRunner(Endpoint(runner, ManualMover(no_copy)))
 
 
 _POLICIES = ("ladder", "ladder", *POLICIES)

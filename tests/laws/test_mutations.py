@@ -509,6 +509,21 @@ def an_extra_rung_is_published(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(finish, "dismiss", publishing)
 
 
+@bug(0, 1, 2, 3, 10)
+def a_change_of_a_block_table_does_not_cross_the_wire(patch: pytest.MonkeyPatch) -> None:
+    """Pages that others' content has replaced in a table: only those that were added are sent."""
+    real = BlockTable.share
+
+    def silent(self: Any, start: int, pages: Any) -> Any:
+        named = self._named
+        try:
+            return real(self, start, pages)
+        finally:
+            self._named = named
+
+    patch.setattr(BlockTable, "share", silent)
+
+
 @bug(2, 10)
 def a_last_draw_is_stale(patch: pytest.MonkeyPatch) -> None:
     """What a slot has drawn reaches the next step but one."""

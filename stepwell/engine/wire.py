@@ -1,0 +1,267 @@
+"""Steps, results, moves and reports as bytes (msgpack): what control and a worker say to each other.
+
+Both sides remember the same of each live slot, so that a decode says little: who decodes there, the block table, the tokens so far of
+whoever looks back on them. A step names what is new.
+
+    Step ─▶ StepWriter.write ─▶ bytes ─▶ StepReader.read ─▶ Step          64 decodes: below 1 KiB, most of it positions and slots
+
+A writer's steps go to a reader in the order in which they were written, each once.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from stepwell.base.geometry import Ints
+from stepwell.sched.request import SamplingParams, Scored
+from stepwell.sched.step import (
+    LAST_DRAW,
+    Carry,
+    Cut,
+    Decodes,
+    Fresh,
+    FromImage,
+    Sample,
+    Score,
+    StateStart,
+    Step,
+    StepResult,
+    Work,
+)
+
+Who: TypeAlias = tuple[str, int, SamplingParams, int]
+"""Of a sequence that decodes: request id, root, params, length of its prompt."""
+
+_FRESH, _CARRY = 0, 1
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class Piece(msgspec.Struct, array_like=True):
+    """int32 values that stand from `first` on in a row's array, of which the reader has what comes before."""
+
+    row: int
+    first: int
+    values: bytes
+
+
+class Began(msgspec.Struct, array_like=True):
+    """The sequence of this row has not been decoded in its slot before."""
+
+    row: int
+    who: Who
+
+
+class Part(msgspec.Struct, array_like=True):
+    """A `Work`. `state` is 0 for a fresh one, 1 for one that is carried on, or the pages of its image."""
+
+    name: str
+    slot: int
+    root: int
+    start: int
+    tokens: bytes
+    pages: Piece
+    write_from: int
+    state: int | bytes
+    cuts: list[tuple[int, bytes]]
+    sample: tuple[SamplingParams, int, bytes | None, bool] | None
+    score: tuple[bytes, int] | None
+
+
+class StepMessage(msgspec.Struct, array_like=True):
+    """Arrays are int32. `tokens` is empty where each is the slot's last draw."""
+
+    slots: bytes
+    starts: bytes
+    tokens: bytes
+    began: list[Began]
+    pages: list[Piece]
+    histories: list[Piece]
+    cuts: list[Piece]
+    parts: list[Part]
+
+
+class ResultMessage(msgspec.Struct, array_like=True):
+    """A `StepResult`; logits are float32."""
+
+    sampled: tuple[tuple[int, ...], ...]
+    errors: tuple[tuple[int, str], ...]
+    scores: tuple[tuple[int, tuple[Scored, ...]], ...]
+    target_scores: tuple[tuple[int, tuple[Scored, ...]], ...]
+    logits: tuple[tuple[int, bytes], ...]
+
+
+_STEPS = msgspec.msgpack.Decoder(StepMessage)
+_RESULTS = msgspec.msgpack.Decoder(ResultMessage)
+
+
+class StepWriter:
+    """Control's side."""
+
+    def __init__(self) -> None:
+        self._who: dict[int, Who] = {}
+        self._told: dict[int, int] = {}  # by slot: tokens of the history that the reader has
+
+    def write(self, step: Step) -> bytes:
+        decodes = step.decodes
+        slots, lengths = decodes.slots.tolist(), (decodes.starts + 1 - decodes.indices).tolist()
+        all_drawn = bool((decodes.tokens == LAST_DRAW).all())
+        known = decodes.known.tolist()
+        began = []
+        for row, who in enumerate(zip(decodes.names, decodes.roots.tolist(), decodes.params, lengths, strict=True)):
+            if known[row] == 0 or self._who.get(slots[row]) != who:
+                self._who[slots[row]] = who
+                self._told[slots[row]] = 0
+                began.append(Began(row, who))
+        for work in step.parts:
+            self._who.pop(work.slot, None)  # whoever decodes there next is another, or one who has just been admitted
+        pages = [
+            Piece(row, first, table[first:].tobytes())
+            for row, (table, first) in enumerate(zip(decodes.tables, known, strict=True))
+            if first < len(table)
+        ]
+        message = StepMessage(
+            decodes.slots.tobytes(),
+            decodes.starts.tobytes(),
+            b"" if all_drawn else decodes.tokens.tobytes(),
+            began,
+            pages,
+            [self._history(row, slots[row], history) for row, history in decodes.histories],
+            [Piece(row, cut.position, cut.pages.tobytes()) for row, cut in decodes.cuts],
+            [_part(work) for work in step.parts],
+        )
+        return _ENCODER.encode(message)
+
+    def _history(self, row: int, slot: int, history: Ints) -> Piece:
+        first, self._told[slot] = self._told[slot], len(history)
+        return Piece(row, first, history[first:].tobytes())
+
+
+class StepReader:
+    """A worker's side. Raises msgspec.DecodeError where bytes are no step."""
+
+    def __init__(self) -> None:
+        self._who: dict[int, Who] = {}
+        self._tables: dict[int, _Array] = {}
+        self._histories: dict[int, _Array] = {}
+
+    def read(self, data: bytes) -> Step:
+        message = _STEPS.decode(data)
+        slots, starts = _ints(message.slots), _ints(message.starts)
+        rows = slots.tolist()
+        for began in message.began:
+            self._who[rows[began.row]] = began.who
+        known = [len(self._tables[slot]) if slot in self._tables else 0 for slot in rows]
+        for piece in message.pages:
+            known[piece.row] = piece.first
+            self._tables.setdefault(rows[piece.row], _Array()).put(piece)
+        for piece in message.histories:
+            self._histories.setdefault(rows[piece.row], _Array()).put(piece)
+        who = [self._who[slot] for slot in rows]
+        decodes = Decodes(
+            names=tuple([name for name, _, _, _ in who]),
+            slots=slots,
+            roots=np.array([root for _, root, _, _ in who], np.int64),
+            starts=starts,
+            tokens=_ints(message.tokens) if message.tokens else np.full(len(rows), LAST_DRAW, np.int32),
+            tables=tuple([self._tables[slot].values for slot in rows]),
+            known=np.array(known, np.int32),
+            params=tuple([params for _, _, params, _ in who]),
+            indices=starts + 1 - np.array([length for _, _, _, length in who], np.int32),
+            histories=tuple((piece.row, self._histories[rows[piece.row]].values) for piece in message.histories),
+            cuts=tuple((piece.row, Cut(piece.first, _ints(piece.values))) for piece in message.cuts),
+        )
+        return Step(tuple([self._work(part) for part in message.parts]), decodes)
+
+    def _work(self, part: Part) -> Work:
+        table = self._tables.setdefault(part.slot, _Array())
+        table.put(part.pages)
+        sample = None
+        if part.sample is not None:
+            params, index, history, keep_logits = part.sample
+            sample = Sample(params, index, None if history is None else _ints(history).copy(), keep_logits)
+        return Work(
+            part.name,
+            part.slot,
+            part.root,
+            part.start,
+            _ints(part.tokens),
+            table.values,
+            part.write_from,
+            _state(part.state),
+            tuple([Cut(position, _ints(pages)) for position, pages in part.cuts]),
+            sample,
+            None if part.score is None else Score(_ints(part.score[0]), part.score[1]),
+            part.pages.first,
+        )
+
+
+class _Array:
+    """int32 values that grow at the end, or change from somewhere on; what was handed out never changes."""
+
+    __slots__ = ("_buffer", "_count")
+
+    def __init__(self) -> None:
+        self._buffer: Ints = np.empty(64, np.int32)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def values(self) -> Ints:
+        return self._buffer[: self._count]
+
+    def put(self, piece: Piece) -> None:
+        values = _ints(piece.values)
+        end = piece.first + len(values)
+        if piece.first > self._count:
+            raise msgspec.DecodeError(f"values from {piece.first} on, where only {self._count} are known")
+        if piece.first < self._count or end > len(self._buffer):
+            room = np.empty(max(end, len(self._buffer) if end <= len(self._buffer) else 2 * end), np.int32)
+            room[: piece.first] = self._buffer[: piece.first]
+            self._buffer = room
+        self._buffer[piece.first : end] = values
+        self._count = end
+
+
+def write_result(result: StepResult) -> bytes:
+    logits = tuple((i, row.tobytes()) for i, row in result.logits)
+    return _ENCODER.encode(ResultMessage(result.sampled, result.errors, result.scores, result.target_scores, logits))
+
+
+def read_result(data: bytes) -> StepResult:
+    """Raises msgspec.DecodeError where bytes are no result."""
+    m = _RESULTS.decode(data)
+    logits = tuple((i, np.frombuffer(row, np.float32)) for i, row in m.logits)
+    return StepResult(m.sampled, m.errors, m.scores, m.target_scores, logits)
+
+
+def _part(work: Work) -> Part:
+    sample, score = work.sample, work.score
+    history = None if sample is None or sample.history is None else sample.history.tobytes()
+    return Part(
+        work.request_id,
+        work.slot,
+        work.root,
+        work.start,
+        work.tokens.tobytes(),
+        Piece(0, work.known, work.pages[work.known :].tobytes()),
+        work.write_from,
+        work.state.pages.tobytes() if isinstance(work.state, FromImage) else int(isinstance(work.state, Carry)),
+        [(cut.position, cut.pages.tobytes()) for cut in work.cuts],
+        None if sample is None else (sample.params, sample.index, history, sample.keep_logits),
+        None if score is None else (score.targets.tobytes(), score.top),
+    )
+
+
+def _state(state: int | bytes) -> StateStart:
+    if isinstance(state, bytes):
+        return FromImage(_ints(state))
+    return Carry() if state == _CARRY else Fresh()
+
+
+def _ints(data: bytes) -> Ints:
+    return np.frombuffer(data, np.int32)
