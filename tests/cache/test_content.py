@@ -84,9 +84,19 @@ class TestPublish:
         one.publish(PROMPT, 40)
         assert one.table.pages.tolist() == two.table.pages.tolist()
         check(shelf, [one.table.private, two.table.private])
-        assert shelf.pools[Tier.DEVICE].free == 44, "a launched step may still read the pages that were replaced"
-        for writer in (one, two):
-            shelf.give(Tier.DEVICE, writer.table.take_retired())
+        assert shelf.pools[Tier.DEVICE].free == 54
+        one.close()
+        two.close()
+
+    def test_pages_that_others_replace_are_the_requests_own_until_it_lets_them_go(self) -> None:
+        """A launched step may still read them."""
+        shelf = directory()
+        one, two = Writer(shelf, 10), Writer(shelf, 10)
+        one.publish(PROMPT, 40)
+        publish(shelf, two.lease, PROMPT, 40, two.table, 0.0)
+        check(shelf, [one.table.private, two.table.private])
+        assert shelf.pools[Tier.DEVICE].free == 44 and len(two.table.private) == 10
+        shelf.give(Tier.DEVICE, two.table.take_retired())
         check(shelf, [one.table.private, two.table.private])
         assert shelf.pools[Tier.DEVICE].free == 54
         one.close()
