@@ -82,6 +82,7 @@ def serve(
     fair_salts: flags.FairSalts = None,
     max_body_size: flags.MaxBodySize = "8MB",
     response_store: flags.ResponseStore = "64MiB",
+    batches: flags.Batches = None,
     body_timeout: flags.BodyTimeout = 60,
     queue_timeout: flags.QueueTimeout = None,
     request_timeout: flags.RequestTimeout = None,
@@ -141,6 +142,27 @@ def chat(
         memory = {"device_memory": device_memory, "host_memory": host_memory}
         with open_talker(target, api_key, max_tokens, temperature, memory) as talker:
             talk(talker, console, console.input, system)
+
+
+@app.command(context_settings=_ENVIRONMENT)
+def batch(
+    file: flags.BatchFile,
+    output: flags.BatchOutput = None,
+    url: flags.BatchUrl = "http://127.0.0.1:8000",
+    api_key: flags.ChatKey = "",
+    at_once: flags.AtOnce = 8,
+) -> None:
+    """Send the calls of FILE to a server, which answers them when nobody else waits; run again, it goes on where it stopped."""
+    from pathlib import Path
+
+    from stepwell.replay.wire import Server
+    from stepwell.server.bulk import run_batch
+
+    console = Console(stderr=True)
+    with _errors_told():
+        server = Server(url, api_key=api_key.split()[0] if api_key.split() else "none")
+        faults = run_batch(Path(file), Path(output or f"{file}.out"), server, at_once, console)
+    raise typer.Exit(1 if faults else 0)
 
 
 app.command("replay")(replay_command)

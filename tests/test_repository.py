@@ -113,7 +113,7 @@ def declared() -> set[str]:
     extras = project["optional-dependencies"].values()
     wanted = [*builders, *project["dependencies"], *(name for extra in extras for name in extra)]
     names = {re.split(r"[^\w-]", requirement)[0].replace("-", "_") for requirement in wanted}
-    other = {"pyzmq": "zmq", "opentelemetry_sdk": "opentelemetry"}
+    other = {"python_multipart": "multipart", "pyzmq": "zmq", "opentelemetry_sdk": "opentelemetry"}
     return names | {other[name] for name in names & other.keys()}
 
 

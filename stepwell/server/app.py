@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from stepwell.base.errors import RequestError, StepwellError
 from stepwell.server import schema
+from stepwell.server.batches.routes import BatchRoutes
 from stepwell.server.cache_routes import CacheRoutes
 from stepwell.server.calls import GenerationRoutes
 from stepwell.server.dashboard import DashboardRoutes
@@ -73,6 +74,13 @@ def create_app(parts: Parts) -> FastAPI:
     app.add_api_route("/dashboard", dashboard.page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/dashboard/events", dashboard.events, methods=["GET"], include_in_schema=False)
     PeerRoutes(parts, cache).add_to(app)
+    bulk = {
+        "/v1/chat/completions": generation.chat_completions,
+        "/v1/completions": generation.completions,
+        "/v1/responses": responses.create,
+        "/v1/messages": messages.create,
+    }
+    BatchRoutes(parts, calls, bulk).add_to(app)
     _guard(app, parts)
     return app
 

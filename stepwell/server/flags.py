@@ -192,6 +192,10 @@ MaxBodySize = Annotated[str, _option("Largest request body, such as 8MB; larger 
 ResponseStore = Annotated[
     str, _option("Memory for responses that later calls may name, such as 64MiB; 0 keeps none.", _LIMITS)
 ]
+Batches = Annotated[
+    str | None,
+    _option("Folder and size for callers' files and batches, such as /var/lib/stepwell:10GiB. Default: none.", _LIMITS),
+]
 BodyTimeout = Annotated[
     float, _option("Seconds in which a body must arrive; later ones are answered with 408.", _LIMITS)
 ]
@@ -208,6 +212,13 @@ OtlpEndpoint = Annotated[
     str | None,
     _option("Collector of OpenTelemetry to send traces to, such as http://127.0.0.1:4318 (OTLP over HTTP).", _LOGS),
 ]
+
+BatchFile = Annotated[str, typer.Argument(help="File of calls, one a line, as OpenAI's batches have them.")]
+BatchOutput = Annotated[
+    str | None, typer.Option(help="File that answers are added to. Default: FILE.out.", show_envvar=False)
+]
+BatchUrl = Annotated[str, typer.Option(help="URL of the server.", show_envvar=False)]
+AtOnce = Annotated[int, typer.Option(help="Calls that are open at once.", min=1, show_envvar=False)]
 
 Target = Annotated[str, typer.Argument(help="URL of a server, or directory of a checkpoint.")]
 ChatKey = Annotated[str, typer.Option(help="Key of the server. Better from STEPWELL_API_KEY.", show_envvar=False)]

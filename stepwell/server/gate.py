@@ -6,6 +6,7 @@ import logging
 import re
 import secrets
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -39,6 +40,11 @@ def caller_of(request: Request) -> Caller:
     """Who sent a request that has passed the gate."""
     caller = request.scope.get(_CALLER)
     return caller if isinstance(caller, Caller) else Caller("")
+
+
+def with_caller(scope: dict[str, Any], caller: Caller) -> dict[str, Any]:
+    """The scope of a call that `caller` has sent, for what comes from within the server."""
+    return scope | {_CALLER: caller}
 
 
 class Gate:

@@ -54,6 +54,7 @@ class ServeOptions:
     factory: str = DEFAULT_FACTORY
     traces: TraceTarget | None = None
     names: ServedNames | None = None
+    batches: str | None = None
     generation_config: str = AUTO
     generation_override: str | None = None
     template: TemplateUse = field(default_factory=TemplateUse)
@@ -92,6 +93,7 @@ def options_from(
         given,
         traces=trace_target(values["otlp_endpoint"], environment or {}),
         names=names,
+        batches=values["batches"],
         generation_config=values["generation_config"],
         generation_override=values["override_generation_config"],
         template=template_use(values),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stepwell.base.clock import Clock, WallClock
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.batches.store import BatchStore
 from stepwell.server.client import EngineClient
 from stepwell.server.defaults import SamplingDefaults
 from stepwell.server.gate import Door
@@ -43,6 +44,7 @@ class Parts:
     grammars     reads those that calls bring
     defaults     what a call gets where it says nothing
     template     how the chat template is used
+    batches      files and batches of callers; None: there are none
     names        those under which the model is served; None: the engine's own alone
     """
 
@@ -61,6 +63,7 @@ class Parts:
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     template: TemplateUse = field(default_factory=TemplateUse)
     names: ServedNames | None = None
+    batches: BatchStore | None = None
 
     @property
     def served(self) -> ServedNames:

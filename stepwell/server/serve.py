@@ -22,6 +22,7 @@ from stepwell.engine.process import settle_memory
 from stepwell.engine.spawn import EngineProcess
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.app import create_app
+from stepwell.server.batches.store import BatchStore
 from stepwell.server.client import EngineClient
 from stepwell.server.defaults import SamplingDefaults, print_defaults, read_defaults, with_ends
 from stepwell.server.metrics import Metrics
@@ -163,6 +164,7 @@ def _parts(
         template=options.template,
         otlp=otlp,
         names=options.names,
+        batches=None if options.batches is None else BatchStore.parse(options.batches),
     )
 
 

@@ -1,0 +1,188 @@
+"""Files and batches: bulk work that survives a restart, keeps to its owner and lets others go first."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepwell.base.errors import ConfigError
+from stepwell.engine.tokenizer import Tokenizer
+from stepwell.sched.request import MAX_PRIORITY
+from stepwell.server.batches.store import Batch, BatchStore
+from stepwell.server.batches.worker import _fault
+from stepwell.server.keys import Keys
+from tests.engine.scripted import ScriptedLoop
+from tests.server.harness import Running, eventually, running
+from tests.server.test_gate import KEY, MINE, OTHER, THEIRS
+
+COMPLETIONS = "/v1/completions"
+
+
+def lines(count: int, url: str = COMPLETIONS, **fields: Any) -> bytes:
+    body = {"max_tokens": 2, **fields}
+    body |= {"messages": [{"role": "user", "content": "hi"}]} if "chat" in url else {"prompt": "one two"}
+    calls = ({"custom_id": f"call-{i}", "method": "POST", "url": url, "body": body} for i in range(count))
+    return b"".join(json.dumps(call).encode() + b"\n" for call in calls)
+
+
+@pytest.fixture
+def served(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Running]:
+    keys = Keys([KEY, OTHER], salt_per_key=True)
+    with running(tokenizer, keys=keys, batches=BatchStore(tmp_path, 1 << 20)) as up:
+        yield up
+
+
+def client(server: Running, key: str = KEY) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0)
+
+
+def begun(api: openai.OpenAI, data: bytes, endpoint: Any = COMPLETIONS) -> str:
+    file = api.files.create(file=("calls.jsonl", data), purpose="batch")
+    return api.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h").id
+
+
+def ended(api: openai.OpenAI, batch_id: str) -> Any:
+    assert eventually(lambda: api.batches.retrieve(batch_id).status in ("completed", "failed", "cancelled"))
+    return api.batches.retrieve(batch_id)
+
+
+def test_each_line_is_answered_once_as_its_call_would_be(served: Running) -> None:
+    api = client(served)
+    for endpoint in (COMPLETIONS, "/v1/chat/completions"):
+        told = ended(api, begun(api, lines(20, endpoint), endpoint))
+        assert told.status == "completed" and told.request_counts.completed == told.request_counts.total == 20
+        answers = [json.loads(line) for line in api.files.content(told.output_file_id).text.splitlines()]
+        assert sorted(a["custom_id"] for a in answers) == sorted(f"call-{i}" for i in range(20))
+        assert all(a["response"]["status_code"] == 200 and a["response"]["body"]["usage"] for a in answers)
+    asked = served.loop.seen[-1]
+    assert asked.priority == MAX_PRIORITY and asked.salt != ""
+    alone = httpx.post(served.url + COMPLETIONS, json={"prompt": "one two", "max_tokens": 2}, headers=MINE).json()
+    assert answers[0]["response"]["body"]["object"] == "chat.completion" and alone["object"] == "text_completion"
+    assert served.loop.seen[-1].salt == asked.salt
+
+
+def test_what_is_wrong_with_one_line_is_its_own(served: Running) -> None:
+    api = client(served)
+    wrong = json.dumps({"custom_id": "w", "method": "POST", "url": COMPLETIONS, "body": {"prompt": "x", "top_p": 7}})
+    told = ended(api, begun(api, lines(2) + wrong.encode()))
+    assert (told.status, told.request_counts.completed, told.request_counts.failed) == ("completed", 2, 1)
+    (fault,) = [json.loads(line) for line in api.files.content(told.error_file_id).text.splitlines()]
+    assert (fault["custom_id"], fault["response"]["status_code"]) == ("w", 400)
+    assert fault["response"]["body"]["error"]["param"] == "top_p"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "empty_file"),
+        (b"{\n", "invalid_json_line"),
+        (b"[1]\n", "invalid_request"),
+        (lines(1) * 2, "duplicate_custom_id"),
+        (lines(1, "/v1/responses"), "invalid_url"),
+    ],
+)
+def test_file_that_cannot_be_used_fails_its_batch_with_the_line(served: Running, data: bytes, code: str) -> None:
+    told = ended(client(served), begun(client(served), data))
+    assert told.status == "failed" and told.errors.data[0].code == code
+
+
+def test_others_go_first_and_a_batch_can_be_cancelled(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    loop = ScriptedLoop()
+    with running(tokenizer, loop=loop, batches=BatchStore(tmp_path, 1 << 20)) as up:
+        loop.gate.clear()  # nothing is admitted: whoever asks waits
+        api = client(up)
+        batch_id = begun(api, lines(40))
+        assert eventually(lambda: up.client.waiting > 0)
+        time.sleep(0.3)
+        assert up.client.waiting <= 8  # of forty lines; while any waits no other is sent
+        assert api.batches.cancel(batch_id).status == "cancelling"
+        told = ended(api, batch_id)
+        assert told.status == "cancelled" and told.request_counts.completed == 0
+        assert eventually(lambda: up.client.open == 0)
+        loop.gate.set()
+        assert ended(api, begun(api, lines(3))).request_counts.completed == 3
+
+
+def test_work_goes_on_after_a_restart_where_it_stood(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, 1 << 20)
+    asked = store.add_file("", "calls.jsonl", "batch", io.BytesIO(lines(12)))
+    good, bad = (store.add_file("", name, "batch_output", None).id for name in ("output", "error"))
+    times = {"created_at": 1, "in_progress_at": 2, "status": "in_progress", "total": 12, "completed": 1}
+    batch_id = f"batch_{'0' * 24}"
+    batch = Batch(batch_id, "", COMPLETIONS, asked.id, "24h", output_file_id=good, error_file_id=bad, **times)  # type: ignore[arg-type]
+    store.keep(batch)
+    kept = {"id": "x", "custom_id": "call-3", "response": {"status_code": 200}, "error": None}
+    with store.append(batch.output_file_id) as file:
+        file.write(json.dumps(kept).encode() + b'\n{"id": "half a li')
+    with running(tokenizer, batches=BatchStore(tmp_path, 1 << 20)) as up:
+        api = client(up)
+        told = ended(api, batch_id)
+        assert told.request_counts.completed == 12
+        answers = [json.loads(line) for line in api.files.content(told.output_file_id).text.splitlines()]
+        assert sorted(a["custom_id"] for a in answers) == sorted(f"call-{i}" for i in range(12))
+        assert answers[0] == kept and len(up.loop.seen) == 11
+
+
+def test_each_key_sees_its_own_files_and_batches_alone(served: Running) -> None:
+    mine, theirs = client(served), client(served, OTHER)
+    batch_id = begun(mine, lines(1))
+    file_id = mine.files.list().data[0].id
+    ended(mine, batch_id)
+    assert not theirs.files.list().data and not theirs.batches.list().data
+    for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content", f"/v1/batches/{batch_id}"):
+        assert httpx.get(served.url + path, headers=THEIRS).status_code == 404
+    assert httpx.delete(served.url + f"/v1/files/{file_id}", headers=THEIRS).status_code == 404
+    with pytest.raises(openai.NotFoundError):
+        theirs.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+    assert mine.files.delete(file_id).deleted and mine.batches.list().data[0].id == batch_id
+
+
+def test_room_is_bounded_and_nothing_is_kept_of_what_does_not_fit(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with running(tokenizer, batches=BatchStore(tmp_path, 1000)) as up:
+        form = {"file": ("big.jsonl", b"x" * 2000)}
+        answer = httpx.post(up.url + "/v1/files", data={"purpose": "batch"}, files=form)
+        assert answer.status_code == 413 and answer.json()["error"]["code"] == "no_room"
+        huge = httpx.post(up.url + "/v1/files", data={"purpose": "batch"}, files={"file": ("h", b"x" * 200_000)})
+        assert huge.status_code == 413
+        assert not list((tmp_path / "files").iterdir())
+        for wrong in ({"purpose": "fine-tune"}, {}):
+            assert httpx.post(up.url + "/v1/files", data=wrong, files={"file": ("a", b"x")}).status_code == 400
+        assert httpx.post(up.url + "/v1/files", json={}).status_code == 400
+
+
+def test_server_without_a_folder_says_how_to_give_one(server: Running) -> None:
+    for path in ("/v1/files", "/v1/batches", "/v1/files/../../etc", "/v1/batches/x"):
+        answer = httpx.get(server.url + path)
+        assert answer.status_code == 404
+    assert "--batches PATH:SIZE" in httpx.get(server.url + "/v1/batches").json()["error"]["message"]
+
+
+def test_folder_that_cannot_be_used_is_told_with_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for text in ("here", f"{tmp_path}:x", f"{tmp_path}/file:1GiB"):
+        with pytest.raises(ConfigError):
+            BatchStore.parse(text)
+
+
+def test_what_is_damaged_on_disk_counts_as_absent(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, 1000)
+    batch = store.keep(Batch(f"batch_{'0' * 24}", "me", COMPLETIONS, f"file-{'0' * 24}", "24h", 1))
+    (tmp_path / "batches" / f"batch_{'1' * 24}.json").write_text("{")
+    (tmp_path / "batches" / "other.json").write_bytes((tmp_path / "batches" / f"{batch.id}.json").read_bytes())
+    assert BatchStore(tmp_path, 1000).batches() == [batch]
+
+
+@given(st.binary(max_size=200))
+def test_no_line_whatever_breaks_the_reader(text: bytes) -> None:
+    fault = _fault(text, COMPLETIONS, set())
+    assert fault is not None and all(fault)
