@@ -33,6 +33,8 @@ def serve(
     ctx: typer.Context,
     model: flags.Model,
     config: flags.Config = None,
+    revision: flags.Revision = None,
+    download_dir: flags.DownloadDir = None,
     served_model_name: flags.ServedModelName = None,
     device: flags.Device = "auto",
     dtype: flags.Dtype = "auto",
@@ -99,14 +101,14 @@ def serve(
     command line counts before the environment, that before the file.
     """
     from stepwell.engine.logs import set_up
-    from stepwell.server.options import options_from
+    from stepwell.server.options import options_from, with_local_model
     from stepwell.server.serve import serve
 
     given = frozenset(name for name in ctx.params if _is_given(ctx, name))
     with _errors_told():
         set_up(log_level, log_format)
         _allow_faults(faults)
-        status = serve(options_from(ctx.params, given, os.environ), Console())
+        status = serve(options_from(with_local_model(ctx.params, fetch=True), given, os.environ), Console())
     raise typer.Exit(status)
 
 
@@ -115,11 +117,12 @@ def serve(
 def doctor(**values: Any) -> None:
     """Look for what would go wrong with `stepwell serve` and the same flags, and say what to do about it."""
     from stepwell.server.doctor import examine, show
-    from stepwell.server.options import options_from
+    from stepwell.server.options import options_from, with_local_model
 
     with _errors_told():
         _allow_faults(values["faults"])
-        status = show(examine(options_from(values, frozenset(), os.environ)), Console())
+        options = options_from(with_local_model(values, fetch=False), frozenset(), os.environ)
+        status = show(examine(options), Console())
     raise typer.Exit(status)
 
 

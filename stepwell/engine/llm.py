@@ -22,6 +22,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineFacts, engine_config
 from stepwell.engine.detokenizer import Transcript
+from stepwell.engine.hub import local_model
 from stepwell.engine.interrupt import whole
 from stepwell.engine.process import ServedLoop, build
 from stepwell.engine.tokenizer import Tokenizer
@@ -248,13 +249,15 @@ class LLM(LocalEngine):
     """The engine for one checkpoint, in this process."""
 
     def __init__(self, model: str, **flags: Any) -> None:
-        """Build an engine for the checkpoint in directory `model`. `flags` are the fields of EngineConfig; sizes may be text.
+        """Build an engine for the checkpoint in directory `model`, or for one of the Hub by its name.
+
+        flags  the fields of EngineConfig; sizes may be text
 
         Raises ConfigError where a flag or the checkpoint cannot work. What nobody closes is closed as Python ends.
         """
         from stepwell.engine.build import build_engine
 
-        config = engine_config({"model": model, **flags})
+        config = engine_config({"served_model_name": model, "model": local_model(model), **flags})
         tokenizer = Tokenizer.load(config.model)
         loop, facts = build(build_engine, config)
         for doubt in facts.doubts:

@@ -55,7 +55,7 @@ def like(model: Callable[..., None]) -> Callable[[_Command], _Command]:
     return give
 
 
-_MODEL_HELP = "Directory of a Hugging Face checkpoint."
+_MODEL_HELP = "Directory of a Hugging Face checkpoint, or the name of one on its Hub, such as Qwen/Qwen3.5-35B-A3B."
 Model = Annotated[str, typer.Argument(help=_MODEL_HELP, envvar=f"{ENVIRONMENT}_MODEL", show_envvar=False)]
 Config = Annotated[
     str | None,
@@ -72,6 +72,12 @@ ServedModelName = Annotated[
         "Name that clients give; several may follow, the first is shown, * takes any name. Default: MODEL as written.",
         _MODEL,
     ),
+]
+Revision = Annotated[
+    str | None, _option("Branch, tag or commit of a model of the Hub. Default: its main branch.", _MODEL)
+]
+DownloadDir = Annotated[
+    str | None, _option("Where models of the Hub are kept. Default: where its client keeps them.", _MODEL)
 ]
 Device = Annotated[str, _option("cpu, cuda, or auto: cuda where there is one.", _MODEL)]
 Dtype = Annotated[str, _option("float32, bfloat16, float16, or auto: as in config.json.", _MODEL)]

@@ -9,6 +9,7 @@ from typing import Any
 from stepwell.base.errors import ConfigError
 from stepwell.base.units import parse_size
 from stepwell.engine.config import EngineConfig, engine_config, flag
+from stepwell.engine.hub import local_model
 from stepwell.engine.logs import LogFormat
 from stepwell.engine.spawn import DEFAULT_FACTORY
 from stepwell.server.answers import Patience
@@ -98,6 +99,16 @@ def options_from(
         generation_override=values["override_generation_config"],
         template=template_use(values),
     )
+
+
+def with_local_model(values: Mapping[str, Any], fetch: bool) -> dict[str, Any]:
+    """The same with the model's directory, and served under the name by which it was asked for. Raises ConfigError.
+
+    fetch  a model of the Hub is fetched where it is not in the cache of the Hub's client
+    """
+    asked = values["model"]
+    model = local_model(asked, values["revision"], values["download_dir"], fetch)
+    return {**values, "model": model, "served_model_name": values["served_model_name"] or [asked]}
 
 
 def _limits(values: Mapping[str, Any]) -> Limits:

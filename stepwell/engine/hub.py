@@ -1,0 +1,44 @@
+"""Models by name: a checkpoint from the Hugging Face Hub, or from what its client has in its cache. Weights and words, never code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from stepwell.base.errors import ConfigError
+
+WANTED = ("*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model")
+"""Files of a repository that are fetched; no code is among them, and no weights that could be some."""
+_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
+
+def local_model(model: str, revision: str | None = None, cache: str | None = None, fetch: bool = True) -> str:
+    """The directory of a model that is given as one, or as a name such as "Qwen/Qwen3.5-35B-A3B". Raises ConfigError.
+
+    revision  branch, tag or commit; None: the main branch
+    cache     where the Hub's client keeps what it has fetched; None: where it always does
+    fetch     False: only what is there already, and nothing is asked for
+    """
+    if Path(model).exists() or not _ID.fullmatch(model):
+        if revision is not None:
+            raise ConfigError(f"--revision is for models of the Hub: {model!r} is a directory here; leave it out")
+        return model
+    try:
+        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ConfigError(f"{model!r} is no directory here, and the Hub needs huggingface_hub ({error})") from error
+    place = Path(cache or constants.HF_HUB_CACHE) / f"models--{model.replace('/', '--')}"
+    wanted = model if revision is None else f"{model} at {revision}"
+    try:
+        return snapshot_download(
+            model, revision=revision, cache_dir=cache, allow_patterns=list(WANTED), local_files_only=not fetch
+        )
+    except LocalEntryNotFoundError as error:
+        reached = "and the Hub cannot be reached" if fetch else "and nothing was asked for"
+        raise ConfigError(
+            f"{wanted} is neither a directory here ({Path(model).absolute()}) nor in the Hub's cache ({place}), {reached}: "
+            "give a directory, or fetch it where there is a network (hf download) and copy the cache"
+        ) from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ConfigError(f"the Hub does not give {wanted}: {str(error).strip().splitlines()[0]}") from error
