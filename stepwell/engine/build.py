@@ -61,7 +61,11 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
         disk=store,
         grammars=grammars,
     )
-    plan = _memory_plan(sizes, costs, frame.device) + (tier.rows(config) if tier is not None else ())
+    plan = (
+        _memory_plan(sizes, costs, frame.device)
+        + (_kernels(worker.kernels),)
+        + (tier.rows(config) if tier is not None else ())
+    )
     causes = doubts(config, sizes.geometry, sizes.pages, sizes.slots, sizes.max_model_len)
     if grammars.fault is not None:
         causes += (f"grammars are off (response_format, structured outputs, forced calls): {grammars.fault}",)
@@ -129,6 +133,11 @@ def _memory_plan(sizes: Sizes, costs: Costs, device: torch.device) -> tuple[tupl
         ("prefill", f"{costs.prefill_tokens_per_s:,.0f} tokens/s", f"{_far(costs)}; what a load must beat"),
         ("loads", f"{format_size(int(costs.bytes_per_s[1]))}/s", "from host"),
     )
+
+
+def _kernels(names: tuple[str, ...]) -> tuple[str, str, str]:
+    """The row that names them."""
+    return "kernels", names[0], "; ".join(names[1:])
 
 
 def _far(costs: Costs) -> str:

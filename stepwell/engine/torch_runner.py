@@ -58,6 +58,10 @@ class TorchRunner:
         draws = torch.full((live.slots + 1,), NO_TOKEN, dtype=torch.int64, device=arena.device)
         self._memory = Memory(arena.keys, arena.values, States(live.conv, live.recurrent), draws)
 
+    def prepare(self, rows: Sequence[int], width: int) -> None:
+        """Make ready to decode batches of these sizes, with up to `width` pages each; before the first step."""
+        self._decoder.prepare(self._memory, rows, width)
+
     @torch.inference_mode()
     def launch(self, step: Step) -> Pass:
         """Queue one step on the device. The CPU has computed it when this returns."""

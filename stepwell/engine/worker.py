@@ -15,6 +15,7 @@ import torch
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
+from stepwell.base.units import ceil_div
 from stepwell.cache.config import Costs
 from stepwell.cache.moves import Tier
 from stepwell.engine.config import EngineConfig
@@ -26,6 +27,7 @@ from stepwell.engine.progress import reading_progress
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.sizes import Sizes, sizes_of
 from stepwell.engine.torch_runner import TorchRunner
+from stepwell.model.backends import sizes_up_to
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
@@ -63,12 +65,13 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What control sees of it, over the wire: who computes, who copies; and how much fits, how fast it is."""
+    """What control sees of it, over the wire: who computes, who copies; and how much fits, how fast it is, and with which kernels."""
 
     runner: Runner
     mover: Mover
     sizes: Sizes
     costs: Costs
+    kernels: tuple[str, ...]
 
 
 def build_worker(config: EngineConfig, frame: Frame, tier: DiskTier | None, guides: Guides, owned: ExitStack) -> Worker:
@@ -79,6 +82,7 @@ def build_worker(config: EngineConfig, frame: Frame, tier: DiskTier | None, guid
     arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, frame.precision, device)
     live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
+    runner.prepare(sizes_up_to(config.max_num_seqs), ceil_div(sizes.max_model_len, sizes.geometry.block))
     host = _host(config, sizes, device)
     copies = owned.enter_context(CopyMover(_copier(arena, host, live)))
     costs = Costs() if config.deterministic else measured(Costs(), runner, copies, sizes, config.max_num_batched_tokens)
@@ -86,7 +90,7 @@ def build_worker(config: EngineConfig, frame: Frame, tier: DiskTier | None, guid
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
-    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs)
+    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, decoder.backend.names)
 
 
 def _device(name: str) -> torch.device:

@@ -9,6 +9,7 @@ The backend in plain torch (`torch_backend.py`) is the reference and serves CPUs
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -25,6 +26,10 @@ class Forward(Protocol):
     The operations of half a layer share their form: `x` [rows, hidden] is the normed residual, what they compute is added to
     `residual` in place, and they return that residual normed by `then`.
     """
+
+    def run(self, body: Callable[[], Tensor]) -> Tensor:
+        """Compute the pass: `body` calls the operations below for all layers and ends with `asked`. A backend that has captured an equal
+        pass replays that instead, and does not call `body`."""
 
     def embed(self, table: Tensor) -> Tensor:
         """Rows of `table` [vocab, hidden] for the batch's tokens: the first residual, [rows, hidden]."""
@@ -59,6 +64,16 @@ class Backend(Protocol):
 
     def stack(self, weights: Tensor) -> LinearStack:
         """The same for the matrices [experts, out, in] of all experts."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Which kernels compute what, for people; what is missing is named with what is used instead."""
+
+    def prepare(self, memory: Memory, compute: Callable[[Forward], Tensor], rows: Sequence[int], width: int) -> None:
+        """Compile and capture what decoding will need: passes of `rows` sequences each, with block tables of up to `width` pages.
+
+        `compute` runs a planned pass. Called once, before the first request; spare slot and page are all that it may write to.
+        """
 
     def plan(self, batch: Batch, memory: Memory, checkpoints: States) -> Forward:
         """Bind a pass to its batch. `checkpoints` has a column for each cut: conv [layers, cuts, …], recurrent [layers, cuts, …].

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from stepwell.model.backend import Backend, Forward
+from stepwell.model.batch import Memory
 from stepwell.model.config import HybridConfig
 from stepwell.model.layers import Half, Norm
 from stepwell.ops.linear import Linear
@@ -50,6 +52,13 @@ class HybridDecoder:
     @torch.inference_mode()
     def hidden(self, forward: Forward) -> Tensor:
         """Compute a planned pass; returns what `logits` reads of the rows asked for, [rows, hidden]."""
+        return forward.run(lambda: self._compute(forward))
+
+    def prepare(self, memory: Memory, rows: Sequence[int], width: int) -> None:
+        """Make the backend ready to decode batches of each of these sizes, with block tables of up to `width` pages."""
+        self.backend.prepare(memory, self.hidden, rows, width)
+
+    def _compute(self, forward: Forward) -> Tensor:
         residual = forward.embed(self._embedding)
         after = (*(layer.mixer_norm for layer in self._layers[1:]), self._norm)
         x = forward.norm(residual, self._layers[0].mixer_norm)

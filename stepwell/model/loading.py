@@ -12,12 +12,12 @@ from torch import Tensor
 from stepwell.base.shapes import ModelShape
 from stepwell.model import names
 from stepwell.model.backend import Backend
+from stepwell.model.backends import MakeBackend, backend_for
 from stepwell.model.checkpoint import Checkpoint, Progress
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder, Layer
 from stepwell.model.dummy import DummyWeights
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Half, Norm
-from stepwell.model.torch_backend import TorchBackend
 from stepwell.ops.linear import Linear
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -34,6 +34,7 @@ def load_decoder(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total: None,
+    make: MakeBackend = backend_for,
 ) -> HybridDecoder:
     """The decoder saved in `directory` (config.json and safetensors). `dtype` None: as the checkpoint says.
 
@@ -47,19 +48,23 @@ def load_decoder(
         if config.shape.tied and names.HEAD in checkpoint:
             expected[names.HEAD] = expected[names.EMBEDDING]
         checkpoint.check(expected)
-        loader = _Loader.on(torch.device(device), dtype or DTYPES[config.dtype], config, checkpoint)
+        loader = _Loader.on(torch.device(device), dtype or DTYPES[config.dtype], config, checkpoint, make)
         return loader.decoder(fused)
 
 
 def dummy_decoder(
-    directory: Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu", seed: int = 0
+    directory: Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    make: MakeBackend = backend_for,
 ) -> HybridDecoder:
     """A decoder with random weights of the shape that `directory`'s config.json names. Raises ConfigError."""
     config = HybridConfig.from_file(directory)
     where, chosen = torch.device(device), dtype or DTYPES[config.dtype]
     fused = frozenset(range(config.shape.layers))
     weights = DummyWeights(names.expected(config.shape, fused), chosen, where, seed)
-    return _Loader.on(where, chosen, config, weights).decoder(fused)
+    return _Loader.on(where, chosen, config, weights, make).decoder(fused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +76,11 @@ class _Loader:
     backend: Backend
 
     @classmethod
-    def on(cls, device: torch.device, dtype: torch.dtype, config: HybridConfig, weights: Weights) -> _Loader:
-        """With the backend for `device`."""
-        return cls(config, weights, dtype, device, TorchBackend(config, dtype, device))
+    def on(
+        cls, device: torch.device, dtype: torch.dtype, config: HybridConfig, weights: Weights, make: MakeBackend
+    ) -> _Loader:
+        """With the backend that `make` makes for `device`."""
+        return cls(config, weights, dtype, device, make(config, dtype, device))
 
     def decoder(self, fused: frozenset[int]) -> HybridDecoder:
         """The whole of it; `fused` are the layers whose experts are stored in one tensor."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepwell.model.backend import Forward
 from stepwell.model.batch import Batch, Longs, Memory, States
 from stepwell.model.config import HybridConfig
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
@@ -41,6 +43,13 @@ class TorchBackend:
 
     def stack(self, weights: Tensor) -> LinearStack:
         return DenseStack(placed(weights, self._device))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("all operations: plain torch",)
+
+    def prepare(self, memory: Memory, compute: Callable[[Forward], Tensor], rows: Sequence[int], width: int) -> None:
+        return
 
     def plan(self, batch: Batch, memory: Memory, checkpoints: States) -> TorchForward:
         shape, device = self._shape, self._device
@@ -118,6 +127,9 @@ class TorchForward:
     steps: Steps | None
     folds: Folds | None
     asked_rows: Tensor
+
+    def run(self, body: Callable[[], Tensor]) -> Tensor:
+        return body()
 
     def embed(self, table: Tensor) -> Tensor:
         return F.embedding(self.tokens, table)

@@ -14,7 +14,7 @@ from stepwell.ops.triton.overlap import follow, overlap
 
 _ONE_ROW = 16384  # weights that a program holds in registers at once
 _PROGRAMS = 128
-_MOST_ROWS = 64
+MOST_ROWS = 64  # beyond it products are torch's
 _WIDE = 16384  # from here on, and with more than 16 rows, torch's own product is faster
 
 
@@ -90,7 +90,7 @@ def linear(x: Tensor, weight: Tensor, *, parts: int = 1, tile: Tile | None = Non
     if parts == 1 and tile is None:
         if rows == 1:
             return _one_row(x, weight)
-        if rows > _MOST_ROWS or (rows > 16 and width > _WIDE):
+        if rows > MOST_ROWS or (rows > 16 and width > _WIDE):
             return F.linear(x, weight)
     tile = tile or tile_for(rows)
     shape, dtype = ((rows, width), x.dtype) if parts == 1 else ((parts, rows, width), torch.float32)

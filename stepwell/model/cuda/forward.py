@@ -1,0 +1,192 @@
+"""One pass on CUDA: the operations of layers, by kernels. Decodes are the first rows, prompts the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stepwell.model.batch import Memory, States
+from stepwell.model.cuda.plans import Decodes, Prompts, Wave
+from stepwell.model.cuda.prompts import Fresh, PromptKernels
+from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
+from stepwell.ops.linear import DenseStack, Linear
+from stepwell.ops.triton import attention, experts, grouped, linear, norm, prompt, recurrent
+from stepwell.ops.triton.recurrent import Ring
+
+_FEW = 128
+"""Most rows of a mixture that is bound by reading weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLinear:
+    """A plain tensor [out, in]; few rows are multiplied by a kernel of ours."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear.linear(x, self.weight)
+
+    def parts(self, x: Tensor) -> Tensor:
+        """The product in the form that is fastest, for a reader who sums parts: [rows, out], or float32 [parts, rows, out]."""
+        (width, depth), rows = self.weight.shape, x.shape[0]
+        return linear.linear(
+            x, self.weight, parts=linear.parts_for(width, depth, rows) if rows <= linear.MOST_ROWS else 1
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CudaForward:
+    """A planned pass.
+
+    tokens, page, offset   int64 [rows]
+    cos, sin               float32 [rows, rotary / 2]
+    asked_rows             int64; None: all rows, in order
+    replay                 what computes all of the pass' layers at once, and returns all rows; None: the layers do
+    ring                   scratch between convolution and delta rule, shared by all layers
+    """
+
+    memory: Memory
+    checkpoints: States
+    tokens: Tensor
+    page: Tensor
+    offset: Tensor
+    cos: Tensor
+    sin: Tensor
+    asked_rows: Tensor | None
+    ring: Ring
+    decodes: Decodes | None
+    prompts: Prompts | None
+    kernels: PromptKernels
+    replay: Callable[[], Tensor] | None = None
+
+    def run(self, body: Callable[[], Tensor]) -> Tensor:
+        return body() if self.replay is None else self.asked(self.replay())
+
+    def embed(self, table: Tensor) -> Tensor:
+        return F.embedding(self.tokens, table)
+
+    def norm(self, residual: Tensor, norm_of: Norm) -> Tensor:
+        return norm.add_rms_norm(None, residual, norm_of.weight, norm_of.eps)
+
+    def asked(self, x: Tensor) -> Tensor:
+        return x if self.asked_rows is None else x.index_select(0, self.asked_rows)
+
+    def attention(self, layer: Attention, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        inner, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+        qk, v, gate = layer.into(x).split_with_sizes((inner + kv, kv, inner), -1)
+        k_pages, v_pages = self.memory.keys[layer.index], self.memory.values[layer.index]
+        q_norm, k_norm = layer.qk_norm.weight[0], layer.qk_norm.weight[layer.heads]
+        q = attention.qkv_step(
+            qk, v, q_norm, k_norm, self.cos, self.sin, k_pages, v_pages, self.page, self.offset, layer.qk_norm.eps
+        )  # fmt: skip
+        parts, first = [], 0
+        if (d := self.decodes) is not None:
+            first = d.count
+            parts.append(
+                attention.paged_decode(q[:first], k_pages, v_pages, d.table, d.lengths, gate[:first], splits=d.splits)
+            )
+        if self.prompts is not None:
+            y = self._attend(q[first:], k_pages, v_pages, self.prompts)
+            parts.append(norm.sigmoid_gate(y.flatten(1), gate[first:]))
+        return _close(layer.out, _joined(parts), residual, then)
+
+    def delta_net(self, layer: DeltaNet, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        heads, inner = layer.value_heads, layer.value_heads * layer.value_dim
+        qkv, z, b, a = layer.into(x).split_with_sizes((layer.conv.shape[1], inner, heads, heads), -1)
+        parts, first = [], 0
+        if self.decodes is not None:
+            first = self.decodes.count
+            y = self._step(layer, qkv[:first], b[:first], a[:first], self.decodes)
+            parts.append(norm.gated_rms_norm(y, z[:first], layer.norm.weight, layer.norm.eps))
+        if self.prompts is not None:
+            y = self._fold(layer, qkv[first:], b[first:], a[first:], self.prompts)
+            parts.append(norm.gated_rms_norm(y, z[first:], layer.norm.weight, layer.norm.eps))
+        return _close(layer.out, _joined(parts), residual, then)
+
+    def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        return _close(layer.down, grouped.silu_gate(layer.gate_up(x)), residual, then)
+
+    def experts(self, layer: Experts, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        chosen, weights = experts.route(_kernel(layer.router).parts(x), layer.top, layer.normed)
+        gate_up, down = _stack(layer.gate_up), _stack(layer.down)
+        shared_up, shared_down = _kernel(layer.shared.gate_up).weight, _kernel(layer.shared.down).weight
+        few = x.shape[0] <= _FEW and shared_down.shape == down.shape[1:]
+        mixture = experts.mixture if few else grouped.mixture_of_many
+        return mixture(x, chosen, weights, gate_up, down, shared_up, shared_down, residual, then.weight, then.eps)
+
+    def _step(self, layer: DeltaNet, qkv: Tensor, b: Tensor, a: Tensor, decodes: Decodes) -> Tensor:
+        conv, pool = self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]
+        # rungs lie at the ends of works, and are copied from the live states
+        recurrent.conv_step(
+            qkv, b, a, layer.conv, layer.rate, layer.dt_bias, conv, conv, decodes.lanes, self.ring, fold_new=True
+        )  # fmt: skip
+        out = torch.empty(decodes.count, layer.value_heads, layer.value_dim, dtype=torch.float32, device=qkv.device)
+        recurrent.delta_step(pool, pool, decodes.lanes, self.ring, out, fold_new=True)
+        return out
+
+    def _attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, p: Prompts) -> Tensor:
+        k, v = (q.new_empty(sum(p.lengths), *k_pages.shape[2:]) for _ in "kv")
+        attention.gather_kv(k_pages, v_pages, p.pages, p.page_first, p.page_count, k, v)
+        return self.kernels.attend(q, k, v, p)
+
+    def _fold(self, layer: DeltaNet, qkv: Tensor, b: Tensor, a: Tensor, p: Prompts) -> Tensor:
+        conv, pool = self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]
+        mixed = prompt.conv_prompts(qkv, layer.conv, conv, p.rows)
+        if p.cut_rows.numel():
+            prompt.keep_windows(qkv, conv, p.rows, p.cut_rows, self.checkpoints.conv[layer.index], p.columns)
+        prompt.keep_windows(qkv, conv, p.rows, p.last, conv, p.slots)
+        g, beta = prompt.gates(b, a, layer.rate, layer.dt_bias)
+        keys = layer.key_heads * layer.key_dim
+        q, k, v = mixed.split_with_sizes((keys, keys, layer.value_heads * layer.value_dim), -1)
+        q, k = (y.view(-1, layer.key_heads, layer.key_dim) for y in (q, k))
+        fresh = Fresh(q, k, v.view(-1, layer.value_heads, layer.value_dim), g, beta)
+        states = pool.index_select(0, p.slots)
+        out = self._waves(fresh, states, p, self.checkpoints.recurrent[layer.index])
+        pool.index_copy_(0, p.slots, states)
+        return out
+
+    def _waves(self, x: Fresh, states: Tensor, p: Prompts, rungs: Tensor) -> Tensor:
+        """Fold wave by wave; `states` move on in place, `rungs` receive those at cuts."""
+        out: Tensor | None = None
+        for wave in p.waves:
+            whole = wave.sequence.numel() == states.shape[0]
+            own = states if whole else states.index_select(0, wave.sequence)
+            made, after = self.kernels.fold(_rows_of(x, wave), own, wave)
+            if wave.cut_columns.numel():
+                rungs.index_copy_(0, wave.cut_columns, after.index_select(0, wave.cut_segments).to(rungs.dtype))
+            states.index_copy_(0, wave.sequence, after)
+            if wave.rows is None:
+                return made.contiguous()
+            if out is None:
+                out = made.new_empty(x.v.shape)
+            out.index_copy_(0, wave.rows, made)
+        assert out is not None
+        return out
+
+
+def _rows_of(x: Fresh, wave: Wave) -> Fresh:
+    if wave.rows is None:
+        return x
+    return Fresh(*(y.index_select(0, wave.rows) for y in (x.q, x.k, x.v, x.g, x.beta)))
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _close(out: Linear, y: Tensor, residual: Tensor, then: Norm) -> Tensor:
+    return norm.add_rms_norm(_kernel(out).parts(y), residual, then.weight, then.eps)
+
+
+def _kernel(matrix: Linear) -> KernelLinear:
+    assert isinstance(matrix, KernelLinear), "layers hold the matrices that this backend made"
+    return matrix
+
+
+def _stack(matrices: object) -> Tensor:
+    assert isinstance(matrices, DenseStack), "layers hold the matrices that this backend made"
+    return matrices.weight

@@ -1,0 +1,118 @@
+"""The backend of kernels against plain torch: the same steps of a small model on both, over poisoned memory.
+
+Kernels run in Triton's interpreter here; `bench/gpu_backend.py` does the same on a GPU, graphs included.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from stepwell.model.backends import backend_for, sizes_up_to  # noqa: E402
+from stepwell.model.config import HybridConfig  # noqa: E402
+from stepwell.model.cuda.backend import CudaBackend, unfit  # noqa: E402
+from stepwell.model.loading import dummy_decoder  # noqa: E402
+from stepwell.model.torch_backend import TorchBackend  # noqa: E402
+from stepwell.sched.step import LAST_DRAW, Cut, FromImage  # noqa: E402
+from tests.engine.rig import Rig, work  # noqa: E402
+
+TOLERANCE = 2e-5
+SHAPE: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "intermediate_size": 48,
+    "dtype": "float32",
+}
+EXPERTS = {
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+TOKENS = np.random.default_rng(0).integers(0, 50, 200).astype(np.int32)
+
+
+def written(directory: Path, **more: Any) -> Path:
+    (directory / "config.json").write_text(json.dumps({**SHAPE, **more}))
+    return directory
+
+
+@pytest.fixture(params=[{}, EXPERTS], ids=["dense", "experts"])
+def rigs(request: Any, tmp_path: Path) -> tuple[Rig, Rig]:
+    directory = written(tmp_path, **request.param)
+    kernels = dummy_decoder(directory, torch.float32, make=CudaBackend)
+    return Rig(kernels, pages=60), Rig(dummy_decoder(directory, torch.float32), pages=60)
+
+
+def both(rigs: tuple[Rig, Rig], *works: Any) -> None:
+    """One step on both, and the logits of every work that samples."""
+    found, expected = (rig.run(*works) for rig in rigs)
+    assert found[0].sampled == expected[0].sampled
+    for mine, other in zip(found[1], expected[1], strict=True):
+        assert (mine is None) == (other is None)
+        if mine is not None and other is not None:
+            assert mine.isfinite().all()
+            assert float((mine - other).abs().max()) < TOLERANCE
+
+
+def test_prompts_images_and_decodes_agree(rigs: tuple[Rig, Rig]) -> None:
+    first, second, image = rigs[0].table(40), rigs[0].table(20), rigs[0].image()
+    both(rigs, work(TOKENS, first, 0, 19, cuts=[Cut(16, image)]), work(TOKENS[5:], second, 0, 3, slot=3))
+    both(rigs, work(TOKENS, first, 19, 20), work(TOKENS[5:], second, 3, 4, slot=3))
+    # a decode, the rest of a prompt, and one resumed from the image over pages that must not be written
+    both(
+        rigs,
+        work(TOKENS, first, 20, 21),
+        work(TOKENS[5:], second, 4, 6, slot=3),
+        work(TOKENS, first, 16, 20, FromImage(image), slot=1, write_from=20),
+    )
+    both(rigs, work(TOKENS, first, 20, 21, slot=1), work(TOKENS, first, 21, 22))
+
+
+def test_a_decode_goes_on_from_what_its_slot_drew(rigs: tuple[Rig, Rig]) -> None:
+    pages = rigs[0].table(20)
+    both(rigs, work(TOKENS, pages, 0, 9))
+    last = np.full(20, LAST_DRAW, np.int32)
+    both(rigs, work(last, pages, 9, 10))
+    both(rigs, work(last, pages, 10, 11))
+
+
+def test_shapes_without_kernels_are_named(tmp_path: Path) -> None:
+    config = HybridConfig.from_file(written(tmp_path, head_dim=24, num_attention_heads=2))
+    assert "powers of two" in unfit(config, torch.float32)
+    assert "bfloat16" in unfit(HybridConfig.from_file(written(tmp_path)), torch.float16)
+    assert unfit(HybridConfig.from_file(written(tmp_path)), torch.bfloat16) == ""
+
+
+def test_a_cpu_computes_in_plain_torch(tmp_path: Path) -> None:
+    config = HybridConfig.from_file(written(tmp_path))
+    assert isinstance(backend_for(config, torch.float32, torch.device("cpu")), TorchBackend)
+
+
+def test_what_computes_is_named(tmp_path: Path) -> None:
+    backend = CudaBackend(HybridConfig.from_file(written(tmp_path)), torch.float32, torch.device("cpu"))
+    assert any("fla-core is missing" in name for name in backend.names)
+    assert any("FlashAttention-3" in name for name in backend.names)
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1, (1,)), (3, (1, 2, 3)), (32, (1, 2, 4, 8, 16, 24, 32))])
+def test_graphs_are_captured_for_sizes_up_to_the_running_set(rows: int, sizes: tuple[int, ...]) -> None:
+    assert sizes_up_to(rows) == sizes
