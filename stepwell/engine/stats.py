@@ -15,7 +15,6 @@ COPIES = (
     ("host", "device"),
     ("device", "disk"),
     ("host", "disk"),
-    ("disk", "host"),
     ("disk", "device"),
 )
 """Copies between tiers that there can be, as (source, target)."""
@@ -25,6 +24,7 @@ COUNTERS = (
     "computed_tokens",
     "sampled_tokens",
     "preemptions",
+    "readmissions",
     "rungs_left",
     "rungs_skipped",
     "sched_seconds",

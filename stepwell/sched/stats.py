@@ -48,5 +48,9 @@ class EngineStats:
     disk_problems: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def readmissions(self) -> int:
+        return self.tally.readmissions
+
+    @property
     def admissions(self) -> int:
         return self.tally.admissions

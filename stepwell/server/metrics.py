@@ -45,6 +45,7 @@ _TEXTS = {
     "computed_tokens": "Tokens that went through the model",
     "sampled_tokens": "Tokens chosen by the engine, whoever reads them",
     "preemptions": "Sequences sent back to the queue for want of pages",
+    "readmissions": "Admissions after a preemption",
     "rungs_left": "Rungs left in the cache",
     "rungs_skipped": "Rungs not left for want of pages",
     "audits": "Resumed prompts that were computed once more, cold",
@@ -71,7 +72,6 @@ class Metrics:
         self._resumes = self._counter(
             "resumes", "Admissions by the tier of the state they resumed from", "tier", _STATE_TIERS
         )
-        self._readmissions = Counter("stepwell_readmissions", "Admissions after a preemption", registry=self.registry)
         self._coalesced = Counter(
             "stepwell_coalesced_requests", "Admissions that waited for what another computed", registry=self.registry
         )
@@ -119,7 +119,6 @@ class Metrics:
 
     def admitted(self, outcome: AdmissionOutcome) -> None:
         if outcome.readmission:  # its tokens were counted when it was first admitted
-            self._readmissions.inc()
             return
         self.recent.admitted(outcome)
         self._tally.add(outcome)

@@ -609,7 +609,7 @@ def only_the_audited_prompt_is_condemned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(quarantine, "_expel", narrow)
 
 
-@bug(0, 11, corrupt=20)
+@bug(0, 2, 3, 11, corrupt=20)
 def a_load_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admit, "_condemned", lambda directory, parked: False)
 

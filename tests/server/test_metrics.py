@@ -35,6 +35,7 @@ def test_documented_metrics_are_the_exported_ones() -> None:
 
 def test_tokens_by_source_sum_to_the_prompt_and_readmissions_stay_apart() -> None:
     metrics = Metrics()
+    metrics.watch(lambda: Stats(counters={"readmissions": 3}), lambda: True)
     assert shown(metrics)['stepwell_admissions_total{reason="no_room"}'] == 0
     metrics.admitted(OUTCOME)
     metrics.admitted(READMITTED)
@@ -42,8 +43,9 @@ def test_tokens_by_source_sum_to_the_prompt_and_readmissions_stay_apart() -> Non
     sources = {name: value for name, value in values.items() if name.startswith("stepwell_prompt_tokens_total{")}
     assert len(sources) == 4 and sum(sources.values()) == 40
     assert values['stepwell_resumes_total{tier="host"}'] == 1
+    assert values['stepwell_admissions_total{reason="complete"}'] == 1
     assert values['stepwell_recomputed_tokens_total{lost_to="new"}'] == 16
-    assert values["stepwell_readmissions_total"] == 1
+    assert values["stepwell_readmissions_total"] == 3
 
 
 def test_what_another_has_computed_is_counted() -> None:
