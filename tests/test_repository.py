@@ -56,6 +56,7 @@ FOREIGN_FLAGS = frozenset(
         "--scenario",
         "--schemathesis",
         "--seeds",
+        "--seqs",
         "--streaming",
         "--tasks",
         "--tokenizer",

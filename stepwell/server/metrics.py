@@ -26,7 +26,7 @@ from stepwell.server.recent import Recent
 from stepwell.server.times import Times
 
 SOURCES = ("device", "host", "disk", "recomputed")
-STATUSES = ("400", "401", "403", "404", "405", "408", "413", "415", "429", "499", "500", "503")
+STATUSES = ("400", "401", "403", "404", "405", "408", "409", "413", "415", "429", "499", "500", "503")
 _STATE_TIERS = ("none", *(tier.name.lower() for tier in Tier))
 _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _NEXT_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
