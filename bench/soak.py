@@ -1,6 +1,7 @@
 """Hours of callers who behave badly, in minutes: does every request end once, and is nothing left behind?
 
     python bench/soak.py --minutes 30
+    python bench/soak.py --minutes 60 --callers 8 --pause 1     a modest rate for an hour: does memory come to rest?
 
 The real server and engine loop on the tell-tale (bench/server.py --serve), with pools too small for the conversations. Callers
 talk in turns that grow and branch; some hang up at a random moment, some read slowly, some close their half of the socket
@@ -9,7 +10,7 @@ and read on, some send nonsense. Ends with one line of JSON.
 `throughput_end_over_start` compares the server at its end with one that has just started, because nothing else on a shared machine
 is worth the same at the end as at the start: for two minutes the two are asked by turns, the same things, a few seconds each. It is
 the tokens that one generates for each second of its processor time, over those of the other. The table shows the whole run by the wall
-clock and by processor time, too.
+clock and by processor time, too, and the memory of each process in each tenth of it.
 """
 
 from __future__ import annotations
@@ -52,9 +53,12 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class World:
+    """`pause`: seconds between two turns of a caller, on average."""
+
     port: int
     until: float
     sums: Sums
+    pause: float = 0.0
 
 
 async def caller(world: World, seed: int) -> None:
@@ -68,6 +72,7 @@ async def caller(world: World, seed: int) -> None:
             if len(prompt) > LONGEST or time.monotonic() > world.until:
                 break
             await turn(world, rng, prompt)
+            await asyncio.sleep(rng.expovariate(1 / world.pause) if world.pause else 0)
             if rng.random() < 0.2:
                 prompt = prompt[: rng.randrange(1, len(prompt) + 1)]
 
@@ -134,17 +139,17 @@ def resident_mb(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The server's processes at one moment: when, their memory, their processor seconds so far, tokens that the front end has
+    """The server's processes at one moment: when, the memory of each in MB, their processor seconds so far, tokens that the front end has
     had of the engine (events of streams would not do: a busy front end puts several tokens into one)."""
 
     at: float
-    resident_mb: float
+    resident: tuple[float, ...]
     processor: float
     tokens: int
 
 
 async def look(port: int, pids: Sequence[int]) -> Look:
-    memory, spent = sum(map(resident_mb, pids)), sum(map(processor_seconds, pids))
+    memory, spent = tuple(map(resident_mb, pids)), sum(map(processor_seconds, pids))
     tokens = int((await numbers(port))["stepwell_generation_tokens_total"])
     return Look(time.monotonic(), memory, spent, tokens)
 
@@ -158,8 +163,8 @@ async def watch(pids: Sequence[int], world: World) -> list[Look]:
     return looks
 
 
-async def soak(port: int, pids: Sequence[int], seconds: float, callers: int) -> tuple[Sums, list[Look]]:
-    world = World(port, time.monotonic() + seconds, Sums())
+async def soak(port: int, pids: Sequence[int], seconds: float, callers: int, pause: float) -> tuple[Sums, list[Look]]:
+    world = World(port, time.monotonic() + seconds, Sums(), pause)
     looks = asyncio.create_task(watch(pids, world))
     await asyncio.gather(*(caller(world, seed) for seed in range(callers)))
     return world.sums, await looks
@@ -221,7 +226,7 @@ class Change:
 def change(looks: list[Look]) -> Change:
     fifth = len(looks) // 5
     parts = looks[fifth : 2 * fifth + 1], looks[-fifth - 1 :]
-    memory = [statistics.median(look.resident_mb for look in part) for part in parts]
+    memory = [statistics.median(sum(look.resident) for look in part) for part in parts]
     tokens = [part[-1].tokens - part[0].tokens for part in parts]
     wall = [part[-1].at - part[0].at for part in parts]
     spent = [part[-1].processor - part[0].processor for part in parts]
@@ -234,12 +239,13 @@ def main() -> None:
     sizes = ("--sequences", "8", "--pages", str(options.pages), "--slots", str(2 * options.pages))
     command = ("--serve", "stepwell", *sizes)
     with serving(*command) as aged:
-        sums, looks = asyncio.run(soak(aged.port, aged.pids, options.minutes * 60, options.callers))
+        sums, looks = asyncio.run(soak(aged.port, aged.pids, options.minutes * 60, options.callers, options.pause))
         with serving(*command) as fresh:
             over = asyncio.run(compare(aged, fresh, sums, options.callers, options.pairs))
         shown = asyncio.run(settled(aged.port))
     said, changed = aged.said, change(looks)
     show(sums, shown, said, changed)
+    show_memory(looks)
     line = {
         "requests": sums.requests,
         "aborts": sums.aborts,
@@ -268,6 +274,18 @@ def show(sums: Sums, shown: dict[str, float], said: dict[str, float], changed: C
         console.print(fault, markup=False, style="red")
 
 
+def show_memory(looks: list[Look]) -> None:
+    """Medians of each tenth of the time."""
+    table = Table("minutes", "front end, MB", "engine, MB", title="Resident memory")
+    for tenth in range(10):
+        part = looks[tenth * len(looks) // 10 : (tenth + 1) * len(looks) // 10]
+        if part:
+            medians = [statistics.median(of_one) for of_one in zip(*(look.resident for look in part), strict=True)]
+            minutes = (part[-1].at - looks[0].at) / 60
+            table.add_row(f"{minutes:.1f}", *(f"{megabytes:.1f}" for megabytes in medians))
+    Console().print(table)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
@@ -275,6 +293,7 @@ def parse_arguments() -> argparse.Namespace:
         "--pairs", type=int, default=12, help="turns of each of the servers that are compared at the end"
     )
     parser.add_argument("--callers", type=int, default=24)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two turns of a caller, on average")
     parser.add_argument("--pages", type=int, default=160, help="of the device; host holds twice as many")
     return parser.parse_args()
 

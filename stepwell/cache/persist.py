@@ -1,8 +1,9 @@
 """Copying to disk: what is worth a write, and in which order, so that whatever is on disk can be resumed from there alone.
 
 The unit is a rung with all that it hangs on: its image, the KV of its node, and the KV of every node above that is not on disk yet,
-topmost first. Written behind: ahead of need while the tier above is nearly full of copies that are nowhere else, and while
-nothing else is to be done. Nothing is written twice, and only what is sooner read back than computed again.
+topmost first. Written behind: while the tier above is nearly full of copies that are nowhere else, or a copy into it waits for room
+(`stepwell.cache.room`); and while nothing else is to be done. Nothing is written twice, and
+only what is sooner read back than computed again.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ AT_ONCE = 256
 """Items that one turn of `persist_rest` looks at closely: a request that arrives meanwhile has to wait for the turn."""
 
 
-def persist_ahead(directory: Directory, costs: Costs, now: float) -> None:
-    """Begin writes that bring the clean share of the tier above the disk back to where the configuration wants it."""
+def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int = 0) -> None:
+    """Begin writes that bring the clean share of the tier above the disk back to where the configuration wants it, and that let
+    `lacking` slots of it be dropped besides what can be now."""
     if Tier.DISK not in directory.pools:
         return
-    upper = _above(directory)
+    upper = above(directory)
     use = directory.use(upper)
-    wanted = int(use.total * directory.config.clean_share) - use.free - use.clean - in_flight(directory, upper)
+    short = int(use.total * directory.config.clean_share) - use.free - use.clean
+    wanted = max(short, lacking) - in_flight(directory, upper)
     ranking = directory.offers.dirty[upper]
     later: list[Item] = []
     while wanted > 0 and _may_begin(directory, now):
@@ -81,7 +84,7 @@ def _coming(item: Item) -> bool:
     return item.pending is not None and item.pending.tier == Tier.DISK
 
 
-def _above(directory: Directory) -> Tier:
+def above(directory: Directory) -> Tier:
     """The tier above the disk."""
     return Tier.HOST if Tier.HOST in directory.pools else Tier.DEVICE
 

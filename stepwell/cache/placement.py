@@ -14,9 +14,9 @@ def prompt_rungs(
 ) -> tuple[tuple[int, RungKind], ...]:
     """Positions in (resumed, tokens] where a prompt of `tokens` tokens leaves a rung, ascending.
 
-    prompt end   the last grid boundary at or below the end: the next turn resumes there. A prompt that ends on the grid also leaves the
-                 one below, where the same prompt resumes when it is sent again: its last token is always computed
-    interval     insurance against branches and compaction
+    prompt end   the last grid boundary at or below the end: the next turn resumes there
+    interval     insurance against branches and compaction; for a prompt that ends on the grid also one grid above its end: the same
+                 prompt sent again resumes there, since its last token is always computed
     places       where the caller knows that prompts tend to part: the last grid boundary at or below each
     branch       the last grid boundary shared with the path that the prompt left at `branch`: besides the others
     """
@@ -30,8 +30,8 @@ def prompt_rungs(
             wanted[floor_to(place, grid)] = RungKind.INTERVAL
     if branch is not None:
         wanted[floor_to(branch, grid)] = RungKind.BRANCH
-    for end in (tokens - 1, tokens):
-        wanted[floor_to(end, grid)] = RungKind.PROMPT_END
+    wanted[floor_to(tokens, grid)] = RungKind.PROMPT_END
+    wanted.setdefault(floor_to(tokens - 1, grid), RungKind.INTERVAL)
     if config.whole_chunks:
         wanted.setdefault(floor_to(tokens - 1, lcm(config.chunk, grid)), RungKind.PROMPT_END)
     return tuple(sorted((p, kind) for p, kind in wanted.items() if resumed < p))

@@ -1,10 +1,12 @@
-"""Making room: drop what is safe to drop, copy down what is not, ahead of need.
+"""Dropping what is safe to drop, and copying down what is not.
 
-The least valuable share of the device is kept clean (free, or copied below already), so that taking a page does not wait for a
-copy. What is dropped while a copy of it could still have been made is lost, so that happens only where waiting is no choice.
+A copy down drops what is safe in the tier below, and begins only if that makes room. It destroys an only copy there by `force` alone:
+where somebody waits, and waiting longer would change nothing. Who asks for room, and when, is in `stepwell.cache.room`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from stepwell.cache.archive import names_of
 from stepwell.cache.directory import Directory
@@ -47,40 +49,48 @@ def dirty_leaf(directory: Directory, tier: Tier) -> Item | None:
     return item
 
 
-def demote_ahead(directory: Directory) -> list[Move]:
-    """Copies that bring the clean share of the device back to where the configuration wants it."""
-    if Tier.HOST not in directory.pools:
-        return []
-    use = directory.use(Tier.DEVICE)
-    wanted = int(use.total * directory.config.clean_share)
-    return demote(directory, wanted - use.free - use.clean)
-
-
 def in_flight(directory: Directory, source: Tier) -> int:
     """Pages of `source` that a copy downwards is reading; clean once it is done."""
     return sum(slots for (start, target), slots in directory.moving.items() if start == source < target)
 
 
+@dataclass(frozen=True, slots=True)
+class Demotion:
+    """Copies to host that have begun. Where host had no room for the next one, `lacking` slots of it must be written to disk first,
+    so that they can be dropped; 0 if all that was asked for is under way or cannot be had."""
+
+    moves: list[Move]
+    lacking: int = 0
+
+
 def demote(directory: Directory, pages: int) -> list[Move]:
-    """Begin copying the least valuable dirty candidates to host until `pages` device pages are under way in all."""
+    """Begin copying the least valuable dirty candidates to host until `pages` device pages are under way in all, as far as host has
+    room for them without the loss of an only copy."""
+    return demotion(directory, pages).moves
+
+
+def demotion(directory: Directory, pages: int, force: bool = False) -> Demotion:
+    """The same, telling what host lacks; with `force`, the least valuable only copies in host are lost for it."""
     moves: list[Move] = []
+    lacking = 0
     if Tier.HOST not in directory.pools:
-        return moves
+        return Demotion(moves)
     pages -= in_flight(directory, Tier.DEVICE)  # these are asked for already
-    ranking = directory.offers.dirty[Tier.DEVICE]
+    ranking, host = directory.offers.dirty[Tier.DEVICE], directory.pools[Tier.HOST]
     later: list[Item] = []
     while pages > 0:
         item = ranking.pop()
         if item is None:
             break
-        size, host = item.size(Tier.DEVICE), directory.pools[Tier.HOST].total
+        size = item.size(Tier.DEVICE)
         if item.life[Tier.HOST] == CONDEMNED:  # an earlier load still reads the slots of the copy that failed
             later.append(item)
-        elif worthless(item) or size > host:
+        elif worthless(item) or size > host.total:
             directory.refuse(item, Tier.HOST)
             pages -= size
-        elif not _room_in_host(directory, item):
-            directory.offer(item)
+        elif not _room_in_host(directory, item, force):
+            later.append(item)
+            lacking = max(pages, item.size(Tier.DEVICE)) - host.free
             break
         elif ranking.live(item):
             pages -= item.size(Tier.DEVICE)
@@ -88,17 +98,16 @@ def demote(directory: Directory, pages: int) -> list[Move]:
         # else what was dropped in host let its node join another, which is on offer now
     for item in later:
         directory.offer(item)
-    return moves
+    return Demotion(moves, lacking)
 
 
-def _room_in_host(directory: Directory, item: Item) -> bool:
-    """Free host slots for a copy of `item`, which may grow meanwhile as nodes join.
-
-    Where nothing in host is on disk yet, its least valuable copy is lost: the device does not wait for the disk.
-    """
+def _room_in_host(directory: Directory, item: Item, force: bool) -> bool:
+    """Free host slots for a copy of `item`, which may grow meanwhile as nodes join: of what is safe to drop, and by `force` of any."""
     pool = directory.pools[Tier.HOST]
     while pool.free < item.size(Tier.DEVICE):
-        victim = directory.offers.drops[Tier.HOST].pop() or dirty_leaf(directory, Tier.HOST)
+        victim = directory.offers.drops[Tier.HOST].pop()
+        if victim is None and force:
+            victim = dirty_leaf(directory, Tier.HOST)
         if victim is None:
             return False
         directory.drop(victim, Tier.HOST)

@@ -47,7 +47,7 @@ class LeapingLoop(EngineLoop):
         if passes == 1:
             return super()._build()
         decodes = self.queues.running
-        grown = [grow(self.queues, self.directory, running, running.launched + passes) for running in decodes]
+        grown = [grow(self.directory, running, running.launched + passes) for running in decodes]
         assert all(grown), "there was room for all of them"
         built = built_of([share_of(self.queues, self.directory, self.config, r, r.launched + passes) for r in decodes])
         self._leaper.passes = passes

@@ -8,11 +8,12 @@ from stepwell.base.clock import Clock
 from stepwell.cache.admission import Loading, Ready, abandon, commit, reported, settle
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Report, Tier
+from stepwell.cache.moves import Report
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.placement import prompt_rungs
 from stepwell.cache.plan import Plan, Wait, pinned_images, pinned_kv
-from stepwell.cache.shed import demote, in_flight, landed
+from stepwell.cache.room import make_room
+from stepwell.cache.shed import landed
 from stepwell.cache.tree import RungKind
 from stepwell.sched.coalesce import Coalescing, ask_for_rungs, is_behind
 from stepwell.sched.config import SchedConfig
@@ -52,7 +53,7 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
         if not (queues.slots or waiting.kept):
             free_slot(queues, directory)
             continue
-        if _must_wait(queues, directory, answer):
+        if _must_wait(queues, directory, answer, costs, clock.now()):
             return
         if answer.epoch != directory.epoch:
             continue  # making room has come to nothing, but has changed what there is
@@ -91,16 +92,17 @@ def _giving_reason(plan: Plan, given_up: tuple[Reason, int] | None) -> Plan:
     return replace(plan, reason=given_up[0], skipped=max(plan.skipped, given_up[1]))
 
 
-def _must_wait(queues: Queues, directory: Directory, plan: Plan) -> bool:
-    """Whether the target pages of a load become free without a loss once copies downwards have ended."""
+def _must_wait(queues: Queues, directory: Directory, plan: Plan, costs: Costs, now: float) -> bool:
+    """Whether the target pages of a load become free without a loss once copies under way have ended."""
     pages = (plan.aim.leg_end - plan.aim.shared) // directory.tree.block
     # what the plan itself will hold is no room for it
     pinned = pinned_kv(plan.survey, directory.tree.block) + pinned_images(plan.options)
     instant = directory.room().instant - pinned
     if pages == 0 or pages <= instant:
         return False
-    queues.moves.extend(demote(directory, pages - instant))
-    return in_flight(directory, Tier.DEVICE) > 0  # no other copy makes room here
+    making = make_room(directory, pages - instant, costs, now)
+    queues.moves.extend(making.moves)
+    return making.coming
 
 
 def land(queues: Queues, directory: Directory, config: SchedConfig, report: Report, clock: Clock) -> None:

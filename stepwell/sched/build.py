@@ -19,7 +19,8 @@ from stepwell.base.units import floor_to
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.shed import demote, in_flight, secure
+from stepwell.cache.room import make_room
+from stepwell.cache.shed import in_flight, secure
 from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Leaving, Running
@@ -57,7 +58,7 @@ class Drain:
 
 
 def build(
-    queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, in_flight: bool = False
+    queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, now: float, in_flight: bool = False
 ) -> Built | Drain | None:
     """The next step, to be launched at once, or None where nothing can be computed now. Takes the pages it writes.
 
@@ -65,6 +66,7 @@ def build(
 
     `in_flight`: a launched step has not been collected yet. What it is going to draw is decoded without being known.
     """
+    maker = _Maker(queues, directory, costs, now)
     growing: list[Running] = []
     block, every = directory.tree.block, config.decode_rung_tokens
     for place, running in enumerate(list(queues.running)):
@@ -75,7 +77,7 @@ def build(
         if running.launched < len(running.table) * block:
             growing.append(running)  # nearly every decode has room on its last page
             continue
-        grown = _grow_or_preempt(queues, directory, running, running.launched + 1, in_flight)
+        grown = _grow_or_preempt(maker, running, running.launched + 1, in_flight)
         if isinstance(grown, Drain):
             return grown
         if grown:
@@ -96,7 +98,7 @@ def build(
         if end <= running.launched:
             break
         images = len(_cuts(directory, config, running, end)) * directory.config.geometry.image_pages
-        if _claim(queues, directory, running, end, images) is _Pages.TAKEN:
+        if _claim(maker, running, end, images) is _Pages.TAKEN:
             budget -= end - running.launched
             seconds -= costs.prefill_seconds(running.launched, end)
             shares.append(share_of(queues, directory, config, running, end))
@@ -170,9 +172,25 @@ def _in_time(running: Running, end: int, count: int, grid: int) -> int:
     return end if end - running.launched <= count else floor_to(running.launched + count, grid)
 
 
-def _claim(queues: Queues, directory: Directory, running: Running, end: int, images: int = 0) -> _Pages:
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """What it takes to make room for one step."""
+
+    queues: Queues
+    directory: Directory
+    costs: Costs
+    now: float
+
+    def make(self, pages: int) -> bool:
+        """Begin what lets `pages` pages be taken; whether anything is coming."""
+        making = make_room(self.directory, pages, self.costs, self.now)
+        self.queues.moves.extend(making.moves)
+        return making.coming
+
+
+def _claim(maker: _Maker, running: Running, end: int, images: int = 0) -> _Pages:
     """Take the pages for tokens up to `end`; wait for copies down that make room for them and for `images` pages of rungs."""
-    table = running.table
+    directory, table = maker.directory, running.table
     count = max(0, directory.config.geometry.pages_for(end) - len(table))
     if count == 0 and images == 0:
         return _Pages.TAKEN
@@ -183,23 +201,27 @@ def _claim(queues: Queues, directory: Directory, running: Running, end: int, ima
         return _Pages.COMING if in_flight(directory, Tier.DEVICE) else _Pages.NONE
     wanted = min(count + images, spendable)
     if not secure(directory, wanted):
-        queues.moves.extend(demote(directory, wanted - directory.room().instant))
-        if directory.in_flight:
+        if maker.make(wanted - directory.room().instant):
             return _Pages.COMING
         secure(directory, count, force=True)
     directory.grow(table, count)
     return _Pages.TAKEN
 
 
-def grow(queues: Queues, directory: Directory, running: Running, end: int) -> bool:
-    """Take the pages for tokens up to `end`, if that preempts nobody and waits for no copy."""
-    return _claim(queues, directory, running, end) is _Pages.TAKEN
+def grow(directory: Directory, running: Running, end: int) -> bool:
+    """Take the pages for tokens up to `end`, if they are free or clean."""
+    count = max(0, directory.config.geometry.pages_for(end) - len(running.table))
+    if not secure(directory, count):
+        return False
+    directory.grow(running.table, count)
+    return True
 
 
-def _grow_or_preempt(queues: Queues, directory: Directory, running: Running, end: int, in_flight: bool) -> bool | Drain:
+def _grow_or_preempt(maker: _Maker, running: Running, end: int, in_flight: bool) -> bool | Drain:
     """Pages for one more token, at the price of the youngest requests if need be; False: not in this step."""
+    queues, directory = maker.queues, maker.directory
     while True:
-        pages = _claim(queues, directory, running, end)
+        pages = _claim(maker, running, end)
         if pages is not _Pages.NONE:
             return pages is _Pages.TAKEN
         if in_flight:

@@ -22,11 +22,11 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.explain import Explanation, explain
 from stepwell.cache.ladder import Ladder, ladders
 from stepwell.cache.moves import LiveState, Move, Report, Tier, moves_of
-from stepwell.cache.persist import persist_ahead, persist_rest
+from stepwell.cache.persist import persist_rest
 from stepwell.cache.plan import Wait
 from stepwell.cache.recall import recall
 from stepwell.cache.reset import reset
-from stepwell.cache.shed import demote_ahead
+from stepwell.cache.room import copy_ahead
 from stepwell.cache.tree import root_number
 from stepwell.sched.admit import admit, land
 from stepwell.sched.audit import Auditor
@@ -279,10 +279,11 @@ class EngineLoop:
 
     def _build(self) -> Built | None:
         """The next step. Where that takes a preemption, the launched step is collected first."""
-        built = build(self.queues, self.directory, self.config, self.costs, in_flight=bool(self._launched))
+        now = self._clock.now()
+        built = build(self.queues, self.directory, self.config, self.costs, now, in_flight=bool(self._launched))
         if isinstance(built, Drain):
             self.drain()
-            built = build(self.queues, self.directory, self.config, self.costs)
+            built = build(self.queues, self.directory, self.config, self.costs, now)
             assert not isinstance(built, Drain), "nothing is in flight any more"
         return built
 
@@ -310,8 +311,7 @@ class EngineLoop:
     def _copy_down(self, idle: bool) -> None:
         """Copies ahead of need; with nothing else to do, to disk whatever is worth it."""
         directory, now = self.directory, self._clock.now()
-        self.queues.moves.extend(demote_ahead(directory))
-        persist_ahead(directory, self.costs, now)
+        self.queues.moves.extend(copy_ahead(directory, self.costs, now))
         if idle and not self.serving and directory.epoch != self._persisted:
             more = persist_rest(directory, self.costs, now)
             self._persisted = self._persisted if more else directory.epoch

@@ -84,6 +84,8 @@ class TestPublish:
         one.publish(PROMPT, 40)
         assert one.table.pages.tolist() == two.table.pages.tolist()
         check(shelf, [one.table.private, two.table.private])
+        for writer in (one, two):
+            shelf.give(Tier.DEVICE, writer.table.take_retired())
         assert shelf.pools[Tier.DEVICE].free == 54
         one.close()
         two.close()

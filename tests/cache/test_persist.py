@@ -254,14 +254,16 @@ class TestAhead:
         assert directory.backed == 22 and not moves(directory)
         assert on_disk(directory, numbers(40, 1)) == [40] and not on_disk(directory, numbers(40, 2))
 
-    def test_the_device_does_not_wait_for_the_disk(self) -> None:
-        """Host is full of what is nowhere else, and no write has been made: the least valuable of it is lost."""
+    def test_a_copy_down_alone_loses_nothing_in_host(self) -> None:
+        """Host is full of what is nowhere else, and no write has been made: the device keeps what it has."""
         directory = shelf(host=22, clean=0.0)
-        for seed in range(3):
+        for seed in range(2):
             keep(directory, numbers(40, seed), 40, rungs=(40,), now=float(seed))
             copy_down(directory)
             forget(directory, numbers(40, seed), Tier.DEVICE, 0, (40,))
-        assert [planned(directory, numbers(48, seed)[:44]).aim.boundary for seed in range(3)] == [0, 40, 40]
+        keep(directory, numbers(40, 2), 40, rungs=(40,), now=2.0)
+        assert copy_down(directory) == 0
+        assert [planned(directory, numbers(48, seed)[:44]).aim.boundary for seed in range(3)] == [40, 40, 40]
 
 
 class TestOrders:

@@ -19,8 +19,8 @@ def test_the_prompt_end_is_the_last_grid_boundary_up_to_the_end() -> None:
 
 def test_a_prompt_that_ends_on_the_grid_leaves_one_for_longer_prompts_and_one_for_itself() -> None:
     rules = config(grid=8)
-    assert prompt_rungs(16, 0, None, rules) == ((8, END), (16, END))
-    assert prompt_rungs(96, 80, None, rules) == ((88, END), (96, END))
+    assert prompt_rungs(16, 0, None, rules) == ((8, INTERVAL), (16, END))
+    assert prompt_rungs(96, 80, None, rules) == ((88, INTERVAL), (96, END))
     assert prompt_rungs(96, 88, None, rules) == ((96, END),)
 
 

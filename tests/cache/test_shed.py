@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from stepwell.cache.check import check
-from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Report, Tier
-from stepwell.cache.shed import demote, demote_ahead, in_flight, landed, secure
+from stepwell.cache.shed import demote, in_flight, landed, secure
 from tests.cache.builders import content, copy_down, directory, join, keep, node_ending, numbers, rung_at, where
 
 PROMPT = numbers(40)
@@ -59,7 +56,7 @@ class TestSecure:
     def test_without_a_host_tier_nothing_is_dirty(self) -> None:
         shelf = directory(host=0)
         keep(shelf, PROMPT, 40, rungs=(40,))
-        assert secure(shelf, 64) and demote(shelf, 64) == [] and demote_ahead(shelf) == []
+        assert secure(shelf, 64) and demote(shelf, 64) == []
 
 
 class TestDemote:
@@ -143,46 +140,6 @@ class TestDemote:
         moves = demote(shelf, 5)
         assert 5 <= in_flight(shelf, Tier.DEVICE) < 10 and 1 <= len(moves) <= 2
         assert shelf.survey("", numbers(20, 0)).path[0].kv.pending is not None, "the one used longest ago"
-
-
-class TestAhead:
-    @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
-    def test_the_clean_share_is_reached_and_then_left_alone(self, share: float) -> None:
-        shelf = directory(clean=share)
-        for seed in range(10):
-            keep(shelf, numbers(20, seed), rungs=(20,), now=float(seed))
-        for move in demote_ahead(shelf):
-            landed(shelf, Report(move.ticket, True))
-        use = shelf.use(Tier.DEVICE)
-        assert use.free + use.clean >= int(64 * share)
-        assert demote_ahead(shelf) == []
-        if share < 1:
-            assert use.free + use.clean < int(64 * share) + 11 or use.free >= int(64 * share)
-
-    def test_copies_under_way_are_counted(self) -> None:
-        shelf = directory(clean=0.5)
-        for seed in range(10):
-            keep(shelf, numbers(20, seed), rungs=(20,), now=float(seed))
-        assert demote_ahead(shelf) and demote_ahead(shelf) == []
-
-    @pytest.mark.parametrize("host", [1, 5, 6, 11, 30, 200])
-    def test_it_ends_whatever_the_size_of_host(self, host: int) -> None:
-        shelf = directory(64, host)
-        for seed in range(10):
-            keep(shelf, numbers(20, seed), rungs=(8, 20), now=float(seed))
-        rounds = 0
-        while moves := demote_ahead(shelf):
-            for move in moves:
-                landed(shelf, Report(move.ticket, True))
-            check(shelf, [], 0)
-            rounds += 1
-            assert rounds < 20
-        assert ended(shelf)
-
-
-def ended(shelf: Directory) -> bool:
-    before = content(shelf)
-    return demote_ahead(shelf) == [] and content(shelf) == before
 
 
 class TestImagesWhoseKvHasLeft:

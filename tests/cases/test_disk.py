@@ -47,6 +47,16 @@ class Noting(FaultPlan):
         return super().fate(move)
 
 
+@pytest.mark.parametrize("answer", [1, 20])
+def test_a_prompt_that_ends_on_the_grid_is_found_on_disk_by_itself_and_by_its_next_turn(answer: int) -> None:
+    harness = with_disk(grid=8, image=2)
+    ask(harness, "first", LONG[:64], answer)
+    only_disk(harness)
+    assert ask(harness, "again", LONG[:64], 1, write_cache=False).boundary == 56
+    only_disk(harness)
+    assert ask(harness, "next", LONG, 1, write_cache=False).boundary == 64
+
+
 class TestWritesThatFail:
     @pytest.mark.parametrize("copied", ["none", "half", "all"])
     @pytest.mark.parametrize("what", ["kv", "image"])

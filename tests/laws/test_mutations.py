@@ -82,8 +82,8 @@ def write_from_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def published_before_the_step_has_run(patch: pytest.MonkeyPatch) -> None:
     real = loop.build
 
-    def early(queues: Any, directory: Any, config: Any, costs: Any, in_flight: bool = False) -> Any:
-        built = real(queues, directory, config, costs, in_flight)
+    def early(queues: Any, directory: Any, *rest: Any, **options: Any) -> Any:
+        built = real(queues, directory, *rest, **options)
         for share in built.shares if isinstance(built, build.Built) else ():
             job = share.running.job
             end = floor_to(min(share.end, len(job.tokens)), directory.tree.block)

@@ -159,7 +159,7 @@ class TestRollingRungs:
             rolling = [p for p, kind in rungs(rig, rig.history("a")).items() if kind is RungKind.ROLLING]
             assert len(rolling) <= 1
         assert rungs(rig, rig.history("a")) == {
-            32: RungKind.PROMPT_END,
+            32: RungKind.INTERVAL,
             40: RungKind.PROMPT_END,
             96: RungKind.ROLLING,
         }

@@ -1,0 +1,60 @@
+"""Room on the device: asked for by who waits for it, and ahead of need.
+
+The least valuable share of each tier is kept clean (free, or copied below already), so that taking a page does not wait for a copy.
+Where that is not enough, room is made from the lowest tier up:
+
+    device ──copy──▶ host ──write──▶ disk        a copy that finds no room in host waits for the writes that make some
+
+Ahead of need nobody waits, so nothing is ever lost for it. Who needs pages waits too, as long as anything is under way that will free
+them. Only copies are lost where nothing is and nothing can begin: the disk is full of better things, its budget is spent, or it fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell.cache.config import Costs
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Move, Tier
+from stepwell.cache.persist import above, persist_ahead
+from stepwell.cache.shed import Demotion, demotion, in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """Copies that have begun, to be carried out, and whether anything is under way that frees device pages: worth waiting for."""
+
+    moves: list[Move]
+    coming: bool
+
+
+def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Making:
+    """Begin what lets `pages` device pages be taken without a loss, for a caller who tries again when it is told of a copy's end.
+
+    If nothing is coming, no page can be had without losing an only copy: the caller does without, or takes them by force.
+    """
+    done = _below_first(directory, pages, costs, now)
+    moves, lacking = done.moves, done.lacking
+    if lacking:  # what was found not to be worth a write may be dropped now
+        again = demotion(directory, pages)
+        moves, lacking = moves + again.moves, again.lacking
+    if lacking and not (in_flight(directory, Tier.DEVICE) or in_flight(directory, Tier.HOST)):
+        moves += demotion(directory, pages, force=True).moves
+        lacking = 0
+    coming = in_flight(directory, Tier.DEVICE) or (lacking and in_flight(directory, Tier.HOST))
+    return Making(moves, coming > 0)
+
+
+def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
+    """Copies that bring the clean shares of all tiers back to where the configuration wants them; nobody waits for them."""
+    use = directory.use(Tier.DEVICE)
+    wanted = int(use.total * directory.config.clean_share) - use.free - use.clean
+    return _below_first(directory, wanted, costs, now).moves
+
+
+def _below_first(directory: Directory, pages: int, costs: Costs, now: float) -> Demotion:
+    """Begin copies to host, and the writes that make room for more of them."""
+    done = demotion(directory, pages)
+    above_disk = above(directory)
+    persist_ahead(directory, costs, now, pages if above_disk == Tier.DEVICE else done.lacking)
+    return done
