@@ -46,6 +46,7 @@ FOREIGN_FLAGS = frozenset(
         "--model",
         "--nodes",
         "--osl",
+        "--pause",
         "--peers",
         "--quick",
         "--repeat",
