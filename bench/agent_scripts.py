@@ -138,7 +138,7 @@ class Codex:
         (home / "codex").mkdir()
         (home / "codex/config.toml").write_text(
             'model = "q35"\nmodel_provider = "well"\ncheck_for_update_on_startup = false\n'
-            "model_context_window = 40000\nmodel_auto_compact_token_limit = 22000\n"
+            "model_context_window = 60000\nmodel_auto_compact_token_limit = 27000\n"
             '[model_providers.well]\nname = "well"\nwire_api = "responses"\n'
             f'base_url = "{url}/v1"\nenv_key = "WELL_KEY"\n[analytics]\nenabled = false\n'
         )
@@ -160,14 +160,20 @@ class Codex:
             Answer("I look around.", calls=(("exec_command", {"cmd": "ls"}),)),
             Answer("I read.", calls=(("exec_command", {"cmd": "cat hello.txt"}), ("exec_command", {"cmd": "ls -l"}))),
             Answer("Now the picture.", calls=(("view_image", {"path": "dot.png"}),)),
-            Answer("I ask for help.", calls=(("multi_agent_v1__spawn_agent", {"message": "list the files"}),)),
             Answer("It is written."),
             Answer("I run it.", calls=(("exec_command", {"cmd": "cat hello.txt"}),)),
             Answer("It says so."),
+            Answer("I ask for help.", calls=(("multi_agent_v1__spawn_agent", {"message": "list the files"}),)),
             *[Answer("Again.", calls=(("exec_command", {"cmd": "cat big.txt", "max_output_tokens": 9000}),))] * 4,
             Answer("I know it by heart."),
         ]
-        return _spoken({"main": main}, lambda path, body, headers: "main" if body.get("tools") else "compaction")
+        sub = [Answer("I look.", calls=(("exec_command", {"cmd": "ls"}),)), Answer("There are three files.")]
+        return _spoken({"main": main, "sub-agent": sub}, self._kind)
+
+    def _kind(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> str:
+        if "x-openai-subagent" in headers:
+            return "sub-agent"
+        return "compaction" if "CONTEXT CHECKPOINT" in _last_text(body["input"]) else "main"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ FOREIGN_FLAGS = frozenset(
         "--model",
         "--nodes",
         "--osl",
+        "--output-format",
         "--pause",
         "--peers",
         "--quick",
