@@ -149,7 +149,7 @@ class GenerationRoutes:
         if self._ahead is None or not isinstance(call, schema.ChatCall) or job.n > 1 or not job.write_cache:
             return
         if choice.finish == "stop" and job.read_cache and not call.continue_final_message:
-            self._ahead.consider(Turn(call, wish.tools, choice.answer.message(), choice.held(), job.salt))
+            self._ahead.consider(Turn(call, wish.tools, choice.answer.message(), [choice.held()], job.salt))
 
     async def _events(self, generation: Generation, form: Form) -> AsyncIterator[bytes]:
         try:

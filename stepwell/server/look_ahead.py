@@ -34,14 +34,22 @@ _TRIES = 3
 
 @dataclass(slots=True)
 class Turn:
-    """A turn that has ended. `held` are the tokens of its prompt and its answer, which are cached as they are."""
+    """A turn that has ended. `held` are tokens that are cached as they are: of its prompt and its answer, and what was computed ahead."""
 
     call: ChatCall
     tools: Sequence[dict[str, Any]]
     message: dict[str, Any]
-    held: Ints
+    held: list[Ints]
     salt: str
     tries: int = 0
+
+    def answers(self) -> list[dict[str, Any]]:
+        """The answer as it may come back: with its thought, or without where the caller has never sent one back."""
+        bare = {name: value for name, value in self.message.items() if name != "reasoning_content"}
+        earlier = [message for message in self.call.messages if message.get("role") == "assistant"]
+        if any(message.get("reasoning_content") or message.get("reasoning") for message in earlier):
+            return [self.message]
+        return [bare] if earlier or bare == self.message else [self.message, bare]
 
 
 class LookAhead:
@@ -68,14 +76,20 @@ class LookAhead:
                 continue
             turn = self._turns.pop()
             with contextlib.suppress(StepwellError):  # nobody waits for it
-                prompt = await self._prompts.ahead(turn.call, turn.tools, turn.message)
-                if prompt is None or len(prompt.ids) - common(prompt.ids, turn.held) <= self._grid:
-                    continue
-                if self._client.open:
-                    self._turns.append(turn)
-                elif not await self._compute(prompt, turn.salt) and turn.tries < _TRIES:
+                if not await self._prepare(turn) and turn.tries < _TRIES:
                     turn.tries += 1
                     self._turns.append(turn)
+
+    async def _prepare(self, turn: Turn) -> bool:
+        """Whether all is done that is worth it. Raises RequestError where the next turn cannot be rendered."""
+        for message in turn.answers():
+            prompt = await self._prompts.ahead(turn.call, turn.tools, message)
+            if prompt is None or len(prompt.ids) - max(common(prompt.ids, held) for held in turn.held) <= self._grid:
+                continue
+            if self._client.open or not await self._compute(prompt, turn.salt):
+                return False
+            turn.held.append(prompt.ids)
+        return True
 
     async def _compute(self, prompt: Prompt, salt: str) -> bool:
         """Whether it was computed to its end."""

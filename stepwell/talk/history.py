@@ -67,7 +67,7 @@ def in_order(messages: Sequence[Message]) -> list[Message]:
     i = 0
     while i < len(messages):
         out.append(messages[i])
-        ids = [call.get("id") for call in messages[i].get("tool_calls") or ()]
+        ids = [_name(call.get("id")) for call in messages[i].get("tool_calls") or ()]
         i += 1
         end = i
         while end < len(messages) and messages[end]["role"] == "tool":
@@ -77,9 +77,13 @@ def in_order(messages: Sequence[Message]) -> list[Message]:
     return out
 
 
-def _sorted(ids: Sequence[object], results: Sequence[Message]) -> Sequence[Message]:
-    given = [result.get("tool_call_id") for result in results]
-    if len(set(map(repr, given))) < len(given) or not set(given) & set(ids) or None in given:
+def _name(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _sorted(ids: Sequence[str | None], results: Sequence[Message]) -> Sequence[Message]:
+    given = [_name(result.get("tool_call_id")) for result in results]
+    if len(set(given)) < len(given) or not set(given) & set(ids) or None in given:
         return results
     by_id = dict(zip(given, results, strict=True))
     last = max(i for i, name in enumerate(ids) if name in by_id)

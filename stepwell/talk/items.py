@@ -78,8 +78,20 @@ def _read_message(item: dict[str, Any], field: str, out: list[Message]) -> None:
         and not out[-1]["content"]
     ):
         out[-1]["content"] = content
+    elif role == "assistant" and out and out[-1].get("tool_calls") and isinstance(content, str):
+        _add_behind(out[-1], content)
     else:
         out.append({"role": role, "content": content})
+
+
+def _add_behind(message: Message, text: str) -> None:
+    """Text that the model wrote behind a call."""
+    before = message["content"]
+    if not isinstance(before, str):
+        before.append({"type": "text", "text": text})
+        return
+    gap = "" if not before or not text or text[0].isspace() else "\n\n"
+    message["content"] = before + gap + text
 
 
 def _content(value: object, field: str) -> Any:

@@ -124,6 +124,8 @@ def test_results_stand_in_the_order_of_their_calls() -> None:
     assert shape(messages)[2:] == [("tool", "1"), ("tool", "[no result]"), ("tool", "3"), ("user", "go")]
     unknown = [USER, called("a"), result("z", "?"), result("a", "1")]
     assert shape(unknown)[2:] == [("tool", "1"), ("tool", "?")]
+    odd = [USER, called("a"), result({"no": "name"}), result(["x"])]  # type: ignore[arg-type]
+    assert len(shape(odd)) == 4
     for unclear in ([result("x"), result("y")], [result("a", "1"), result("a", "2")]):
         assert [content for _, content in shape([USER, called("a"), *unclear])[2:]] == [m["content"] for m in unclear]
 

@@ -64,9 +64,12 @@ def test_what_the_model_wrote_in_one_go_is_one_message() -> None:
         {"type": "reasoning"},
     ]
     assert chat(input=items)["messages"] == [
-        {"role": "assistant", "content": "so", "reasoning_content": "hm", "tool_calls": [called, called]},
-        text("then"),
-        text("more"),
+        {
+            "role": "assistant",
+            "content": "so\n\nthen\n\nmore",
+            "reasoning_content": "hm",
+            "tool_calls": [called, called],
+        },
         {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [called]},
     ]
 

@@ -1,0 +1,1 @@
+"""Coding agents played against a server whose answers follow a script."""
