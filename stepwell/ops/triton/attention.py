@@ -69,7 +69,7 @@ def qkv_step(
     _qkv_kernel[(heads + 2 * kv_heads, rows)](
         qk, qk.stride(0), v, v.stride(0), q_norm, k_norm, cos, sin, q_out, k_pages, v_pages, k_pages.stride(0),
         page, offset, eps, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=2 * cos.shape[1],
-        BLOCK=triton.next_power_of_2(dim), num_warps=1, **overlap(qk),
+        BLOCK=triton.next_power_of_2(dim), num_warps=1, **overlap(qk, rows),
     )  # fmt: skip
     return q_out
 
@@ -202,12 +202,12 @@ def paged_decode(
         q, k_pages, v_pages, k_pages.stride(0), table, table.stride(0), lengths, acc, tops[0], tops[1],
         dim**-0.5 * LOG2_E, BLOCK=block, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         ROWS=max(16, triton.next_power_of_2(group)), DIM=dim, TILE=tile, SPLITS=splits, STAGES=3, num_warps=4,
-        **overlap(q),
+        **overlap(q, rows),
     )  # fmt: skip
     out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
     width = min(64, dim)
     _merge_kernel[(dim // width, heads, rows)](
         acc, tops[0], tops[1], q if gate is None else gate, 0 if gate is None else gate.stride(0), out, HEADS=heads, DIM=dim,
-        SPLITS=splits, BLOCK=triton.next_power_of_2(splits), WIDTH=width, GATED=gate is not None, num_warps=4, **overlap(q),
+        SPLITS=splits, BLOCK=triton.next_power_of_2(splits), WIDTH=width, GATED=gate is not None, num_warps=4, **overlap(q, rows),
     )  # fmt: skip
     return out

@@ -73,7 +73,7 @@ def route(logits: Tensor, top: int, normed: bool) -> tuple[Tensor, Tensor]:
     _route_kernel[(rows,)](
         logits, logits.stride(-2), logits.stride(0), chosen, weights, EXPERTS=experts, TOP=top,
         SLOTS=triton.next_power_of_2(top + 1), BLOCK=triton.next_power_of_2(experts), NORMED=normed, PARTS=parts,
-        num_warps=1, **overlap(logits),
+        num_warps=1, **overlap(logits, rows),
     )  # fmt: skip
     return chosen, weights
 
@@ -130,7 +130,7 @@ def plan_units(chosen: Tensor, experts: int) -> Units:
     start = torch.empty(most + 1, dtype=torch.int32, device=chosen.device)
     _plan_kernel[(experts + 1,)](
         chosen, order, expert, start, pairs, most, EXPERTS=experts, BLOCK=triton.next_power_of_2(pairs),
-        BINS=triton.next_power_of_2(experts + 2), num_warps=4, **overlap(chosen),
+        BINS=triton.next_power_of_2(experts + 2), num_warps=4, **overlap(chosen, chosen.shape[0]),
     )  # fmt: skip
     return Units(order, expert, start)
 
@@ -289,18 +289,18 @@ def mixture(
     _up_kernel[(triton.cdiv(width, tiles.up), units.most)](
         x, units.order, units.expert, units.start, gate_up, shared_gate_up, h, TOP=pairs - 1, EXPERTS=experts,
         HIDDEN=hidden, WIDTH=width, M=16, N=tiles.up, K=tiles.up_depth, STAGES=tiles.stages, num_warps=tiles.warps,
-        **overlap(x),
+        **overlap(x, rows),
     )  # fmt: skip
     _down_kernel[(triton.cdiv(hidden, tiles.down), units.most)](
         h, units.order, units.expert, units.start, down, shared_down, parts, EXPERTS=experts, HIDDEN=hidden,
         WIDTH=width, M=16, N=tiles.down, K=tiles.down_depth, STAGES=tiles.stages, num_warps=tiles.warps,
-        **overlap(x),
+        **overlap(x, rows),
     )  # fmt: skip
     out = torch.empty_like(residual)
     block = triton.next_power_of_2(hidden)
     _combine_kernel[(rows,)](
         parts, weights, residual, norm, out, eps, PAIRS=pairs, HIDDEN=hidden, BLOCK=block,
-        num_warps=min(8, max(1, block // 256)), **overlap(x),
+        num_warps=min(8, max(1, block // 256)), **overlap(x, rows),
     )  # fmt: skip
     return out
 
@@ -321,11 +321,11 @@ def _one_row(
     n = max(1, _ONE_ROW // k)
     _up_one_kernel[(triton.cdiv(width, n), pairs)](
         x, chosen, gate_up, shared_gate_up, h, EXPERTS=gate_up.shape[0], HIDDEN=hidden, WIDTH=width, N=n, K=k,
-        num_warps=4, **overlap(x),
+        num_warps=4, **overlap(x, 1),
     )  # fmt: skip
     n = 4
     _down_one_kernel[(triton.cdiv(hidden, n),)](
         h, chosen, weights, down, shared_down, total, EXPERTS=gate_up.shape[0], PAIRS=pairs, HIDDEN=hidden, WIDTH=width,
-        N=n, K=triton.next_power_of_2(width), num_warps=4, **overlap(x),
+        N=n, K=triton.next_power_of_2(width), num_warps=4, **overlap(x, 1),
     )  # fmt: skip
     return total

@@ -99,7 +99,7 @@ def linear(x: Tensor, weight: Tensor, *, parts: int = 1, tile: Tile | None = Non
     assert parts == 1 or depth % (parts * tile.depth) == 0
     _linear_kernel[(triton.cdiv(width, tile.columns), triton.cdiv(rows, most), parts)](
         x, x.stride(0), weight, out, rows, width, DEPTH=depth, SHARE=depth // parts, M=most, N=tile.columns, K=tile.depth,
-        STAGES=tile.stages, num_warps=tile.warps, **overlap(x),
+        STAGES=tile.stages, num_warps=tile.warps, **overlap(x, rows),
     )  # fmt: skip
     return out
 
@@ -110,5 +110,5 @@ def _one_row(x: Tensor, weight: Tensor) -> Tensor:
     k = depth if whole else (1024 if depth % 1024 == 0 else 512)
     n = max(1, _ONE_ROW // k if whole else _ONE_ROW // 2 // k)
     out = torch.empty(1, width, dtype=x.dtype, device=x.device)
-    _row_kernel[(triton.cdiv(width, n),)](x, weight, out, width, DEPTH=depth, N=n, K=k, num_warps=4, **overlap(x))
+    _row_kernel[(triton.cdiv(width, n),)](x, weight, out, width, DEPTH=depth, N=n, K=k, num_warps=4, **overlap(x, 1))
     return out

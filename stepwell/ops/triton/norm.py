@@ -44,7 +44,7 @@ def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float)
     parts = 0 if x is None else x.numel() // residual.numel()
     _add_norm_kernel[(rows,)](
         residual if x is None else x, residual, weight, out, eps, residual.numel(), WIDTH=width, BLOCK=block, PARTS=parts,
-        num_warps=min(8, max(1, block // 256)), **overlap(residual),
+        num_warps=min(8, max(1, block // 256)), **overlap(residual, rows),
     )  # fmt: skip
     return out
 
@@ -82,7 +82,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
         WIDTH=dim,
         BLOCK=triton.next_power_of_2(dim),
         num_warps=1,
-        **overlap(x),
+        **overlap(x, rows),
     )
     return out
 
@@ -103,6 +103,6 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     rows, width = x.shape
     out = torch.empty_like(x)
     _gate_kernel[(triton.cdiv(width, 1024), rows)](
-        x, gate, gate.stride(0), out, WIDTH=width, BLOCK=1024, num_warps=4, **overlap(x)
+        x, gate, gate.stride(0), out, WIDTH=width, BLOCK=1024, num_warps=4, **overlap(x, rows)
     )
     return out

@@ -177,7 +177,7 @@ def conv_step(
         ring.q, ring.k, ring.v, ring.g, ring.beta, eps,
         T=x.shape[0] // rows, R=ring.k.shape[1], KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUE_HEADS=heads,
         VALUE_DIM=value_dim, BLOCK=triton.next_power_of_2(max(key_dim, value_dim)), FOLD_NEW=fold_new, num_warps=1,
-        **overlap(x),
+        **overlap(x, rows),
     )  # fmt: skip
 
 
@@ -241,5 +241,5 @@ def delta_step(
         rungs, rungs.stride(0), ring.q, ring.k, ring.v, ring.g, ring.beta, out, key_dim**-0.5,
         T=out.shape[0] // rows, R=ring.k.shape[1], KEY_HEADS=ring.k.shape[2], KEY_DIM=key_dim, VALUE_HEADS=heads,
         VALUE_DIM=value_dim, BLOCK=block, FOLD_NEW=fold_new, num_warps=warps,
-        **overlap(pool),
+        **overlap(pool, rows),
     )  # fmt: skip

@@ -238,7 +238,7 @@ def _peaks(logits: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     peaks = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(rows, chunks, dtype=torch.int64, device=logits.device)
     _peak_kernel[(chunks, rows)](
-        logits, logits.stride(0), vocab, peaks, tokens, SIZE=chunk, num_warps=4, **overlap(logits)
+        logits, logits.stride(0), vocab, peaks, tokens, SIZE=chunk, num_warps=4, **overlap(logits, rows)
     )
     return peaks, tokens
 
@@ -247,6 +247,6 @@ def _pick(peaks: Tensor, scores: Tensor, tokens: Tensor) -> Tensor:
     rows, chunks = peaks.shape
     out = torch.empty(rows, dtype=torch.int64, device=peaks.device)
     _pick_kernel[(rows,)](
-        peaks, scores, tokens, out, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1, **overlap(peaks)
+        peaks, scores, tokens, out, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1, **overlap(peaks, rows)
     )
     return out
