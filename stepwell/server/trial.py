@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
+import numpy as np
 import orjson
 from llguidance import LLMatcher, LLTokenizer
 
@@ -19,6 +21,10 @@ from stepwell.engine.grammars import reading_threads
 
 SECONDS = 20.0
 """Most that one grammar may take, many times what the largest schemas of everyday use do."""
+FOLLOWED = 64
+"""Tokens of an answer for which a grammar is followed on trial."""
+FOLLOWING = 0.5
+"""Seconds of processor time that they may take, where everyday schemas take a thousandth of it."""
 _MEMORY = 4 * 2**30  # bytes of one process
 _MODULE = "stepwell.server.trial"
 
@@ -77,11 +83,23 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 def fault_of(grammar: str) -> str:
     """Why nothing can follow `grammar`, read here and now with a vocabulary of bytes; empty where something can."""
     trial = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
-    fault = str(trial.get_error()) if trial.is_error() else ""
-    if not fault:
-        trial.compute_bitmask()
-        fault = "no text follows it" if trial.is_error() else ""
+    fault = str(trial.get_error()) if trial.is_error() else _followed(trial)
     return " ".join(fault.split())[:200]
+
+
+def _followed(trial: LLMatcher) -> str:
+    """Why it cannot be followed, after some tokens of an answer; empty where it can. Each step of every answer waits for such masks."""
+    began = time.thread_time()
+    for step in range(FOLLOWED):
+        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(trial.compute_bitmask(), np.uint8), bitorder="little"))
+        if trial.is_error() and not step:
+            return "no text follows it"
+        if time.thread_time() - began > FOLLOWING:
+            return f"following it for {step + 1} tokens takes more than {FOLLOWING:g} s: make it simpler"
+        token = int(allowed[step % len(allowed)]) if len(allowed) else None
+        if token is None or trial.is_error() or not trial.consume_tokens([token]) or trial.is_stopped():
+            break
+    return ""
 
 
 def _serve() -> None:

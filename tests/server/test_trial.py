@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from llguidance import LLMatcher
 
+from stepwell.server import trial
 from stepwell.server.trial import Trials
 
 GOOD = LLMatcher.grammar_from_regex("a+")
@@ -37,3 +39,11 @@ def test_a_process_that_has_ended_is_replaced() -> None:
     process.wait()
     assert trials.fault(GOOD) == ""
     assert trials._idle != [process]
+
+
+def test_what_is_too_dear_to_follow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar is read in no time, and then each mask of each answer takes a second: every stream would wait for it."""
+    dear = LLMatcher.grammar_from_regex("(a{100}){10}")
+    assert trial.fault_of(dear) == ""
+    monkeypatch.setattr(trial, "FOLLOWING", 0.0)
+    assert trial.fault_of(dear).startswith("following it for 1 tokens takes more than 0 s")
