@@ -94,6 +94,7 @@ def serve(
     log_level: flags.LogLevel = "warning",
     log_format: flags.LogFormat = "text",
     otlp_endpoint: flags.OtlpEndpoint = None,
+    metrics_compat: flags.MetricsCompat = "none",
 ) -> None:
     """Serve MODEL over the OpenAI API.
 

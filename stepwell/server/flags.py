@@ -214,6 +214,9 @@ DrainTimeout = Annotated[float, _option("Seconds that open calls may go on after
 ShutdownTimeout = Annotated[float, _option("Seconds that the engine then has to end before it is killed.", _LIMITS)]
 LogLevel = Annotated[str, _option("debug, info, warning or error.", _LOGS)]
 LogFormat = Annotated[str, _option("text, or json: one object a line.", _LOGS)]
+MetricsCompat = Annotated[
+    str, _option("vllm: show metrics also under the names that vLLM's Grafana board reads.", _LOGS)
+]
 OtlpEndpoint = Annotated[
     str | None,
     _option("Collector of OpenTelemetry to send traces to, such as http://127.0.0.1:4318 (OTLP over HTTP).", _LOGS),

@@ -20,6 +20,7 @@ from stepwell.server.client import EngineClient
 from stepwell.server.deltas import CallOpened, Delta, Said, Thought
 from stepwell.server.errors import GenerationFailed
 from stepwell.server.metrics import Metrics
+from stepwell.server.phases import Course
 from stepwell.server.prompts import Prompt
 from stepwell.server.read.answer import Answer
 from stepwell.server.read.reply import Reading, ReplyReader
@@ -288,6 +289,7 @@ class Generation:
         requests = job.requests()
         self.choices = [job.choice(i, request, tokenizer) for i, request in enumerate(requests)]
         self._by_id = {choice.request_id: choice for choice in self.choices}
+        self._courses = {name: Course(job.arrived) for name in self._by_id}
         self._answers: Answers = client.submit(requests)
         if trace is not None:
             trace.began(job, self)
@@ -350,12 +352,18 @@ class Generation:
                 self._trace.loading(choice.request_id, delivery.loads_at)
             if delivery.outcome is not None:
                 self._trace.admitted(choice.request_id, delivery.outcome, delivery.admitted_at)
+        course = self._courses[choice.request_id]
+        if delivery.outcome is not None:
+            course.admitted = self._clock.now()
         deltas, scores, tokens = choice.take(delivery)
         first = self._time(choice, len(delivery.tokens))
+        if first:
+            course.first = choice.started
         if choice.reason is not None:
             if delivery.end is None:  # it ended here, by a stop string or its one call; the engine does not know yet
                 self._answers.abort(choice.request_id)
             self._metrics.finished(choice.reason, empty=choice.spoken == 0)
+            self._metrics.phases.ended(course, self._clock.now(), choice.prompt, choice.transcript.tokens)
             del self._by_id[choice.request_id]
             if self._trace is not None:
                 self._trace.ended(choice.request_id, choice.reason)

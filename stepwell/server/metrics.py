@@ -21,7 +21,9 @@ from stepwell.cache.tally import Tally
 from stepwell.engine.messages import Stats
 from stepwell.engine.stats import COPIES, COUNTERS, GAUGES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason
+from stepwell.server.compat import VllmNames
 from stepwell.server.disk_metrics import disk_metrics
+from stepwell.server.phases import Phases
 from stepwell.server.recent import Recent
 from stepwell.server.times import Times
 
@@ -99,10 +101,17 @@ class Metrics:
         self._next = self._histogram(
             "inter_token_seconds", "Between tokens; one observation a delivery", _NEXT_TOKEN_BUCKETS
         )
+        self.phases = Phases(self.registry)
+        self._said = 0
 
     def watch(self, stats: Callable[[], Stats], up: Callable[[], bool]) -> None:
         """Show an engine's gauges too."""
         self.registry.register(_EngineGauges(stats, up))
+
+    def also_as_vllm(self, model: str, stats: Callable[[], Stats]) -> None:
+        """Show what has a name in vLLM under that, too."""
+        times = {**self.phases.times, "time_to_first_token_seconds": self._first, "inter_token_seconds": self._next}
+        self.registry.register(VllmNames(model, times, self.totals, lambda: self._said, stats))
 
     def render(self) -> bytes:
         """All metrics in the text format."""
@@ -138,6 +147,7 @@ class Metrics:
 
     def generated(self, tokens: int) -> None:
         self._generated.inc(tokens)
+        self._said += tokens
         self.recent.slice().generated += tokens
 
     def measured(self, stats: Stats) -> None:

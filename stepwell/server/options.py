@@ -20,6 +20,8 @@ from stepwell.server.parts import Limits
 from stepwell.server.settings import TraceTarget, trace_target
 from stepwell.server.template_use import TemplateUse, template_use
 
+METRICS_COMPAT = ("none", "vllm")
+
 
 @dataclass(frozen=True, slots=True)
 class Endings:
@@ -56,6 +58,7 @@ class ServeOptions:
     traces: TraceTarget | None = None
     names: ServedNames | None = None
     batches: str | None = None
+    metrics_compat: str = "none"
     generation_config: str = AUTO
     generation_override: str | None = None
     template: TemplateUse = field(default_factory=TemplateUse)
@@ -95,6 +98,7 @@ def options_from(
         traces=trace_target(values["otlp_endpoint"], environment or {}),
         names=names,
         batches=values["batches"],
+        metrics_compat=_choice("metrics_compat", values["metrics_compat"], METRICS_COMPAT),
         generation_config=values["generation_config"],
         generation_override=values["override_generation_config"],
         template=template_use(values),
@@ -109,6 +113,12 @@ def with_local_model(values: Mapping[str, Any], fetch: bool) -> dict[str, Any]:
     asked = values["model"]
     model = local_model(asked, values["revision"], values["download_dir"], fetch)
     return {**values, "model": model, "served_model_name": values["served_model_name"] or [asked]}
+
+
+def _choice(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ConfigError(f"{flag(name)} {value!r} is unknown: use one of {', '.join(known)}")
+    return value
 
 
 def _limits(values: Mapping[str, Any]) -> Limits:

@@ -133,6 +133,8 @@ async def _serve(
         print_defaults(console, defaults, facts.ends, tokenizer)
         parts = _parts(options, client, tokenizer, facts, metrics, otlp)
         parts = replace(parts, defaults=with_ends(defaults, facts.ends, tokenizer))
+        if options.metrics_compat == "vllm":
+            metrics.also_as_vllm(parts.served.first, lambda: client.stats)
         await _run_http(parts, listener, signals, options.endings, console)
     except EngineDead as error:
         raise ConfigError(str(error)) from error
