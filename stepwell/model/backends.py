@@ -17,8 +17,11 @@ MakeBackend: TypeAlias = Callable[[HybridConfig, torch.dtype, torch.device], Bac
 
 
 def backend_for(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> Backend:
-    """Kernels where there is a GPU, Triton is installed, and they are written for such a shape; else plain torch."""
-    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+    """Kernels where there is a GPU, Triton is installed, and they are written for such a model; else plain torch.
+
+    In float32 and float16 a GPU computes in plain torch too: libraries for prompts take bfloat16, and that is what was tried.
+    """
+    if device.type == "cuda" and dtype == torch.bfloat16 and importlib.util.find_spec("triton") is not None:
         cuda = importlib.import_module("stepwell.model.cuda.backend")
         if not cuda.unfit(config, dtype):
             backend: Backend = cuda.CudaBackend(config, dtype, device)

@@ -171,8 +171,15 @@ _PROGRAMS = 264  # two for each multiprocessor of an H200
 
 
 def splits_for(rows: int, kv_heads: int) -> int:
-    """A division of each row's tokens that fills the card whatever their number, from shapes alone."""
-    return max(2, min(128, _PROGRAMS // (rows * kv_heads)))
+    """Into how many parts to divide each row's tokens, from 2 to 128: from shapes alone, whatever the number of tokens.
+
+    A power of two, because each number is a kernel of its own to compile.
+
+    >>> [splits_for(rows, 2) for rows in (1, 3, 8, 64, 500)]
+    [128, 32, 16, 2, 2]
+    """
+    wanted = max(2, min(128, _PROGRAMS // (rows * kv_heads)))
+    return 1 << (wanted.bit_length() - 1)
 
 
 def paged_decode(

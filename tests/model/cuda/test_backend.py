@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from stepwell.model import torch_backend  # noqa: E402
 from stepwell.model.backends import backend_for, sizes_up_to  # noqa: E402
 from stepwell.model.config import HybridConfig  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend, unfit  # noqa: E402
@@ -102,9 +103,16 @@ def test_shapes_without_kernels_are_named(tmp_path: Path) -> None:
     assert unfit(HybridConfig.from_file(written(tmp_path)), torch.bfloat16) == ""
 
 
-def test_a_cpu_computes_in_plain_torch(tmp_path: Path) -> None:
-    config = HybridConfig.from_file(written(tmp_path))
-    assert isinstance(backend_for(config, torch.float32, torch.device("cpu")), TorchBackend)
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [("cpu", torch.bfloat16), ("cpu", torch.float32), ("cuda", torch.float32), ("cuda", torch.float16)],
+)
+def test_what_kernels_were_not_tried_with_is_computed_in_plain_torch(
+    tmp_path: Path, device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_backend, "Rotary", lambda *sizes: None)  # it would want the device
+    backend = backend_for(HybridConfig.from_file(written(tmp_path)), dtype, torch.device(device))
+    assert isinstance(backend, TorchBackend)
 
 
 def test_what_computes_is_named(tmp_path: Path) -> None:

@@ -88,3 +88,10 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     together = attention.paged_decode(q, k_pages, v_pages, table, sizes, None, splits=2, tile=16)
     alone = attention.paged_decode(q[1:], k_pages, v_pages, table[1:], sizes[1:], None, splits=2, tile=16)
     assert torch.equal(together[1:], alone)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kv_heads", "splits"), [(1, 2, 128), (1, 4, 64), (3, 2, 32), (8, 2, 16), (64, 2, 2), (500, 4, 2)]
+)
+def test_few_rows_are_divided_and_many_are_not(rows: int, kv_heads: int, splits: int) -> None:
+    assert attention.splits_for(rows, kv_heads) == splits
