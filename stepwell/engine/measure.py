@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from stepwell.base.clock import WallClock
@@ -16,6 +18,7 @@ from stepwell.store.mover import CopyMover
 _TOKENS = 512
 _FAR = 16_384
 """Context at which attention's share of prefill is measured, where memory and model allow it."""
+_QUICK = 0.1  # s
 _TIMES = 3  # the first pass also warms up; a busy machine is better judged by its best moment
 _COPY_BYTES = 64 << 20
 _COPY_PAGES = 16  # in a move: what a chunk is
@@ -31,14 +34,17 @@ def _prefill(costs: Costs, runner: Runner, sizes: Sizes, most: int) -> Costs:
     """Two parts of a prompt, at its beginning and far from it: t = n / rate + a · n · (start + n/2)."""
     capacity = min(sizes.pages * sizes.geometry.block, sizes.max_model_len)
     count = min(_TOKENS, most, capacity)
-    start = floor_to(max(0, min(_FAR, capacity) - count), sizes.geometry.rung_grid)
     near = _seconds(runner, sizes, 0, count, Fresh())
-    per_pair = 0.0
-    if start >= 2 * count:
-        far = _seconds(runner, sizes, start, count, Carry())
-        per_pair = max(0.0, far - near) / (count * start)
-    rest = max(near - per_pair * count * count / 2, near / 10, 1e-6)
-    return Costs(count / rest, costs.bytes_per_s, costs.latency_s, per_pair)
+    rest, per_pair = near, 0.0
+    less = 1 if near < _QUICK else 4  # a start must not take long on a slow machine, where little shows the same
+    few, far = count // less, min(_FAR // less, capacity)
+    start = floor_to(max(0, far - few), sizes.geometry.rung_grid)
+    if few and start >= 2 * few:
+        short = near if less == 1 else _seconds(runner, sizes, 0, few, Fresh())
+        long = _seconds(runner, sizes, start, few, Carry())
+        per_pair = max(0.0, long - short) / (few * start)
+        rest = max(near - per_pair * count * count / 2, near / 10)
+    return replace(costs, prefill_tokens_per_s=count / max(rest, 1e-6), attention_s_per_pair=per_pair)
 
 
 def _seconds(runner: Runner, sizes: Sizes, start: int, count: int, state: StateStart) -> float:
@@ -77,9 +83,4 @@ def _copies(costs: Costs, mover: CopyMover, sizes: Sizes) -> Costs:
             return costs
         took = sum(report.seconds for report in reports)
     device, _, disk = costs.bytes_per_s
-    return Costs(
-        costs.prefill_tokens_per_s,
-        (device, count * sizes.geometry.page_bytes / max(took, 1e-6), disk),
-        costs.latency_s,
-        costs.attention_s_per_pair,
-    )
+    return replace(costs, bytes_per_s=(device, count * sizes.geometry.page_bytes / max(took, 1e-6), disk))
