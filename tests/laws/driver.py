@@ -164,7 +164,9 @@ class Driver:
 
     def act(self) -> None:
         """One random action."""
-        if self._corrupt and chance(self._noise, self._corrupt):
+        # few loads are in flight at a time, and much can go wrong under them
+        loads = 4 if self.harness.loop.queues.parked else 1
+        if self._corrupt and chance(self._noise, loads * self._corrupt):
             self.corrupt(self._noise)
         roll = self.rng.randint(1, 100)
         if roll <= 22:

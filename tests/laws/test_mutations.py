@@ -266,7 +266,7 @@ def locked_copies_are_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(account.Account, "_permit", careless)
 
 
-@bug(0, 5, seed=11)
+@bug(0, 5, seed=47)
 def resident_pages_are_not_shared_at_settle(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admission, "_share_path", lambda directory, held: None)
 
