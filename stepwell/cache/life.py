@@ -62,5 +62,5 @@ class Standing(IntEnum):
 GONE, FREE, HELD, DIRTY = Standing
 
 
-class IllegalTransition(AssertionError):
-    """A copy was to become what cannot follow what it is; says which copy, and what holds it."""
+class IllegalTransition(Exception):
+    """A copy was to become what cannot follow what it is: a fault of the engine's own. Says which copy, and what holds it."""

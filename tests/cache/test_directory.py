@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stepwell.cache.check import check
+from stepwell.cache.life import IllegalTransition
 from stepwell.cache.moves import Tier
 from stepwell.cache.shed import secure
 from stepwell.cache.table import BlockTable
@@ -57,7 +58,7 @@ class TestLeases:
         keep(shelf, PROMPT, 40, rungs=(20,))
         rung = rung_at(shelf, PROMPT, 20)
         lease = shelf.lease(rung.image, Tier.DEVICE)
-        with pytest.raises(AssertionError, match="HERE with 1 slots and 1 locks cannot become ABSENT"):
+        with pytest.raises(IllegalTransition, match="HERE with 1 slots and 1 locks cannot become ABSENT"):
             shelf.drop(rung.image, Tier.DEVICE)
         assert not secure(shelf, 64, force=True)
         assert rung.image.has(Tier.DEVICE)
