@@ -27,10 +27,11 @@ class Laid:
     scoring: tuple[int, ...] = ()
 
 
-def lay_out(works: Sequence[Work], block: int, spare: int) -> Laid:
+def lay_out(works: Sequence[Work], block: int, spare: int, held: bool) -> Laid:
     """Lay the works end to end, those of one token first, by slot: a full set of decodes is then one run of live states.
 
     spare   the page that takes what must not be stored
+    held    live slots keep the inputs of single tokens pending: a cut behind such a token is one of the batch
     """
     decoding = sorted((i for i, w in enumerate(works) if len(w.tokens) == 1), key=lambda i: works[i].slot)
     order = [*decoding, *(i for i, w in enumerate(works) if len(w.tokens) > 1)]
@@ -40,7 +41,7 @@ def lay_out(works: Sequence[Work], block: int, spare: int) -> Laid:
     positions = np.arange(int(counts.sum())) + np.repeat(starts - firsts, counts)
     pages = np.concatenate([_page_of_each(w, block) for w in laid])
     shared = positions < np.repeat([w.write_from for w in laid], counts)
-    cuts = [(row, cut) for row, w in enumerate(laid) for cut in inner_cuts(w)]
+    cuts = [(row, cut) for row, w in enumerate(laid) for cut in inner_cuts(w, held)]
     sampling = [row for row, w in enumerate(laid) if w.sample is not None]
     scoring = [(row, w.score) for row, w in enumerate(laid) if w.score is not None]
     asked = [firsts[sampling] + counts[sampling] - 1]
@@ -62,14 +63,18 @@ def lay_out(works: Sequence[Work], block: int, spare: int) -> Laid:
     return Laid(batch, inner, tuple(order[row] for row in sampling), tuple(order[row] for row, _ in scoring))
 
 
-def inner_cuts(work: Work) -> list[Cut]:
-    """Cuts before the last token of the work, ascending; a cut at its end is the live state after the pass."""
-    return sorted((cut for cut in work.cuts if cut.position < work.end), key=lambda cut: cut.position)
+def inner_cuts(work: Work, held: bool) -> list[Cut]:
+    """Cuts whose state is not the live one after the pass, ascending."""
+    return sorted((cut for cut in work.cuts if not _is_live(cut, work, held)), key=lambda cut: cut.position)
 
 
-def end_cuts(works: Sequence[Work]) -> list[tuple[int, Ints]]:
-    """(slot, pages) for each cut at the end of its work."""
-    return [(w.slot, cut.pages) for w in works for cut in w.cuts if cut.position == w.end]
+def end_cuts(works: Sequence[Work], held: bool) -> list[tuple[int, Ints]]:
+    """(slot, pages) for each cut whose state is the live one after the pass."""
+    return [(w.slot, cut.pages) for w in works for cut in w.cuts if _is_live(cut, w, held)]
+
+
+def _is_live(cut: Cut, work: Work, held: bool) -> bool:
+    return cut.position == work.end and not (held and len(work.tokens) == 1)
 
 
 def _page_of_each(work: Work, block: int) -> Ints:

@@ -12,7 +12,7 @@ from stepwell.cache.config import Costs
 from stepwell.cache.moves import Extent, Move, Tier
 from stepwell.engine.sizes import Sizes
 from stepwell.sched.request import SamplingParams
-from stepwell.sched.step import Carry, Fresh, Runner, Sample, StateStart, Step, Work
+from stepwell.sched.step import Fresh, FromImage, Runner, Sample, StateStart, Step, Work
 from stepwell.store.mover import CopyMover
 
 _TOKENS = 512
@@ -41,7 +41,9 @@ def _prefill(costs: Costs, runner: Runner, sizes: Sizes, most: int) -> Costs:
     start = floor_to(max(0, far - few), sizes.geometry.rung_grid)
     if few and start >= 2 * few:
         short = near if less == 1 else _seconds(runner, sizes, 0, few, Fresh())
-        long = _seconds(runner, sizes, start, few, Carry())
+        # a state can stand so far in only by coming from an image: whatever those pages hold
+        image = np.arange(sizes.pages - sizes.geometry.image_pages, sizes.pages, dtype=np.int32)
+        long = _seconds(runner, sizes, start, few, FromImage(image))
         per_pair = max(0.0, long - short) / (few * start)
         rest = max(near - per_pair * count * count / 2, near / 10)
     return replace(costs, prefill_tokens_per_s=count / max(rest, 1e-6), attention_s_per_pair=per_pair)

@@ -28,7 +28,8 @@ class Sizes:
 
 def sizes_of(config: EngineConfig, most_positions: int, geometry: Geometry, device: torch.device) -> Sizes:
     """Sizes by the flags and the memory that is free now: after the weights, before the arenas. Raises ConfigError."""
-    pages = _device_budget(config, device, config.max_num_seqs * geometry.image_bytes) // geometry.page_bytes
+    beside = (config.max_num_seqs + 1) * geometry.image_bytes + geometry.page_bytes  # one slot and one page are spare
+    pages = _device_budget(config, device, beside) // geometry.page_bytes
     longest = longest_context(config, geometry, pages, most_positions)
     return Sizes(geometry, pages, config.host_memory // geometry.page_bytes, longest)
 

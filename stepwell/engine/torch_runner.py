@@ -56,7 +56,8 @@ class TorchRunner:
         self._live = live
         self._sampler = sampler
         draws = torch.full((live.slots + 1,), NO_TOKEN, dtype=torch.int64, device=arena.device)
-        self._memory = Memory(arena.keys, arena.values, States(live.conv, live.recurrent), draws)
+        states = States(live.conv, live.recurrent)
+        self._memory = Memory(arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws)
 
     def prepare(self, rows: Sequence[int], width: int) -> None:
         """Make ready to decode batches of these sizes, with up to `width` pages each; before the first step."""
@@ -70,12 +71,12 @@ class TorchRunner:
             return Done(StepResult(()))
         for work in works:
             self._restore(work)
-        laid = lay_out(works, self._arena.geometry.block, self._arena.spare)
+        laid = lay_out(works, self._arena.geometry.block, self._arena.spare, held := bool(self._live.rings))
         inner = self._live.new_images(len(laid.inner))
         forward = self._decoder.backend.plan(laid.batch, self._memory, States(inner.conv, inner.recurrent))
         hidden = self._decoder.hidden(forward)
         self._put(laid.inner, inner)
-        self._put_ends(end_cuts(works))
+        self._put_ends(end_cuts(works, held))
         count = len(laid.sampling)
         logits = self._decoder.logits(hidden[:count])
         kept = _kept(works, laid.sampling, logits)

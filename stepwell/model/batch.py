@@ -9,6 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from stepwell.base.geometry import Ints
+from stepwell.ops.pending import Ring
 
 Longs = npt.NDArray[np.int64]
 
@@ -17,7 +18,7 @@ Longs = npt.NDArray[np.int64]
 class States:
     """Recurrent states of all linear layers.
 
-    conv       [layers, slots, kernel − 1, channels], the inputs that the next convolution looks back on
+    conv       [layers, slots, kernel − 1 (and more), channels], the inputs that the next convolution looks back on, then pending ones
     recurrent  [layers, slots, value_heads, key_dim, value_dim]
 
     The checkpoints of a pass have the same shapes, with a column for each in place of `slots`.
@@ -34,19 +35,25 @@ class Memory:
     keys, values  of attention layer i: its pages [pages + 1, block, kv_heads, head_dim]; the last page is spare: what must not be
                   stored goes there, and nobody reads it
     live          the states of the running sequences; the last slot is spare as well, for rows that pad a batch
+    committed     int64 [slots + 1], tokens that each state has folded; −1: the batch says
+    pending       int64 [slots + 1], tokens whose inputs are in the slot's ring, to be folded next
+    rings         of each linear layer; none where tokens are folded at once
     draws         int64 [slots + 1], the token that each slot drew last
     """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     live: States
+    committed: Tensor
+    pending: Tensor
+    rings: tuple[Ring, ...]
     draws: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Where the state is handed out inside sequences: behind token `after[i]` (counted from 1) of the pass's sequence `sequence[i]`,
-    into column i of the checkpoints."""
+    """Where the state is handed out: behind token `after[i]` (counted from 1) of the pass's sequence `sequence[i]`, into column i of the
+    checkpoints. Ascending by sequence."""
 
     sequence: Longs
     after: Longs
@@ -67,10 +74,11 @@ class Batch:
     page       int64 [rows], where a row's keys and values are stored: the spare page for those that must not be
     offset     int64 [rows], the place in that page
     slots      int64 [sequences], their live states
-    starts     int64 [sequences], tokens that each state has folded: the position of its first row
+    starts     int64 [sequences], tokens before the first row of each, folded or pending
     counts     int64 [sequences], rows of each
     tables     block table of each
-    cuts       none lies behind the last row of its sequence: that state is the live one after the pass
+    cuts       where states are handed out. Where tokens are folded at once none lies behind the last row of its sequence: that state is
+               the live one after the pass
     asked      int64, the rows whose logits are wanted
     """
 

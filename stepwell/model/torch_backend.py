@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +21,7 @@ from stepwell.ops.delta_rule import DeltaInputs, delta_rule, delta_update
 from stepwell.ops.experts import gated_mlp, mixture, route
 from stepwell.ops.linear import Dense, DenseStack, Linear, LinearStack, placed
 from stepwell.ops.norm import gated_rms_norm, inverse_rms, rms_norm
+from stepwell.ops.pending import Lanes, conv_step, delta_step, fold_pending
 from stepwell.ops.rotary import Angles, Rotary, rotate
 from stepwell.sched.step import LAST_DRAW
 
@@ -63,8 +65,8 @@ class TorchBackend:
             page=self._upload(batch.page),
             offset=self._upload(batch.offset),
             attend=PagedAttention.plan(batch.tables, starts, counts, block, share, device, self._dtype),
-            steps=Steps(batch.decodes, self._slots(batch.slots[: batch.decodes])) if batch.decodes else None,
-            folds=self._folds(batch, starts[batch.decodes :], counts[batch.decodes :]),
+            steps=self._steps(batch, memory) if batch.decodes else None,
+            folds=self._folds(batch, memory, starts[batch.decodes :], counts[batch.decodes :]),
             asked_rows=self._upload(batch.asked),
         )
 
@@ -76,39 +78,90 @@ class TorchBackend:
             given.copy_(torch.where(given == LAST_DRAW, drawn, given))
         return tokens
 
-    def _folds(self, batch: Batch, starts: list[int], counts: list[int]) -> Folds | None:
+    def _steps(self, batch: Batch, memory: Memory) -> Steps:
+        """The slots' counts move on here: passes are planned in the order in which they run."""
+        numbers = batch.slots[: batch.decodes]
+        slots, starts = self._upload(numbers), self._upload(batch.starts[: batch.decodes])
+        committed, pending = self._standing(slots, starts, memory)
+        if not memory.rings:
+            memory.committed.index_copy_(0, slots, committed + 1)
+            consecutive = int(numbers[-1]) - int(numbers[0]) == batch.decodes - 1
+            return Steps(batch.decodes, slice(int(numbers[0]), int(numbers[-1]) + 1) if consecutive else slots)
+        memory.committed.index_copy_(0, slots, committed + pending)
+        memory.pending.index_fill_(0, slots, 1)
+        left = int(np.searchsorted(batch.cuts.sequence, batch.decodes))
+        marked = self._upload(batch.cuts.sequence[:left])
+        rung, after = torch.full_like(slots, -1), torch.zeros_like(slots)
+        rung[marked] = torch.arange(left, device=self._device)
+        after[marked] = pending[marked] + self._upload(batch.cuts.after[:left])
+        return Steps(batch.decodes, Held(Lanes(slots, committed, pending, rung, after), marked, left))
+
+    def _folds(self, batch: Batch, memory: Memory, starts: list[int], counts: list[int]) -> Folds | None:
         if not counts:
             return None
-        cuts = [(sequence - batch.decodes, after) for sequence, after in batch.cuts.pairs()]
+        slots = self._upload(batch.slots[batch.decodes :])
+        first, ends = self._upload(batch.starts[batch.decodes :]), batch.starts + batch.counts
+        committed, pending = self._standing(slots, first, memory)
+        none = torch.full_like(slots, -1)
+        memory.committed.index_copy_(0, slots, self._upload(ends[batch.decodes :]))
+        memory.pending.index_fill_(0, slots, 0)
+        cuts = [
+            (sequence - batch.decodes, after) for sequence, after in batch.cuts.pairs() if sequence >= batch.decodes
+        ]
         return Folds(
-            slots=self._upload(batch.slots[batch.decodes :]),
+            slots=slots,
+            before=Lanes(slots, committed, pending, none, none) if memory.rings else None,
             conv=ConvLayout.plan(counts, cuts, self._shape.conv_kernel, self._device),
             chunks=Chunks.plan(starts, counts, cuts, self._shape.value_heads, self._device),
         )
 
-    def _slots(self, slots: Longs) -> Tensor | slice:
-        if int(slots[-1]) - int(slots[0]) == len(slots) - 1:
-            return slice(int(slots[0]), int(slots[-1]) + 1)
-        return self._upload(slots)
+    def _standing(self, slots: Tensor, starts: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Tokens that the slots' states have folded, and tokens pending in them. A state from an image stands where the batch says."""
+        committed, pending = memory.committed.index_select(0, slots), memory.pending.index_select(0, slots)
+        committed = torch.where(committed < 0, starts, committed)
+        if self._device.type == "cpu":
+            wrong = (committed + pending != starts) & (slots < len(memory.committed) - 1)
+            assert not wrong.any(), (
+                f"slots {slots[wrong]} stand at {committed[wrong]} + {pending[wrong]}, not {starts[wrong]}"
+            )
+        return committed, pending
 
     def _upload(self, values: Longs) -> Tensor:
         return torch.from_numpy(values).to(self._device)
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Decodes whose slots keep inputs: `marked` rows leave a checkpoint, in the first `left` columns."""
+
+    lanes: Lanes
+    marked: Tensor
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
 class Steps:
-    """The decodes: rows 0 … `count` − 1. `slots` are their live states; a slice where they are consecutive, so that these are updated
-    where they lie."""
+    """The decodes: rows 0 … `count` − 1. `slots` are the live states that fold at once; a slice where they are consecutive, so that
+    these are updated where they lie."""
 
     count: int
-    slots: Tensor | slice
+    slots: Held | Tensor | slice
+
+    @property
+    def left(self) -> int:
+        """Columns of checkpoints that these rows fill."""
+        return self.slots.left if isinstance(self.slots, Held) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Folds:
-    """The sequences of several new tokens, behind the decodes: their live states, and how their tokens are laid out."""
+    """The sequences of several new tokens, behind the decodes: their live states, and how their tokens are laid out.
+
+    before  what is pending in the slots, to be folded first; None where nothing can be
+    """
 
     slots: Tensor
+    before: Lanes | None
     conv: ConvLayout
     chunks: Chunks
 
@@ -159,7 +212,7 @@ class TorchForward:
         parts, first = [], 0
         if self.steps is not None:
             first = self.steps.count
-            parts.append(self._step(layer, qkv[:first], g[:first], beta[:first], self.steps))
+            parts.append(self._step(layer, qkv[:first], g[:first], beta[:first], self.steps.slots))
         if self.folds is not None:
             parts.append(self._fold(layer, qkv[first:], g[first:], beta[first:], self.folds))
         y = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -178,28 +231,45 @@ class TorchForward:
     def _close(self, y: Tensor, residual: Tensor, then: Norm) -> Tensor:
         return self.norm(residual.add_(y), then)
 
-    def _step(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, steps: Steps) -> Tensor:
-        """One token each; the live states move on in place where they lie side by side in float32, else by copies."""
+    def _step(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, slots: Held | Tensor | slice) -> Tensor:
+        """One token each. Live states move on in place where they lie side by side in float32, else by copies."""
+        if isinstance(slots, Held):
+            return self._hold(layer, qkv, g, beta, slots)
         conv, recurrent = self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]
-        window = conv[steps.slots]
+        window = conv[slots]
         mixed = conv_update(qkv, layer.conv, window)
-        state = recurrent[steps.slots].float()
+        state = recurrent[slots].float()
         out = delta_update(_inputs(layer, mixed, g, beta), state)
-        if not isinstance(steps.slots, slice):
-            conv[steps.slots] = window
-        if not isinstance(steps.slots, slice) or state.dtype != recurrent.dtype:
-            recurrent[steps.slots] = state.to(recurrent.dtype)
+        if not isinstance(slots, slice):
+            conv[slots] = window
+        if not isinstance(slots, slice) or state.dtype != recurrent.dtype:
+            recurrent[slots] = state.to(recurrent.dtype)
+        return out
+
+    def _hold(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, held: Held) -> Tensor:
+        """Fold what is pending, leave checkpoints, look at the new tokens and keep their inputs."""
+        index, live, ring = layer.index, self.memory.live, self.memory.rings[layer.index]
+        windows, states = (left[index, : held.left] for left in (self.checkpoints.conv, self.checkpoints.recurrent))
+        conv_step(qkv, g, beta, layer.conv, live.conv[index], windows, held.lanes, held.marked, ring, fold_new=False)
+        out = g.new_empty(qkv.shape[0], layer.value_heads, layer.value_dim)
+        delta_step(live.recurrent[index], states, held.lanes, held.marked, ring, out, fold_new=False)
         return out
 
     def _fold(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, folds: Folds) -> Tensor:
-        live, left, index = self.memory.live, self.checkpoints, layer.index
+        index, back, live = layer.index, layer.conv.shape[0] - 1, self.memory.live
         conv, recurrent = live.conv[index], live.recurrent[index]
-        mixed, windows, at_cuts = causal_conv(qkv, layer.conv, conv.index_select(0, folds.slots), folds.conv)
+        first = self.steps.left if self.steps is not None else 0
+        left_windows, left_states = self.checkpoints.conv[index, first:], self.checkpoints.recurrent[index, first:]
+        if folds.before is None:
+            windows = conv.index_select(0, folds.slots)
+        else:
+            windows = fold_pending(recurrent, conv, folds.before, self.memory.rings[index], back)
+        mixed, windows, at_cuts = causal_conv(qkv, layer.conv, windows, folds.conv)
         states = recurrent.index_select(0, folds.slots)
-        out, states = delta_rule(_inputs(layer, mixed, g, beta), states, folds.chunks, left.recurrent[index])
-        conv.index_copy_(0, folds.slots, windows)
+        out, states = delta_rule(_inputs(layer, mixed, g, beta), states, folds.chunks, left_states)
+        conv[:, :back].index_copy_(0, folds.slots, windows)
         recurrent.index_copy_(0, folds.slots, states.to(recurrent.dtype))
-        left.conv[index].copy_(at_cuts)
+        left_windows.copy_(at_cuts)
         return out
 
 

@@ -69,7 +69,7 @@ def delta_update(x: DeltaInputs, state: Tensor) -> Tensor:
     count, heads, value_dim = x.v.shape
     key_dim = x.q.shape[-1]
     per_key = heads // x.k.shape[1]
-    q, k = _unit(x.q.float()), _unit(x.k.float())
+    q, k = unit(x.q.float()), unit(x.k.float())
     if per_key > 1:
         q, k = (y.repeat_interleave(per_key, 1) for y in (q, k))
     flat = state.view(count * heads, key_dim, value_dim)
@@ -86,7 +86,8 @@ def _inverse_length(x: Tensor) -> Tensor:
     return size.mul_(size).add_(_EPS).rsqrt_()
 
 
-def _unit(x: Tensor) -> Tensor:
+def unit(x: Tensor) -> Tensor:
+    """float32 vectors of the last dimension, at unit length."""
     return x * _inverse_length(x)
 
 

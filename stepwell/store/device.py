@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.base.shapes import ModelShape, Widths
+from stepwell.ops.pending import Ring
 from stepwell.store.arena import Rows, check_slots
 
 
@@ -97,21 +98,36 @@ class Images:
 class LiveStates:
     """Recurrent states of the running set: fixed arrays over `slots`, and one more for rows that pad a batch.
 
-    recurrent  [linear layers, slots + 1, value_heads, key_dim, value_dim]
-    conv       [linear layers, slots + 1, kernel − 1, channels]
+    recurrent  [linear layers, slots + 1, value_heads, key_dim, value_dim], of the slots' committed tokens
+    conv       [linear layers, slots + 1, kernel − 1 + depth, channels]: the inputs before `committed`, then those of pending tokens
+    committed  int64 [slots + 1], tokens that the state has folded; −1 where it came from an image: who uses it first says
+    pending    int64 [slots + 1], tokens in the ring that are to be folded next
+    rings      of each linear layer, the inputs of pending tokens (`ops/pending.py`); none with a depth of 0: tokens are folded at once
     """
 
-    __slots__ = ("_geometry", "conv", "recurrent")
+    __slots__ = ("_back", "_geometry", "committed", "conv", "pending", "recurrent", "rings")
 
     def __init__(
-        self, slots: int, shape: ModelShape, geometry: Geometry, precision: Precision, device: torch.device
+        self,
+        slots: int,
+        shape: ModelShape,
+        geometry: Geometry,
+        precision: Precision,
+        device: torch.device,
+        depth: int = 0,
     ) -> None:
+        """`depth` tokens of a slot may be pending or new at a time."""
         layers = shape.linear_layers
+        self._back = shape.conv_kernel - 1
         self._geometry = geometry
         state = (shape.value_heads, shape.key_dim, shape.value_dim)
-        window = (shape.conv_kernel - 1, shape.conv_channels)
+        window = (self._back + depth, shape.conv_channels)
+        heads = (shape.key_heads, shape.key_dim, shape.value_heads, shape.value_dim)
         self.recurrent = torch.zeros(layers, slots + 1, *state, dtype=precision.state, device=device)
         self.conv = torch.zeros(layers, slots + 1, *window, dtype=precision.model, device=device)
+        self.committed = torch.full((slots + 1,), -1, dtype=torch.int64, device=device)
+        self.pending = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self.rings = tuple(Ring.empty(slots + 1, depth, *heads, device) for _ in range(layers)) if depth else ()
 
     @property
     def slots(self) -> int:
@@ -121,6 +137,7 @@ class LiveStates:
         """The state that has folded nothing."""
         self.recurrent[:, slot] = 0
         self.conv[:, slot] = 0
+        self.committed[slot] = self.pending[slot] = 0
 
     def new_images(self, count: int) -> Images:
         """Images of zeros, to be filled."""
@@ -133,13 +150,14 @@ class LiveStates:
         geometry = self._geometry
         flat = rows.view(-1, geometry.image_pages * geometry.page_bytes)[:, : geometry.image_bytes]
         split = self.recurrent[:, 0].numel() * self.recurrent.itemsize
-        return Images(rows, _layers_first(flat[:, :split], self.recurrent), _layers_first(flat[:, split:], self.conv))
+        windows = self.conv[:, :, : self._back]
+        return Images(rows, _layers_first(flat[:, :split], self.recurrent), _layers_first(flat[:, split:], windows))
 
     def pack(self, slots: Ints) -> Images:
-        """A copy of these slots' states."""
+        """A copy of these slots' states; nothing may be pending in them."""
         images, at = self.new_images(len(slots)), index(slots, self.recurrent.device)
         images.recurrent.copy_(self.recurrent.index_select(1, at))
-        images.conv.copy_(self.conv.index_select(1, at))
+        images.conv.copy_(self.conv[:, :, : self._back].index_select(1, at))
         return images
 
     def load_image(self, slot: int, image: Rows) -> None:
@@ -151,7 +169,8 @@ class LiveStates:
         """The slot's state becomes that of an image's bytes, uint8 [image_pages, page_bytes], on any device."""
         image = self.as_images(rows.to(self.recurrent.device).contiguous())
         self.recurrent[:, slot] = image.recurrent[:, 0]
-        self.conv[:, slot] = image.conv[:, 0]
+        self.conv[:, slot, : self._back] = image.conv[:, 0]
+        self.committed[slot], self.pending[slot] = -1, 0
 
 
 def _layers_first(flat: Tensor, like: Tensor) -> Tensor:

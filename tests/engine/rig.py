@@ -51,12 +51,13 @@ class Rig:
         eos: tuple[int, ...] = (),
         state: torch.dtype = torch.float32,
         block: int = 16,
+        depth: int = 0,
     ) -> None:
         precision = Precision(decoder.dtype, decoder.dtype, state)
         shape, device = decoder.config.shape, decoder.device
         self.geometry = shape.geometry(block, widths=precision.widths)
         self.arena = DeviceArena(pages, shape, self.geometry, precision, device)
-        self.live = LiveStates(slots, shape, self.geometry, precision, device)
+        self.live = LiveStates(slots, shape, self.geometry, precision, device, depth)
         for memory in (self.arena.rows, self.live.recurrent, self.live.conv):
             memory.view(torch.uint8).fill_(poison)
         self.recorder = Recorder(decoder)

@@ -39,7 +39,7 @@ WORKS = (
 
 
 def test_rows_are_decodes_by_slot_then_the_others_as_they_come() -> None:
-    batch = lay_out(WORKS, BLOCK, SPARE).batch
+    batch = lay_out(WORKS, BLOCK, SPARE, False).batch
     assert batch.decodes == 2
     assert batch.slots.tolist() == [1, 2, 3, 0]
     assert batch.tokens.tolist() == [6, LAST_DRAW, 7, 8, 9, 1, 2, 3, 4, 5]
@@ -48,19 +48,26 @@ def test_rows_are_decodes_by_slot_then_the_others_as_they_come() -> None:
 
 
 def test_what_is_shared_goes_to_the_spare_page() -> None:
-    batch = lay_out(WORKS, BLOCK, SPARE).batch
+    batch = lay_out(WORKS, BLOCK, SPARE, False).batch
     assert batch.page.tolist() == [SPARE, 21, SPARE, SPARE, 32, 0, 0, 0, 0, 1]
     assert batch.offset.tolist() == [1, 1, 2, 3, 0, 0, 1, 2, 3, 0]
 
 
 def test_cuts_inside_works_have_columns_and_those_at_ends_are_live_states() -> None:
-    laid = lay_out(WORKS, BLOCK, SPARE)
+    laid = lay_out(WORKS, BLOCK, SPARE, False)
     assert laid.batch.cuts.pairs() == [(2, 2), (3, 4)]
     assert [pages.tolist() for pages in laid.inner] == [[8], [4]]
-    assert [(slot, pages.tolist()) for slot, pages in end_cuts(WORKS)] == [(3, [9]), (1, [10])]
+    assert [(slot, pages.tolist()) for slot, pages in end_cuts(WORKS, False)] == [(3, [9]), (1, [10])]
+
+
+def test_where_single_tokens_stay_pending_a_cut_behind_one_has_a_column_too() -> None:
+    laid = lay_out(WORKS, BLOCK, SPARE, True)
+    assert laid.batch.cuts.pairs() == [(0, 1), (2, 2), (3, 4)]
+    assert [pages.tolist() for pages in laid.inner] == [[10], [8], [4]]
+    assert [(slot, pages.tolist()) for slot, pages in end_cuts(WORKS, True)] == [(3, [9])]
 
 
 def test_logits_are_asked_for_by_row_of_the_batch_and_told_by_work_of_the_step() -> None:
-    laid = lay_out(WORKS, BLOCK, SPARE)
+    laid = lay_out(WORKS, BLOCK, SPARE, False)
     assert laid.sampling == (3, 1, 0) and laid.scoring == (2,)
     assert laid.batch.asked.tolist() == [0, 1, 4, 5, 6]

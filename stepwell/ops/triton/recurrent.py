@@ -13,64 +13,15 @@ Without speculation `fold_new` folds the new tokens at once: nothing stays pendi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from stepwell.ops.pending import Lanes, Ring
 from stepwell.ops.triton.overlap import follow, overlap
 
 TAPS = 4
 """Width of the convolution; the kernels are written for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """Inputs of the delta rule by slot, float32; the token at position p is in row p mod R. R ≥ pending + new tokens.
-
-    q, k      [slots, R, key_heads, key_dim], unit length
-    v         [slots, R, value_heads, value_dim]
-    g, beta   [slots, R, value_heads]; g is the logarithm of the decay
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    beta: Tensor
-
-    @classmethod
-    def empty(
-        cls, slots: int, rows: int, key_heads: int, key_dim: int, value_heads: int, value_dim: int, device: torch.device
-    ) -> Ring:
-        """An uninitialised ring: `rows` tokens for each of `slots` slots."""
-
-        def new(*shape: int) -> Tensor:
-            return torch.empty(slots, rows, *shape, dtype=torch.float32, device=device)
-
-        heads = (value_heads,)
-        return cls(
-            new(key_heads, key_dim), new(key_heads, key_dim), new(value_heads, value_dim), new(*heads), new(*heads)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Lanes:
-    """Which slot each row of the batch works on, int64 [rows].
-
-    committed    tokens that the slot's state has folded
-    pending      accepted tokens in the ring, folded by this step
-    rung         column of the rung buffers that receives a checkpoint; −1: none
-    rung_after   tokens folded by this step before the checkpoint is taken, ≥ 1; counted from `committed`
-    """
-
-    slots: Tensor
-    committed: Tensor
-    pending: Tensor
-    rung: Tensor
-    rung_after: Tensor
 
 
 @triton.jit

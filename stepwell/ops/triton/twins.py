@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepwell.ops.pending import Lanes, Ring
 from stepwell.ops.triton.prompt import Rows
-from stepwell.ops.triton.recurrent import Lanes, Ring
 from stepwell.ops.triton.sampling import Settings
 
 

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from stepwell.ops.pending import Lanes, Ring  # noqa: E402
 from stepwell.ops.triton import recurrent, twins  # noqa: E402
-from stepwell.ops.triton.recurrent import Lanes, Ring  # noqa: E402
 from tests.ops.triton.inputs import NAN, Made, close  # noqa: E402
 
 KEY_HEADS, KEY_DIM, VALUE_HEADS, VALUE_DIM, SLOTS = 1, 8, 3, 4, 5
