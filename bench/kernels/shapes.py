@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stepwell.ops.triton.recurrent import Lanes, Ring
+from stepwell.ops.pending import Lanes, Ring
 
 DEVICE = torch.device("cuda")
 EXPERTS, TOP, WIDTH = 256, 8, 512

@@ -78,5 +78,6 @@ class Backend(Protocol):
     def plan(self, batch: Batch, memory: Memory, checkpoints: States) -> Forward:
         """Bind a pass to its batch. `checkpoints` has a column for each cut: conv [layers, cuts, …], recurrent [layers, cuts, …].
 
+        Moves the slots' counts on (`memory.committed`, `pending`); a backend that folds at once and reads no count may leave them.
         The batch's arrays are read here, not later. Tokens that are LAST_DRAW are read from `memory.draws` on the device.
         """

@@ -52,6 +52,7 @@ class Filled:
 
     def answers(self) -> np.ndarray:
         """The token that each sequence chooses."""
+        self.rig.live.committed.fill_(-1)  # states are put back from outside
         works = [work(self.tokens[slot], self.tables[slot], LENGTH, LENGTH + 1, slot=slot) for slot in range(ROWS)]
         return np.array([tokens[0] for tokens in self.rig.run(*works)[0].sampled])
 

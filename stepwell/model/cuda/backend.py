@@ -15,8 +15,9 @@ from stepwell.model.cuda.graphs import DecodeGraphs
 from stepwell.model.cuda.plans import Decodes, Uploader, padded_table, plan_prompts
 from stepwell.model.cuda.prompts import choose
 from stepwell.ops.linear import DenseStack, Linear, LinearStack
+from stepwell.ops.pending import Lanes, Ring
 from stepwell.ops.triton.attention import splits_for
-from stepwell.ops.triton.recurrent import TAPS, Lanes, Ring
+from stepwell.ops.triton.recurrent import TAPS
 from stepwell.sched.step import LAST_DRAW
 
 

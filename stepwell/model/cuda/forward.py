@@ -14,8 +14,8 @@ from stepwell.model.cuda.plans import Decodes, Prompts, Wave
 from stepwell.model.cuda.prompts import Fresh, PromptKernels
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.ops.linear import DenseStack, Linear
+from stepwell.ops.pending import Ring
 from stepwell.ops.triton import attention, experts, grouped, linear, norm, prompt, recurrent
-from stepwell.ops.triton.recurrent import Ring
 
 _FEW = 128
 """Most rows of a mixture that is bound by reading weights."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from stepwell.base.geometry import Ints
 from stepwell.model.batch import Batch, Longs
+from stepwell.ops.pending import Lanes
 from stepwell.ops.triton.prompt import Rows
-from stepwell.ops.triton.recurrent import Lanes
 
 _STAGES = 4
 
