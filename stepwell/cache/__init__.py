@@ -3,13 +3,13 @@
 This package knows tokens, page and slot numbers, tiers, leases and ticks. It does not know tensors, files, threads, clocks or
 requests' lives: time comes in as an argument, copies go out as `Move`s.
 
-    tree        prefixes and where their bytes are       ranking     candidates in order of value
-    pool        free slots of one tier                    placement   where to leave a rung
+    tree        prefixes and where their bytes are       ranking     what goes next in each tier, and what is copied down first
+    pool        free slots of one tier                    placement   where rungs stand, and the gap that a loss leaves
     survey      how far each leg reaches for a prompt     plan        how a request would start, and what it falls back to
     life        what a copy can be, and what may follow   account     the one place where that changes, with every sum
     leases      holds on what is cached                   directory   the one owner of all of it
-    policy      what goes first, by name                  succession  which rungs a new one makes less valuable
-    kept, keeps what goes last, and until when            sessions    conversations by their clients' ids
+    policy      what a loss costs: policies by name       sessions    conversations by their clients' ids
+    kept, keeps what goes last, and until when
     admission   commit and settle                         content     publish what was computed, leave rungs
     shed        make room, copy down ahead of need        outcome     how an admission ended; tally: the counters
 """

@@ -36,9 +36,9 @@ from stepwell.cache.life import (
     Standing,
 )
 from stepwell.cache.moves import Tier
-from stepwell.cache.offers import Offers
 from stepwell.cache.policy import policy_named
 from stepwell.cache.pool import Pool, TierUse
+from stepwell.cache.ranking import Offers
 from stepwell.cache.tree import Item, Node, Pending
 
 
@@ -50,8 +50,8 @@ class Account:
         self.archive = archive or Archive()
         sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
         self.pools = {tier: Pool(size) for tier, size in sizes if size}
-        self.policy = policy_named(config.policy, config.geometry.block)
-        self.offers = Offers(tuple(self.pools), self.policy)
+        self.policy = policy_named(config.policy)
+        self.offers = Offers(tuple(self.pools), self.policy, config.geometry.image_pages * config.geometry.block)
         self.epoch = self.tickets = 0
         self.clean = self.backed = self.items = self.ghost_blocks = 0
         self.cached = dict.fromkeys(self.pools, 0)

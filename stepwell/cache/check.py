@@ -153,7 +153,7 @@ def _check_locks(directory: Directory, nodes: list[Node]) -> None:
 
 def _check_candidates(directory: Directory, nodes: list[Node]) -> None:
     """Whatever may be dropped or copied down is on offer, so no idle page is ever out of reach."""
-    rankings = (*directory.offers.drops.values(), *directory.offers.dirty.values())
+    rankings = (*directory.offers.drops.values(), *directory.offers.dirty.values(), directory.offers.twice)
     offered = [(ranking, ranking.items()) for ranking in rankings]
     for item in _items(nodes):
         for ranking, ids in offered:

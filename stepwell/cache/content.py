@@ -9,7 +9,7 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
 from stepwell.cache.life import CONDEMNED, REFUSED
 from stepwell.cache.moves import Tier
-from stepwell.cache.succession import overtaken
+from stepwell.cache.placement import left_by, overtaken
 from stepwell.cache.survey import Survey
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import MOST_JOINED, OLD, TOKEN_BYTES, Node, Rung, RungKind
@@ -28,7 +28,10 @@ def publish(
     condemned = directory.tree.is_condemned(node)
     directory.offers.latest.use = now
     while node.end < end:
+        known = len(node.children)
         child = follow(directory, node, tokens, end, now)
+        if 0 < known < len(node.children):
+            _leave_branches(directory, child)
         if not adopt and child.kv.at[Tier.DEVICE] is not None:
             break
         _fill(directory, child, table, condemned)
@@ -87,9 +90,38 @@ def leave_rung(
     rung.used = now
     rung.kind = min(rung.kind, kind)
     directory.place(rung.image, Tier.DEVICE, pages)
+    if kind != RungKind.ROLLING:
+        _lengthen_line(directory, rung)
     if directory.policy.thins:
         _thin(directory, rung, kind)
     return rung
+
+
+def _lengthen_line(directory: Directory, rung: Rung) -> None:
+    """The new `rung` narrows the gap of the one above it. The line through all above reaches as far as it: noted once it has grown by an
+    eighth. What the nearest has noted all others have, as whatever runs through it runs through them. O(path) at most."""
+    line = rung.image.node.end
+    node = rung.image.node.parent
+    while node is not None:
+        above = node.rung
+        if above is not None:
+            directory.offer(above.image)
+            if 8 * line <= 9 * above.line:
+                return
+            above.line = line
+        node = node.parent
+
+
+def _leave_branches(directory: Directory, child: Node) -> None:
+    """The path has gone on with `child`, a new node: the other branches there are left."""
+    if not directory.policy.thins:
+        return
+    for branch in left_by(child):
+        left = directory.branches.leave()
+        for node in branch:
+            node.left = left
+            for item in node.items():
+                directory.offer(item)
 
 
 def advance(
@@ -127,7 +159,7 @@ def _alone(lease: Lease, rung: Rung) -> bool:
 
 
 def _as_new(directory: Directory, rung: Rung) -> bool:
-    """Whether a rolling `rung` is worth what one left now would be: nobody has resumed from it, and it is given up if answers are."""
+    """True if `rung` ranks exactly as a fresh rolling rung would: unused, same depth, same refusal."""
     in_vain = directory.policy.thins and directory.answers.in_vain
     return (rung.uses, rung.depth, REFUSED in rung.image.life) == (0, OLD if in_vain else 0, in_vain)
 
@@ -167,9 +199,14 @@ def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int,
     """A request resumed at `boundary`: its KV was used, and of the rungs only the one it resumed from."""
     directory.offers.latest.use = now
     used = [node for node in found.path if node.start < boundary]
+    if used and used[-1].left:
+        directory.branches.come_back()
     for node in used:
         node.used = now
         node.uses += 1
+        node.left = 0
+    evicted = min(found.matched, found.tokens - 1) - max(found.union, boundary)
+    directory.offers.missed(found.tokens, max(0, evicted))
     if rung is not None:
         if rung.kind == RungKind.ROLLING:
             directory.answers.saw(repeated=True)

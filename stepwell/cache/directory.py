@@ -13,15 +13,15 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.account import Account
-from stepwell.cache.answers import Answers
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.leases import Flight, Lease, lock, lock_path, unlock
 from stepwell.cache.life import CONDEMNED
 from stepwell.cache.moves import Tier
-from stepwell.cache.offers import attached
 from stepwell.cache.outcome import Reason
 from stepwell.cache.plan import Plan, Room, Wait, plan, plan_return
+from stepwell.cache.policy import Answers, Branches
+from stepwell.cache.ranking import attached
 from stepwell.cache.survey import Survey, gather, survey
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Item, Node, Root, Rung, RungKind, Tree
@@ -37,6 +37,7 @@ class Directory(Account):
         self.leases: set[Lease] = set()
         self.in_flight: dict[int, Flight] = {}
         self.answers = Answers()
+        self.branches = Branches()
 
     # ---- reading ------------------------------------------------------------------------------------------
 

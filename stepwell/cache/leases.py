@@ -73,6 +73,8 @@ def lock_path(account: Account, node: Node | None, top: Node | None, tier: Tier)
         slots = kv.at[tier]
         if locks[tier] == 1 and slots is not None:
             leased += len(slots)
+            if on_device and kv.at[Tier.HOST] is not None and not kv.below[Tier.HOST]:
+                account.offer(kv)  # host may do without its copy now
             if on_device and kv.standing == FREE:
                 account.clean -= len(slots)
                 kv.standing = HELD

@@ -15,7 +15,7 @@ from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Tier
-from stepwell.cache.offers import attached
+from stepwell.cache.ranking import attached
 from stepwell.cache.recall import recall
 from stepwell.cache.shed import begin, in_flight
 from stepwell.cache.tree import Item, Node, RungKind, path_tokens

@@ -1,12 +1,19 @@
-"""Where to leave a rung. Pure arithmetic on positions; the recurrent op hands the states out at no extra pass."""
+"""Where rungs stand: where a prompt leaves them, which of them a new one makes less valuable, and the gap that a loss would leave.
+
+    0 ──────── above ──────── rung ──────── below ──────── line      a fork between `rung` and `below` would start at `above`
+                 └───────────── gap ──────────┘
+
+Pure questions to the tree; the recurrent op hands states out at no extra pass, so rungs cost memory alone.
+"""
 
 from __future__ import annotations
 
+from itertools import islice
 from math import lcm
 
 from stepwell.base.units import floor_to
 from stepwell.cache.config import CacheConfig
-from stepwell.cache.tree import RungKind
+from stepwell.cache.tree import OLD, Node, Rung, RungKind
 
 
 def prompt_rungs(
@@ -35,3 +42,95 @@ def prompt_rungs(
     if config.whole_chunks:
         wanted.setdefault(floor_to(tokens - 1, lcm(config.chunk, grid)), RungKind.PROMPT_END)
     return tuple(sorted((p, kind) for p, kind in wanted.items() if resumed < p))
+
+
+def overtaken(node: Node) -> tuple[list[Rung], list[Rung]]:
+    """The rungs above a new one at `node`, nearest first, `OLD` of them at most; and those of answers that its path has left out: the
+    next turn has come, and did not repeat them. Neither reaches past a fork: a branch of another kind, or one of too many to look at."""
+    above: list[Rung] = []
+    answers: list[Rung] = []
+    below = node
+    while (parent := below.parent) is not None and len(above) < OLD:
+        if len(parent.children) > 1:
+            if len(parent.children) > _FEW:
+                break
+            others = [child for child in parent.children.values() if child is not below]
+            if not all(map(is_answer, others)):
+                break
+            answers += [other.rung for other in others if other.rung is not None]
+        if parent.rung is not None:
+            above.append(parent.rung)
+        below = parent
+    return above, answers
+
+
+def is_answer(node: Node) -> bool:
+    """True for an unleased leaf that only a finished answer left behind: it has no rung but a rolling one."""
+    kind = None if node.rung is None else node.rung.kind
+    return not node.children and kind in (None, RungKind.ROLLING) and not any(node.kv.locks) and not node.awaited
+
+
+def left_by(node: Node) -> list[list[Node]]:
+    """The branches at the parent of `node`, a new child, that its path has left: for each its nodes, `_FAR` at most, from the top.
+
+    A branch that is in use, has been left before, or is an answer does not count, nor does any where many paths part or at the root.
+    """
+    parent = node.parent
+    if parent is None or parent.parent is None or len(parent.children) > _FEW:
+        return []
+    others = [child for child in parent.children.values() if child is not node]
+    return [_idle(other) for other in others if not (other.left or any(other.kv.locks) or is_answer(other))]
+
+
+def _idle(top: Node) -> list[Node]:
+    """The nodes from `top` down that nobody holds, `_FAR` at most."""
+    found: list[Node] = []
+    stack = [top]
+    while stack and len(found) < _FAR:
+        node = stack.pop()
+        if not any(node.kv.locks):
+            found.append(node)
+            stack.extend(node.children.values())
+    return found
+
+
+def needed(rung: Rung, image_tokens: int) -> bool:
+    """Whether forks of the line would lose much without `rung`: more than an eighth of the line, and more than its image is large.
+
+    Where it is not, dropping it leaves no fork that loses more than an eighth. False for the rung of an answer, and for one whose KV is
+    nowhere. O(nodes between its neighbours), `_FAR` at most to each side.
+    """
+    node = rung.image.node
+    if rung.kind == RungKind.ROLLING or node.kv.best() is None:
+        return False
+    return gap(rung) > max(rung.line // 8, image_tokens)
+
+
+def gap(rung: Rung) -> int:
+    """Tokens from the rung above `rung`, or the line's start, to the one below it, or the line's end."""
+    node = rung.image.node
+    end = max(rung.line, node.end)
+    start = 0
+    for above in islice(node.up(), 1, _FAR):
+        start = above.end
+        if above.rung is not None and above.rung.image.best() is not None:
+            break
+    for _ in range(_FAR):
+        count = len(node.children)
+        if not 0 < count <= _FEW:
+            break
+        node = next(iter(node.children.values())) if count == 1 else max(node.children.values(), key=_used)
+        if node.rung is not None and node.rung.image.best() is not None:
+            end = node.end
+            break
+    return end - start
+
+
+def _used(node: Node) -> float:
+    return node.used
+
+
+_FEW = 8
+"""Children of a node that are looked at one by one."""
+_FAR = 512
+"""Nodes that are looked at one by one."""

@@ -1,36 +1,40 @@
-"""What is worth keeping: policies by name. A policy moves memory and time, never an answer.
+"""What goes next in a tier, and what does its loss cost? Policies by name: they move memory and time, never an answer.
 
-    ladder   the tip of a path stays longest, what deeper rungs supersede goes soon; below the device images outlive KV (the default)
+    ladder   the tip of a path stays longest, what deeper rungs supersede and branches that were left go soon; below the device images
+             outlive KV (the default)
     lru      what was used last goes last, whatever it is
-    slru     the same in two segments: what has been used again since it came ages slower than what has not
-    value    prefill time saved × likelihood of use ÷ bytes
 
 A policy sorts copies into queues, each by last use. In queue i time runs `weights[i]` times as fast: the next to go is the head of the
 queue whose weighed age is the greatest. So nothing depends on how long an hour is: a trace played twice as fast keeps the same things.
 (If the rate of use falls with age as 1/age, a copy that is half as likely or twice as large is worth as much as one twice as old:
 hyperbolic caching, Blankstein et al. 2017, with classes in the place of sampling.) Queue 0 goes before all others, at any age.
 
-Under every policy KV goes leaf first, what is leased stays, and what is guarded by a keep goes after everything that is not.
+Some rules hold under every policy (`stepwell.cache.ranking`): KV goes leaf first, what is leased stays, the last copy of a rung whose
+loss would leave a wide gap goes after the KV that it serves, and what a keep guards goes last.
+
+What a policy knows of the future it has learnt from the past: `Answers`, `Branches` and `Regret`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import log2
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import Protocol, TypeAlias
 
 from stepwell.base.errors import ConfigError
 from stepwell.cache.moves import Tier
-from stepwell.cache.ranking import Value, worthless
-from stepwell.cache.tree import Item, Node
+from stepwell.cache.tree import Item
+
+Value: TypeAlias = tuple[int, float]
+"""(queue, last use)."""
 
 
 class Policy(Protocol):
     """One answer to what goes first. Stateless: two directories may share one.
 
     weights   per queue: how fast its copies age; the first is not looked at
-    thins     whether rungs that deeper ones supersede, and answers that the next turn left out, are marked at all
+    thins     whether what is learnt of paths counts: rungs that deeper ones supersede, answers left out, branches left
     """
 
     @property
@@ -46,32 +50,39 @@ class Policy(Protocol):
 class Ladder:
     """On the device a rung's queue is how many rungs have been left below it on its path since it was last used: the tip (0), the
     one before (1: the prompt's end, if the answer is not repeated), the one the last turn resumed from (2: if that turn is taken
-    back), and older ones (3) or answers left out. What many have resumed from is its own queue. Below the device, images (small)
-    outlive KV (large), superseded ones less so.
+    back), and older ones (3). What many have resumed from is its own queue. Below the device, images (small) outlive KV (large),
+    superseded ones do not. A branch that its path has left ages by how seldom such branches are gone back to.
 
-    The weights are the best of a few dozen tried with `stepwell replay` on agent traces and with `bench/admission.py`.
+    The weights are the best of a few dozen tried with `bench/thrash.py` and `stepwell replay` on agent traces.
     """
 
     thins = True
-    weights = (0.0, 1.0, 8.0, 4.0, 64.0, 0.1, 0.25, 2.0)
+    weights = (0.0, 1.0, 2.0, 16.0, 512.0, 0.1, 0.25, 32.0, 2.0, 16.0, 64.0, 256.0)
     _BY_DEPTH = (1, 2, 3, 4)
     _POPULAR = 5
     _BELOW = 6
     _SUPERSEDED_BELOW = 7
+    _LEFT = 7
+    """Plus `Node.left`, from 1."""
 
     def value(self, item: Item, tier: Tier) -> Value:
         node = item.node
         rung = node.rung
         if item.what == "kv":
-            queue = self._POPULAR if rung is not None and rung.uses >= POPULAR else 1
-            return (0 if worthless(item) else queue), node.used
+            if worthless(item):
+                return 0, node.used
+            if node.left:
+                return self._LEFT + node.left, node.used
+            return (self._POPULAR if rung is not None and rung.uses >= POPULAR else 1), node.used
         assert rung is not None
-        if tier != Tier.DEVICE:
-            if node.kv.best() is None:
-                return 0, rung.used
-            return (self._SUPERSEDED_BELOW if rung.superseded else self._BELOW), rung.used
-        if not node.kv.has(tier):
+        if not (node.kv.has(tier) if tier == Tier.DEVICE else node.kv.best() is not None) or (
+            rung.depth and rung.given_up
+        ):
             return 0, rung.used
+        if node.left and not rung.superseded:
+            return self._LEFT + node.left, rung.used
+        if tier != Tier.DEVICE:
+            return (self._SUPERSEDED_BELOW if rung.superseded else self._BELOW), rung.used
         return (self._POPULAR if rung.uses >= POPULAR else self._BY_DEPTH[rung.depth]), rung.used
 
 
@@ -80,95 +91,106 @@ POPULAR = 3
 
 
 class LeastRecent:
-    """One queue by last use."""
+    """One queue by last use; what nothing can resume from goes first."""
 
     thins = False
     weights = (0.0, 1.0)
 
     def value(self, item: Item, tier: Tier) -> Value:
-        return 1, _used(item)
+        rung = item.node.rung
+        return int(not worthless(item)), rung.used if item.what == "image" and rung is not None else item.node.used
 
 
-class Segmented:
-    """Two queues by last use: what came, and what was used again since; the second ages an eighth as fast."""
-
-    thins = False
-    weights = (0.0, 1.0, 0.125)
-
-    def value(self, item: Item, tier: Tier) -> Value:
-        return (2 if _uses(item) else 1), _used(item)
-
-
-class Worth:
-    """Queues by the power of two of prefill saved × likelihood ÷ bytes.
-
-    An image saves the tokens down to it from the rung above, at the price of its own size in tokens; KV saves what it holds. The
-    likelihood grows with past uses. After GreedyDual-Size-Frequency (Cherkasova 1998), with weighed age for its running clock.
-    """
-
-    thins = True
-    _MIDDLE = 7
-    weights: ClassVar[tuple[float, ...]] = (0.0, *(2.0 ** (7 - queue) for queue in range(1, 14)))
-
-    def __init__(self, block: int) -> None:
-        self._block = block
-
-    def value(self, item: Item, tier: Tier) -> Value:
-        if worthless(item):
-            return 0, _used(item)
-        worth = 1.0 + _uses(item)
-        if item.what == "image":
-            rung = item.node.rung
-            assert rung is not None
-            if rung.superseded and tier == Tier.DEVICE:
-                return 1, rung.used
-            worth *= max(1, spared(item.node)) / (max(1, *map(item.size, Tier)) * self._block)
-        return min(13, max(1, self._MIDDLE + round(log2(worth)))), _used(item)
-
-
-def _used(item: Item) -> float:
-    rung = item.node.rung
-    return rung.used if item.what == "image" and rung is not None else item.node.used
-
-
-def _uses(item: Item) -> int:
-    rung = item.node.rung
-    return rung.uses if item.what == "image" and rung is not None else item.node.uses
-
-
-def spared(node: Node) -> int:
-    """Tokens that would be computed again from the rung above, were the one at `node` gone."""
-    path = node.up()
-    next(path)
-    above = next((n.end for n in path if n.rung is not None and n.rung.image.best() is not None), 0)
-    return node.end - above
+def worthless(item: Item) -> bool:
+    """Whether nothing could resume from the bytes of `item` in any tier: not worth a copy. Queue 0 alone does not say so, an
+    image whose KV has left the device for host is still a way back."""
+    if item.what == "image":
+        return item.node.kv.best() is None
+    return item.node.rung is None and not any(item.below) and not item.node.awaited
 
 
 DEFAULT = "ladder"
 
-POLICIES: Mapping[str, Callable[[int], Policy]] = MappingProxyType(
-    {
-        "ladder": lambda block: Ladder(),
-        "lru": lambda block: LeastRecent(),
-        "slru": lambda block: Segmented(),
-        "value": Worth,
-    }
-)
-"""By name: tokens in a page → the policy."""
+POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType({"ladder": Ladder, "lru": LeastRecent})
 
 SAID = MappingProxyType(
     {
         "ladder": "the tip of a path stays longest, what deeper rungs supersede goes soon",
         "lru": "least recently used first, KV and rungs alike",
-        "slru": "the same, but what has been used again ages slower",
-        "value": "prefill time saved × likelihood ÷ bytes",
     }
 )
 """One line on each, for help."""
 
 
-def policy_named(name: str, block: int) -> Policy:
+def policy_named(name: str) -> Policy:
     """The policy of this name. Raises ConfigError."""
     if name not in POLICIES:
         raise ConfigError(f"--cache-policy {name!r} is unknown: use one of {', '.join(POLICIES)}")
-    return POLICIES[name](block)
+    return POLICIES[name]()
+
+
+# ---- what is learnt -----------------------------------------------------------------------------------------------
+
+_KEEP = 0.98
+"""Part of the weight of earlier events that is left after one more: the last fifty or so decide."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """Whether clients send answers back as they were given: turns that went on after the answer before, and turns that left it out
+    (its text was rendered anew, say)."""
+
+    repeated: float = 1.0
+    left_out: float = 0.0
+
+    def saw(self, repeated: bool) -> None:
+        """The next turn has come for one answer."""
+        self.repeated = self.repeated * _KEEP + repeated
+        self.left_out = self.left_out * _KEEP + (not repeated)
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether hardly any answer is gone on from: rungs at their ends are then the first to go, and not worth a copy."""
+        return self.left_out > 12 * self.repeated
+
+
+@dataclass(slots=True)
+class Branches:
+    """How often callers go back to a branch once its path went on elsewhere: a compacted history hardly ever, one of several agents
+    that share a head nearly always."""
+
+    left: float = 4.0
+    returned: float = 2.0
+
+    def leave(self) -> int:
+        """One more was left; returns its `Node.left`, 1 (about to be asked for again) to 4 (hardly ever)."""
+        rate = self.returned / self.left
+        self.left = self.left * _KEEP + 1
+        self.returned *= _KEEP
+        return 1 + sum(rate < bound for bound in (0.5, 0.125, 0.03))
+
+    def come_back(self) -> None:
+        """Somebody went on from one."""
+        self.returned += 1
+
+
+@dataclass(slots=True)
+class Regret:
+    """Whether the working set exceeds memory: tokens of prompts, and those of them whose KV had been evicted. Recent prompts count."""
+
+    asked: float = 0.0
+    evicted: float = 0.0
+
+    def saw(self, tokens: int, evicted: int) -> None:
+        """A prompt of `tokens` tokens came; the KV of `evicted` of them was gone from every tier."""
+        self.asked = self.asked * _REMEMBER + tokens
+        self.evicted = self.evicted * _REMEMBER + evicted
+
+    @property
+    def thrashes(self) -> bool:
+        """Whether KV is missed so often that rungs for forks that may come have to give way to it."""
+        return self.evicted * 1000 > self.asked
+
+
+_REMEMBER = 0.995
+"""The same for prompts: a line that was evicted and is missed counts for hundreds of them."""

@@ -1,6 +1,11 @@
-"""Candidates in the order in which they go. What they are worth is the policy's to say (`stepwell.cache.policy`).
+"""Candidates of each tier in the order in which they go: what may be dropped, and what is to be copied to the tier below it.
 
-KV goes leaf first: a run is a candidate only when no child's KV is in the same tier. An image is a candidate of its own.
+    drops[tier]   copies that can go now without losing what is meant to be kept
+    dirty[tier]   copies that are the only one meant to be kept: to be copied down first
+    twice         copies in host of KV that a running request holds on the device: the first to make room in host
+
+A copy in a tier is safe once the next tier has one too, or will not get one. KV goes leaf first: a run is a candidate only when no
+child's KV is in the same tier. An image is a candidate of its own. What each is worth is the policy's to say (`stepwell.cache.policy`).
 """
 
 from __future__ import annotations
@@ -9,25 +14,13 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from stepwell.cache.life import HERE, REFUSED
 from stepwell.cache.moves import Tier
+from stepwell.cache.placement import needed
+from stepwell.cache.policy import Policy, Regret, Value
 from stepwell.cache.tree import Item
-
-Value = tuple[int, float]
-"""(queue, last use)."""
-
-
-def worthless(item: Item) -> bool:
-    """Whether nothing could resume from the bytes of `item` in any tier: not worth a copy. Queue 0 alone does not say so, an
-    image whose KV has left the device for host is still a way back."""
-    if item.what == "image":
-        return item.node.kv.best() is None
-    return item.node.rung is None and not any(item.below) and not item.node.awaited
-
-
-def exposed(item: Item, tier: Tier) -> bool:
-    """Whether the copy of `item` in `tier` may go as far as the tree's shape is concerned."""
-    return item.below[tier] == 0
 
 
 @dataclass(slots=True)
@@ -41,26 +34,42 @@ class Ranking:
     """Candidates in the policy's queues. Lazy heaps: entries are checked and corrected when they reach the top.
 
     An item must be offered whenever it may have become a candidate or has lost value; gains are found at the top.
+
+    live     whether an item is a candidate
+    spares   whether an image is spared: it goes after all that is not
+    settle   called before candidates are looked at: ranks what has been offered since
     """
 
-    __slots__ = ("_count", "_entries", "_latest", "_queues", "_settle", "_tier", "_value", "_weights", "live")
+    __slots__ = (
+        "_count",
+        "_entries",
+        "_latest",
+        "_queues",
+        "_settle",
+        "_spares",
+        "_tier",
+        "_value",
+        "_weights",
+        "live",
+    )
 
     def __init__(
         self,
         tier: Tier,
         live: Callable[[Item], bool],
-        value: Callable[[Item, Tier], Value],
-        weights: tuple[float, ...],
+        policy: Policy,
         latest: Latest,
+        spares: Callable[[Item], bool] = lambda item: False,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._tier = tier
-        self._value = value
-        # the last is of what is guarded by a keep, under any policy: it never ages (`stepwell.cache.kept`)
-        self._weights = (*weights, 0.0)
+        self._value = policy.value
+        # the last two never age: what is spared, and what a keep guards (`stepwell.cache.kept`)
+        self._weights = (*policy.weights, 0.0, 0.0)
         self._queues: list[list[tuple[float, int, Item]]] = [[] for _ in self._weights]
         self._latest = latest
         self._count = self._entries = 0
+        self._spares = spares
         self._settle = settle
         self.live = live
 
@@ -68,12 +77,12 @@ class Ranking:
         """Consider `item` from now on, if it is a candidate at all; False if it is not."""
         if not self.live(item):
             return False
-        self._push(item, *self._place(item))
+        self._push(item, *self._rank(item))
         return True
 
     def add(self, item: Item, items: int) -> None:
         """Consider `item`, which is a candidate; `items` are there in all."""
-        self._push(item, *self._place(item))
+        self._push(item, *self._rank(item))
         if self._entries > 4 * items + 1024:
             self.trim(items)
 
@@ -86,7 +95,7 @@ class Ranking:
             if not self.live(item):
                 continue
             now = self._place(item)
-            if now != (queue, used) and self._age(*now) < self._age(queue, used):
+            if now != (queue, used) and self._before((queue, used), now):
                 self._push(item, *now)
                 continue
             return item
@@ -102,14 +111,29 @@ class Ranking:
         By plain use: were an image to weigh more here than KV, two runs that do not fit together could each be written in the place
         of the other's KV for ever.
         """
-        queue, used = self._place(item)
-        guarded = queue == len(self._queues) - 1
-        return guarded or (queue > 0 and used >= self._value(other, self._tier)[1])
+        if item.guarded >> self._tier & 1:
+            return True
+        queue, used = self._value(item, self._tier)
+        return queue > 0 and used >= self._value(other, self._tier)[1]
 
-    def _place(self, item: Item) -> Value:
+    def respare(self) -> None:
+        """What is spared has changed: place everything that was once more. O(k log n) for k of them."""
+        spared, self._queues[-2] = self._queues[-2], []
+        self._entries -= len(spared)
+        for _, _, item in spared:
+            self.offer(item)
+
+    def _rank(self, item: Item) -> Value:
+        """Where `item` stands if it is not spared, which is only found out at the top."""
         if item.guarded >> self._tier & 1:
             return len(self._queues) - 1, 0.0
         return self._value(item, self._tier)
+
+    def _place(self, item: Item) -> Value:
+        queue, used = self._rank(item)
+        if 0 < queue < len(self._queues) - 1 and item.what == "image" and self._spares(item):
+            return len(self._queues) - 2, 0.0
+        return queue, used
 
     def _push(self, item: Item, queue: int, used: float) -> None:
         if used > self._latest.use:
@@ -117,6 +141,11 @@ class Ranking:
         self._count += 1
         self._entries += 1
         heapq.heappush(self._queues[queue], (used, self._count, item))
+
+    def _before(self, one: Value, other: Value) -> bool:
+        """Whether what stands at `one` goes before what stands at `other`."""
+        ages = self._age(*one), self._age(*other)
+        return ages[0] > ages[1] or (ages[0] == ages[1] and one[0] < other[0])
 
     def _age(self, queue: int, used: float) -> float:
         return (self._latest.use - used) * self._weights[queue] if queue else math.inf
@@ -152,3 +181,121 @@ class Ranking:
         """Ids of everything on offer: for checks."""
         self._settle()
         return {id(item) for heap in self._queues for _, _, item in heap}
+
+
+class Offers:
+    """The rankings of one directory. Whoever changes an item offers it again; who stays a candidate is found out when popped.
+
+    What is offered is looked at when somebody next asks for a candidate: a request changes the same few items many times over.
+    """
+
+    __slots__ = ("_fresh", "_image_tokens", "_items", "_tiers", "dirty", "drops", "latest", "lower", "regret", "twice")
+
+    def __init__(self, tiers: tuple[Tier, ...], policy: Policy, image_tokens: int) -> None:
+        def ranking(tier: Tier, live: Callable[[Item], bool], spares: Callable[[Item], bool]) -> Ranking:
+            return Ranking(tier, live, policy, self.latest, spares, self.settle)
+
+        self.latest = Latest()
+        self.regret = Regret()
+        self.lower: dict[Tier, Tier | None] = dict(zip(tiers, (*tiers[1:], None), strict=True))
+        self.drops = {tier: ranking(tier, partial(self.droppable, tier), partial(self.spared, tier)) for tier in tiers}
+        # what is copied down is not lost: the order is the policy's
+        self.dirty = {tier: ranking(tier, partial(self.demotable, tier), lambda item: False) for tier in tiers[:-1]}
+        self.twice = ranking(Tier.HOST, self.doubled, lambda item: False)
+        self._image_tokens = image_tokens
+        self._tiers = tiers
+        self._fresh: dict[Item, None] = {}
+        self._items = 0
+
+    @property
+    def next_tier(self) -> Tier:
+        """Where copies of the device go."""
+        return self.lower[Tier.DEVICE] or Tier.HOST
+
+    def safe(self, item: Item, tier: Tier) -> bool:
+        """Whether dropping the copy in `tier` loses nothing that is meant to be kept."""
+        lower = self.lower[tier]
+        return lower is None or item.life[lower] >= HERE or item.life[lower] == REFUSED
+
+    def missed(self, tokens: int, evicted: int) -> None:
+        """A prompt of `tokens` tokens came; the KV of `evicted` of them was gone from every tier."""
+        before = self.regret.thrashes
+        self.regret.saw(tokens, evicted)
+        if self.regret.thrashes and not before:
+            for ranking in self.drops.values():
+                ranking.respare()
+
+    def add(self, item: Item, items: int) -> None:
+        """`item` may have become a candidate, or lost value. `items` are there in all."""
+        self._fresh[item] = None
+        self._items = items
+        if len(self._fresh) > _FRESH:
+            self.settle()
+
+    def settle(self) -> None:
+        """Rank what has been offered."""
+        if not self._fresh:
+            return
+        fresh, self._fresh = self._fresh, {}
+        for item in fresh:
+            if item.at[Tier.HOST] is not None and self.doubled(item):
+                self.twice.add(item, self._items)
+            for tier in self._tiers:
+                if item.at[tier] is None or item.locks[tier]:
+                    continue
+                if self.droppable(tier, item):
+                    self.drops[tier].add(item, self._items)
+                elif self.demotable(tier, item):
+                    self.dirty[tier].add(item, self._items)
+
+    def droppable(self, tier: Tier, item: Item) -> bool:
+        """Whether the copy of `item` in `tier` may go as it is."""
+        if item.at[tier] is None or item.locks[tier] or item.below[tier] or not self.safe(item, tier):
+            return False
+        # in host, the copy that lets one on the device be dropped at once stays: dropping it would win nothing
+        return (tier != Tier.HOST or item.at[Tier.DEVICE] is None) and attached(item)
+
+    def demotable(self, tier: Tier, item: Item) -> bool:
+        """Whether the copy of `item` in `tier` is to be copied down before it goes."""
+        if item.at[tier] is None or item.locks[tier] or item.pending is not None or self.safe(item, tier):
+            return False
+        if tier == Tier.DEVICE:
+            return item.soiled == 0 and attached(item)
+        return item.at[Tier.DEVICE] is None and not item.below[tier] and attached(item)
+
+    def doubled(self, item: Item) -> bool:
+        """Whether host holds a copy of KV that stays on the device meanwhile, since a running request holds it there."""
+        held = item.what == "kv" and item.at[Tier.DEVICE] is not None and item.locks[Tier.DEVICE] > 0
+        free = item.at[Tier.HOST] is not None and not item.locks[Tier.HOST] and not item.below[Tier.HOST]
+        return held and free and item.has(Tier.DEVICE) and item.pending is None and attached(item)
+
+    def spared(self, tier: Tier, item: Item) -> bool:
+        """Whether the copy of `item` in `tier`, of which no other will be made, goes after all others: see `leaves_gap`."""
+        lower = self.lower[tier]
+        return (lower is None or item.life[lower] == REFUSED) and self.leaves_gap(item)
+
+    def leaves_gap(self, item: Item) -> bool:
+        """Whether `item` is an image with one copy, whose loss leaves a wide gap. Never while KV is missed: memory has to go to that."""
+        rung = item.node.rung
+        if item.what != "image" or rung is None or self.regret.thrashes:
+            return False
+        copies = sum(slots is not None for slots in item.at)
+        return copies == 1 and rung.image is item and needed(rung, self._image_tokens)
+
+
+_FRESH = 512
+"""Offers that are looked at without being asked for: so that they are bounded where nothing ever has to go, and no request pays for many
+others at once."""
+
+
+def exposed(item: Item, tier: Tier) -> bool:
+    """Whether the copy of `item` in `tier` may go as far as the tree's shape is concerned."""
+    return item.below[tier] == 0
+
+
+def attached(item: Item) -> bool:
+    """Whether `item` is still part of the tree."""
+    node = item.node
+    if item.what == "image":
+        return node.rung is not None and node.rung.image is item
+    return node.parent is not None

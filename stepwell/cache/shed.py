@@ -14,7 +14,8 @@ from stepwell.cache.leases import Flight
 from stepwell.cache.life import CONDEMNED
 from stepwell.cache.moves import Extent, Move, Report, Tier
 from stepwell.cache.names import Trail
-from stepwell.cache.ranking import exposed, worthless
+from stepwell.cache.policy import worthless
+from stepwell.cache.ranking import exposed
 from stepwell.cache.tree import Item, Pending
 
 
@@ -35,17 +36,21 @@ def secure(directory: Directory, pages: int, force: bool = False) -> bool:
 
 
 def dirty_leaf(directory: Directory, tier: Tier) -> Item | None:
-    """The least valuable dirty candidate that no deeper KV of the tier hangs on; the others stay on offer."""
+    """The least valuable dirty candidate that no deeper KV of the tier hangs on, one that leaves a wide gap only where there is no
+    other; the rest stays on offer."""
     ranking = directory.offers.dirty.get(tier)
     if ranking is None:
         return None
     passed: list[Item] = []
     item = ranking.pop()
-    while item is not None and not exposed(item, tier):
+    while item is not None and (not exposed(item, tier) or directory.offers.leaves_gap(item)):
         passed.append(item)
         item = ranking.pop()
+    if item is None:
+        item = next((other for other in passed if exposed(other, tier)), None)
     for other in passed:
-        directory.offer(other)
+        if other is not item:
+            directory.offer(other)
     return item
 
 
@@ -102,16 +107,36 @@ def demotion(directory: Directory, pages: int, force: bool = False) -> Demotion:
 
 
 def _room_in_host(directory: Directory, item: Item, force: bool) -> bool:
-    """Free host slots for a copy of `item`, which may grow meanwhile as nodes join: of what is safe to drop, and by `force` of any."""
-    pool = directory.pools[Tier.HOST]
+    """Free host slots for a copy of `item`, which may grow meanwhile as nodes join: of copies that the device holds as well, then of what
+    is safe to drop, and by `force` of any.
+
+    An image whose loss would leave a wide gap is no price for that: the answer is False, and the least valuable end of KV on the device
+    goes in its place, if it was used before `item`.
+    """
+    pool, offers = directory.pools[Tier.HOST], directory.offers
     while pool.free < item.size(Tier.DEVICE):
-        victim = directory.offers.drops[Tier.HOST].pop()
+        victim = offers.twice.pop() or offers.drops[Tier.HOST].pop()
         if victim is None and force:
             victim = dirty_leaf(directory, Tier.HOST)
         if victim is None:
             return False
+        if offers.lower[Tier.HOST] is None and offers.leaves_gap(victim):
+            directory.offer(victim)
+            _lose_end(directory, item.node.used)
+            return False
         directory.drop(victim, Tier.HOST)
     return True
+
+
+def _lose_end(directory: Directory, used: float) -> None:
+    """Drop the least valuable copy that only the device has, if its last use was before `used`."""
+    end = dirty_leaf(directory, Tier.DEVICE)
+    if end is None:
+        return
+    if end.node.used < used and not directory.offers.leaves_gap(end):
+        directory.drop(end, Tier.DEVICE)
+    else:
+        directory.offer(end)
 
 
 def begin(directory: Directory, item: Item, source: Tier, target: Tier, trail: Trail | None = None) -> Move:

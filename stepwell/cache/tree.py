@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.life import ABSENT, DIRTY, FREE, GONE, HELD, HERE, Life, Standing
+from stepwell.cache.life import ABSENT, DIRTY, FREE, GONE, HELD, HERE, REFUSED, Life, Standing
 from stepwell.cache.moves import Tier
 
 TIERS = tuple(Tier)
@@ -132,9 +132,10 @@ class Rung:
     """A checkpoint of the recurrent state at the end of a node.
 
     depth   rungs left below it on its path since it was last used, `OLD` at most: 0 is the tip of a path
+    line    tokens of the longest prompt known to run through it
     """
 
-    __slots__ = ("depth", "image", "kind", "used", "uses")
+    __slots__ = ("depth", "image", "kind", "line", "used", "uses")
 
     def __init__(self, node: Node, kind: RungKind, now: float) -> None:
         self.image = Item("image", node)
@@ -142,6 +143,12 @@ class Rung:
         self.used = now
         self.uses = 0
         self.depth = 0
+        self.line = node.end
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it is of an answer that nobody is expected to go on from."""
+        return self.kind == RungKind.ROLLING and self.depth == OLD and REFUSED in self.image.life
 
     @property
     def superseded(self) -> bool:
@@ -152,7 +159,7 @@ class Rung:
 class Node:
     """A run of whole blocks below `parent`: tokens of positions [start, end), as the bytes `raw`, which compare fastest."""
 
-    __slots__ = ("awaited", "children", "end", "kv", "lost", "parent", "raw", "rung", "start", "used", "uses")
+    __slots__ = ("awaited", "children", "end", "kv", "left", "lost", "parent", "raw", "rung", "start", "used", "uses")
 
     def __init__(self, parent: Node | None, start: int, raw: bytes, now: float) -> None:
         self.parent = parent
@@ -166,6 +173,8 @@ class Node:
         self.uses = 0
         self.lost: tuple[int, ...] = ()
         """Positions in (start, end] where a rung once stood."""
+        self.left = 0
+        """0 on a path that goes on; where its path went on elsewhere, 1 to 4: the more, the less likely that anyone goes back."""
         self.awaited = 0
         """Suspended requests that go on at `end` with a state of their own."""
 
@@ -292,6 +301,7 @@ class Tree:
         cut = (at - node.start) * TOKEN_BYTES
         upper = Node(node.parent, node.start, node.raw[:cut], node.used)
         upper.uses = node.uses
+        upper.left = node.left
         upper.lost = tuple(p for p in node.lost if p <= at)
         node.parent.children[self.head(node)] = upper
         node.raw = node.raw[cut:]
@@ -313,7 +323,12 @@ class Tree:
         parent = node.parent
         if parent is None or parent.parent is None or len(parent.children) != 1:
             return False
-        if parent.rung is not None or parent.awaited or node.end - parent.start > MOST_JOINED:
+        if (
+            parent.rung is not None
+            or parent.awaited
+            or parent.left != node.left
+            or node.end - parent.start > MOST_JOINED
+        ):
             return False
         a, b = parent.kv, node.kv
         return (

@@ -149,7 +149,7 @@ class EngineConfig:
             raise ConfigError(
                 f"--async-scheduling {self.async_scheduling!r} is unknown: use one of {', '.join(SWITCH)}"
             )
-        policy_named(self.cache_policy, self.block_size)
+        policy_named(self.cache_policy)
         if self.disk_cache is not None and not self.enable_prefix_caching:
             raise ConfigError("--disk-cache needs the prefix cache: leave out --no-enable-prefix-caching")
         if self.tensor_parallel_size != 1:

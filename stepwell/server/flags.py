@@ -150,9 +150,7 @@ StateCheckpointIntervalTokens = Annotated[int, _option("A rung at least every so
 DecodeRungTokens = Annotated[int, _option("Refresh the rung of a running answer every so many tokens.", _CACHE)]
 CachePolicy = Annotated[
     str,
-    _option(
-        "What goes first where memory is short: ladder, lru, slru or value. `stepwell plan` compares them.", _CACHE
-    ),
+    _option("What goes first where memory is short: ladder or lru. `stepwell plan` compares them.", _CACHE),
 ]
 MinLoadTokens = Annotated[
     int | None,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from stepwell.cache.content import touch
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
+from stepwell.cache.placement import is_answer, overtaken
 from stepwell.cache.policy import Ladder
 from stepwell.cache.ranking import Ranking, exposed
-from stepwell.cache.succession import is_answer, overtaken
 from stepwell.cache.tree import Item, RungKind
 from tests.cache.builders import copy_down, directory, forget, join, keep, node_ending, numbers, rung_at
 
@@ -59,6 +59,7 @@ class TestClasses:
         keep(shelf, numbers(20, 1), 20, rungs=(20,), now=8.0)
         keep(shelf, numbers(20, 2), 20, rungs=(20,), now=20.0)
         assert [rung_at(shelf, PROMPT, p).superseded for p in (8, 20, 32, 48)] == [True, True, False, False]
+        shelf.offers.missed(100, 100)  # else it would be spared for the gap that it leaves
         gone = order(shelf)
         assert gone[0] == "image 8" and gone.index("image 20") < gone.index("image 48")
 
@@ -235,7 +236,7 @@ class TestWeighedAge:
 
 class TestRanking:
     def ranking(self, shelf: Directory, alive: set[int]) -> Ranking:
-        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, value, Ladder().weights, shelf.offers.latest)
+        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, Ladder(), shelf.offers.latest)
 
     def items(self, shelf: Directory, count: int) -> list[Item]:
         for seed in range(count):

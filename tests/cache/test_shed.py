@@ -117,6 +117,24 @@ class TestDemote:
         assert shelf.survey("", PROMPT).path[-1].kv.has(Tier.HOST)
         assert shelf.survey("", numbers(40, 1)).union == 0
 
+    def test_copies_of_what_a_running_request_holds_on_the_device_go_first(self) -> None:
+        shelf = directory(64, 22)
+        for seed, now in ((1, 1.0), (2, 2.0)):
+            keep(shelf, numbers(40, seed), rungs=(40,), now=now)
+            copy_down(shelf)
+        lease = shelf.lease(node_ending(shelf, numbers(40, 2), 40).kv, Tier.DEVICE)
+        keep(shelf, numbers(40, 3), rungs=(40,), now=3.0)
+        copy_down(shelf)
+        assert [shelf.survey("", numbers(40, seed)).path[0].kv.has(Tier.HOST) for seed in (1, 2, 3)] == [
+            True,
+            False,
+            True,
+        ]
+        check(shelf, [])
+        shelf.release(lease)
+        check(shelf, [])
+        assert shelf.survey("", numbers(40, 2)).device == 40, "nothing was lost"
+
     def test_a_host_full_of_leases_stops_copies_and_loses_nothing(self) -> None:
         shelf = directory(64, 11)
         keep(shelf, numbers(40, 1), rungs=(40,))

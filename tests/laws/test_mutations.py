@@ -19,9 +19,9 @@ from stepwell.cache import (
     content,
     life,
     names,
-    offers,
     plan,
     quarantine,
+    ranking,
     recall,
     shed,
     survey,
@@ -251,7 +251,7 @@ def a_copy_down_does_not_hold_what_it_reads(patch: pytest.MonkeyPatch) -> None:
 @bug(0, 1, 5)
 def locked_copies_are_dropped(patch: pytest.MonkeyPatch) -> None:
     def blind(self: Any, tier: Tier, item: Any) -> bool:
-        return item.at[tier] is not None and offers.attached(item) and not item.below[tier]
+        return item.at[tier] is not None and ranking.attached(item) and not item.below[tier]
 
     real = account.Account._permit
 
@@ -262,7 +262,7 @@ def locked_copies_are_dropped(patch: pytest.MonkeyPatch) -> None:
         finally:
             item.locks[tier] = locks
 
-    patch.setattr(offers.Offers, "droppable", blind)
+    patch.setattr(ranking.Offers, "droppable", blind)
     patch.setattr(account.Account, "_permit", careless)
 
 

@@ -106,7 +106,7 @@ def test_legs_of_a_peers_loads_fail_as_often_as_asked() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--policy", "fifo"], "--policy 'fifo' is unknown: use one of ladder, lru, slru, value, vllm"),
+        (["--policy", "fifo"], "--policy 'fifo' is unknown: use one of ladder, lru, vllm"),
         (["--policy", "vllm", "--live", "http://127.0.0.1:9"], "leave it out with --live"),
         (
             ["--policy", "lru", "--policy", "atom-after", "--block-size", "96", "--rung-grid", "96", "--jobs", "1"],
@@ -122,5 +122,5 @@ def test_mistakes_are_explained(words: list[str], message: str) -> None:
 
 def test_help_has_a_line_for_each() -> None:
     said = " ".join(run("--help").stdout.split())
-    for name in ("ladder: ", "slru: ", "vllm: ", "atom-before: "):
+    for name in ("ladder: ", "lru: ", "vllm: ", "atom-before: "):
         assert name in said

@@ -26,7 +26,7 @@ def test_every_policy_has_a_line_and_a_machine() -> None:
 def test_names_are_told_apart_and_unknown_ones_answered_with_those_there_are() -> None:
     assert expect_policies(["lru", "vllm", "lru"]) == ["lru", "vllm"]
     with pytest.raises(
-        ConfigError, match=r"--policy 'fifo' is unknown: use one of ladder, lru, .*, vllm, sglang, atom-before"
+        ConfigError, match=r"--policy 'fifo' is unknown: use one of ladder, lru, vllm, sglang, atom-before"
     ):
         expect_policies(["lru", "fifo"])
     with pytest.raises(ConfigError, match="at least one of ladder"):
