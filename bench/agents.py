@@ -38,7 +38,7 @@ from stepwell.talk.contents import Reader
 from stepwell.testing.agents import TEMPLATE, forgetful
 
 _TURNS, _STEPS = 3, 12
-_THINK = 0.5  # seconds before a user says something more
+_THINK = 2.0  # seconds before a user says something more
 
 
 @dataclass(slots=True)

@@ -55,11 +55,11 @@ class Turn:
 class LookAhead:
     """Owns the turns that wait, and the one request at a time that is made for them. Any other request ends that one."""
 
-    def __init__(self, client: EngineClient, prompts: PromptReader, grid: int = 64) -> None:
-        """`grid`: tokens that are not worth a request."""
+    def __init__(self, client: EngineClient, prompts: PromptReader, least: int = 16) -> None:
+        """`least`: tokens up to which it is not worth a request. Beyond them a whole grid of rungs is lost besides."""
         self._client = client
         self._prompts = prompts
-        self._grid = grid
+        self._least = least
         self._turns: deque[Turn] = deque(maxlen=_WAITING)
         self._task: asyncio.Task[None] | None = None
 
@@ -84,7 +84,7 @@ class LookAhead:
         """Whether all is done that is worth it. Raises RequestError where the next turn cannot be rendered."""
         for message in turn.answers():
             prompt = await self._prompts.ahead(turn.call, turn.tools, message)
-            if prompt is None or len(prompt.ids) - max(common(prompt.ids, held) for held in turn.held) <= self._grid:
+            if prompt is None or len(prompt.ids) - max(common(prompt.ids, held) for held in turn.held) <= self._least:
                 continue
             if self._client.open or not await self._compute(prompt, turn.salt):
                 return False

@@ -114,7 +114,9 @@ def test_the_next_turn_of_a_forgetful_template_goes_on_where_the_last_one_ended(
         assert eventually(lambda: server.client.open == 0 and server.loop.stats().leases == 0)
 
 
-def test_without_looking_ahead_the_turn_is_computed_again_and_a_preserving_template_needs_none(tmp_path: Path) -> None:
+def test_without_looking_ahead_the_turn_is_computed_again_and_with_a_preserving_template_it_is_not(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     again = {}
@@ -122,7 +124,7 @@ def test_without_looking_ahead_the_turn_is_computed_again_and_a_preserving_templ
         with serving(tmp_path / name, template, **use) as server:
             answer = final(server, [SYSTEM, ASK, *STEP])["choices"][0]["message"]
             time.sleep(0.2)
-            assert ahead(server) == 0
+            assert name == "b" or ahead(server) == 0
             said = {
                 "role": "assistant",
                 "content": answer["content"],
