@@ -37,7 +37,7 @@ _LOSS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Held:
     """What commit took. `path` holds the resident KV of every option, `images[i]` the image of option i, `sources` what the leg reads."""
 

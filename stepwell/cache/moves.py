@@ -20,7 +20,7 @@ class Tier(IntEnum):
     __hash__ = int.__hash__  # an enum hashes its name, in Python; tiers are looked up on every path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Extent:
     """Slots of one tier's arena, in order; every slot is one page long."""
 
@@ -79,7 +79,7 @@ class Report:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Forget:
     """What these disk slots hold is to be found no more; they may be the target of a later move."""
 
@@ -97,7 +97,7 @@ class Divide:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Touch:
     """What these disk slots hold has been of use just now."""
 

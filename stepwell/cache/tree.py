@@ -39,7 +39,7 @@ class RungKind(IntEnum):
     ROLLING = 3
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pending:
     """A copy from `source` to `tier` under way, and the slots there that it is filling."""
 

@@ -12,7 +12,7 @@ from stepwell.model.batch import Batch, Cuts, Longs
 from stepwell.sched.step import Cut, Work
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Laid:
     """A step laid out.
 

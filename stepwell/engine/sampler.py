@@ -27,7 +27,7 @@ _NO_GUIDES = "this engine was built without grammars"
 _ROWS_AT_ONCE = 256  # rows of a prompt that are scored at once: their logits are large
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
     """What a step has drawn, still where it was drawn.
 

@@ -27,7 +27,7 @@ _IMAGES_AT_ONCE = 8
 """Live states that are copied to pages together: an image may have 60 MB."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TorchPass:
     """A launched step. `tokens` are those that `chosen` has drawn, on their way to the host until `ready`; None: they are there."""
 

@@ -14,7 +14,7 @@ from stepwell.ops.pending import Ring
 Longs = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class States:
     """Recurrent states of all linear layers.
 
@@ -28,7 +28,7 @@ class States:
     recurrent: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Memory:
     """What outlives the pass.
 
@@ -65,7 +65,7 @@ class Cuts:
         return list(zip(self.sequence.tolist(), self.after.tolist(), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """The sequences of one pass, end to end; the first `decodes` of them have one token each.
 

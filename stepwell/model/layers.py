@@ -15,7 +15,7 @@ from stepwell.model.backend import Forward
 from stepwell.ops.linear import Linear, LinearStack
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Norm:
     """A root-mean-square norm; `weight` is float32."""
 
@@ -53,7 +53,7 @@ class Attention:
         return forward.attention(self, x, residual, then)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DeltaNet:
     """Gated delta rule behind a short convolution. `index` counts the layers of the same kind.
 

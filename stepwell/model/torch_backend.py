@@ -130,7 +130,7 @@ class TorchBackend:
         return torch.from_numpy(values).to(self._device)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Held:
     """Decodes whose slots keep inputs: `marked` rows leave a checkpoint, in the first `left` columns."""
 
@@ -139,7 +139,7 @@ class Held:
     left: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Steps:
     """The decodes: rows 0 … `count` − 1. `slots` are the live states that fold at once; a slice where they are consecutive, so that
     these are updated where they lie."""
@@ -153,7 +153,7 @@ class Steps:
         return self.slots.left if isinstance(self.slots, Held) else 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Folds:
     """The sequences of several new tokens, behind the decodes: their live states, and how their tokens are laid out.
 
@@ -166,7 +166,7 @@ class Folds:
     chunks: Chunks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TorchForward:
     """A planned pass."""
 

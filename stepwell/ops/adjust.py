@@ -45,7 +45,7 @@ def forbid(row: Tensor, words: Sequence[Sequence[int]], answer: Sequence[int]) -
         row[last] = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rated:
     """What the model thought of some tokens, still where it was computed: float32 [n] log-probabilities, and the likeliest tokens and
     theirs, [n, top]."""

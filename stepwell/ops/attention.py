@@ -39,7 +39,7 @@ class Tile:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TileGroup:
     """Tiles padded to one number of queries and of pages.
 

@@ -24,7 +24,7 @@ _AT_ONCE_CPU = 128
 _AT_ONCE_GPU = 8192
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Handed:
     """States that a group of waves hands out: after chunk `chunks[i]` of the group, to place `sequences[i]`. int64 [n] each."""
 
@@ -48,7 +48,7 @@ class Group:
     cut: Handed | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
     """A division of the tokens of a batch. `rows` [n] int64: the place of each token among padded chunks; None where tokens lie as they
     are and only the last chunk is padded. `order` [sequences] int64: the sequences, those with most chunks first; None for one."""

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ConvLayout:
     """Where sequences lie behind their states; row numbers are int64 on the device.
 

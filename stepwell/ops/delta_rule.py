@@ -20,7 +20,7 @@ from stepwell.ops.chunks import CHUNK, Chunks
 _EPS = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DeltaInputs:
     """Inputs of n tokens: q and k [n, key_heads, key_dim], v [n, value_heads, value_dim], and float32 g (log of the
     decay, ≤ 0) and beta [n, value_heads]."""

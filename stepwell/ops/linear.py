@@ -35,7 +35,7 @@ class LinearStack(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dense:
     """A plain tensor [out, in]."""
 
@@ -45,7 +45,7 @@ class Dense:
         return F.linear(x, self.weight)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DenseStack:
     """A plain tensor [count, out, in]."""
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from stepwell.ops.delta_rule import unit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ring:
     """Inputs of the delta rule by slot, float32; the token at position p is in row p mod R. R ≥ pending + new tokens.
 
@@ -52,7 +52,7 @@ class Ring:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lanes:
     """Which slot each row of the batch works on, int64 [rows].
 

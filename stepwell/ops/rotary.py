@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Angles:
     """Factors of a batch's positions, each float32 [n, 1, head_dim]: 1 and 0 where a dimension is not rotated.
 

@@ -39,7 +39,7 @@ PENDING = 16
 _TRIES = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Case:
     """A resumed prompt to be checked: how it was resumed, and what it answered. `tries` were cut short by requests. It says nothing
     about what is cached now once `Directory.condemnations` is no longer `condemnations`."""

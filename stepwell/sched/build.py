@@ -29,7 +29,7 @@ from stepwell.sched.step import NO_DECODES, Carry, Cut, Decodes, Sample, Score, 
 from stepwell.sched.suspend import keep, let_go_all
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Share:
     """One request's part of a step: it computes up to `end` and leaves `rungs` (position, kind, pages)."""
 

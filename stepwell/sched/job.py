@@ -102,7 +102,7 @@ class Job:
         return self.internal or self.watched is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kept:
     """What a preempted request still has: the live state after `computed` tokens in `slot`, and `pages` of the KV past the end of
     `node`, where its last whole block ends (see `stepwell.sched.suspend`). Once `Directory.condemnations` is no longer

@@ -61,7 +61,7 @@ class SamplingParams:
         return self.penalises or bool(self.grammar or self.allowed or self.bad_words)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One prompt to be continued. Nothing in it changes while it is served.
 

@@ -32,7 +32,7 @@ _EARLY = 0.5
 """Share of the expected think time after which a session's tip is brought back."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Subject:
     """What a pin or a prefetch is about: a prompt, or (None) the session of that id: all its branches, or the latest for a prefetch."""
 

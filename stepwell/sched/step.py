@@ -32,7 +32,7 @@ class Fresh:
     """The live state starts at zero: position 0, or nothing to resume from."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FromImage:
     """The live state is copied from an image on these device pages before the step computes."""
 
@@ -47,7 +47,7 @@ class Carry:
 StateStart: TypeAlias = Fresh | FromImage | Carry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Cut:
     """Copy the state that has folded exactly `position` tokens to these device pages.
 
@@ -58,7 +58,7 @@ class Cut:
     pages: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """Choose the token after the last one of this work. `index` counts the request's earlier draws.
 
@@ -72,7 +72,7 @@ class Sample:
     keep_logits: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Score:
     """Give the log-probabilities of `targets`, the known tokens after the work's first, second, … one, and `top` rivals each."""
 
@@ -80,7 +80,7 @@ class Score:
     top: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Work:
     """One sequence's share of a step.
 
@@ -115,7 +115,7 @@ class Work:
         return self.start + len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Decodes:
     """Sequences that go on with an answer: each carries its live state on by one token, writes that token's KV and draws the next.
 
@@ -214,7 +214,7 @@ class Step:
         return len(self.decodes) + sum(len(work.tokens) for work in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """Sampled tokens, aligned with `Step.works`: one where the work samples, none where it does not.
 

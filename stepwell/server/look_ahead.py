@@ -32,7 +32,7 @@ _QUIET = 0.02  # seconds between two looks whether nothing is to be done
 _TRIES = 3
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Turn:
     """A turn that has ended. `held` are tokens that are cached as they are: of its prompt and its answer, and what was computed ahead."""
 

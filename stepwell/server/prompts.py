@@ -28,7 +28,7 @@ MAX_PROMPTS = 1024
 log = logging.getLogger("stepwell.server")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """What is to be continued: int32 [n], the text that it was made of (None: it came as ids), how the answer begins, and where prompts
     like it tend to part."""

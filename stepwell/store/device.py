@@ -81,7 +81,7 @@ class DeviceArena:
         return self.rows.index_select(0, index(pages, self.device))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Images:
     """The bytes of several rungs' images and the views into them.
 

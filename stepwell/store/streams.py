@@ -30,7 +30,7 @@ class DeviceImages(Protocol):
         """Set live slot `slot` from an image, uint8 [pages, page_bytes] on the device, on the current stream."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _OnStream:
     """Work queued on the copy stream. `seal` are the host slots whose checksums can be taken once it is done."""
 

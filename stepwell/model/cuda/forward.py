@@ -21,7 +21,7 @@ _FEW = 128
 """Most rows of a mixture that is bound by reading weights."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KernelLinear:
     """A plain tensor [out, in]; few rows are multiplied by a kernel of ours."""
 
@@ -38,7 +38,7 @@ class KernelLinear:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CudaForward:
     """A planned pass.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ROWS = 6  # tokens, positions, page, offset, slots, lengths
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Captured:
     """A pass of `rows` decodes: `graph` reads `ints` int64 [6, rows] and `table` int64 [rows, width] and writes `out`."""
 

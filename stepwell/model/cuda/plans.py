@@ -52,7 +52,7 @@ class Uploader:
         return sent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Decodes:
     """The first `count` rows: one token each. `table` int64 [count, width], `lengths` int64 [count] with the new token."""
 
@@ -63,7 +63,7 @@ class Decodes:
     splits: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Wave:
     """Segments of prompts that may be folded together: at most one of each sequence.
 
@@ -83,7 +83,7 @@ class Wave:
     cut_columns: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
     """The sequences of several new tokens; row numbers count from the first of these rows.
 

@@ -27,7 +27,7 @@ Fold = Callable[["Fresh", Tensor, Wave], tuple[Tensor, Tensor]]
 _SHORT = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Fresh:
     """Inputs of the delta rule before they have unit length: q, k [rows, key_heads, key_dim], v [rows, value_heads, value_dim],
     float32 g and beta [rows, value_heads]."""

@@ -78,7 +78,7 @@ def route(logits: Tensor, top: int, normed: bool) -> tuple[Tensor, Tensor]:
     return chosen, weights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Units:
     """Pairs sorted by expert, int32. Unit u works for expert `expert[u]` on pairs order[start[u]] … order[start[u + 1] − 1].
 

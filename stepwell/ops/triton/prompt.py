@@ -16,7 +16,7 @@ from torch import Tensor
 from stepwell.ops.triton.recurrent import TAPS, softplus
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """Of each token, int64 [tokens]: the first row of its sequence in the batch, and its sequence's live slot."""
 

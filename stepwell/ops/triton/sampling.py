@@ -24,7 +24,7 @@ CHUNK = 4096
 _BINS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Settings:
     """How each row's token is chosen, [rows].
 

@@ -32,7 +32,7 @@ class Copy:
     fence: Fence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Adopt:
     """The record's pages are these slots; `twice`: another's as well, so that it needs a row of its own."""
 
@@ -48,7 +48,7 @@ class Drop:
     records: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Strike:
     """What these slots hold, if it is still in the record at this place, has failed a check."""
 
