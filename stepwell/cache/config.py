@@ -21,6 +21,7 @@ class CacheConfig:
     clean_share                share of a tier kept free or already copied below
     write_idle                 write to disk while nothing else is to be done, so that little is lost with the process
     ghost_blocks               evicted blocks that are remembered by their tokens alone, to say what was lost
+    ghost_nodes                ends of evicted paths that are remembered so: a path of one block takes as much memory as a long one
     policy                     what goes first, by name (`stepwell.cache.policy`)
     keep_share                 share of each tier that may be kept before all else (`stepwell.cache.kept`)
     """
@@ -35,6 +36,7 @@ class CacheConfig:
     min_load_tokens: int | None = None
     clean_share: float = 0.05
     ghost_blocks: int = 1 << 20
+    ghost_nodes: int = 1 << 16
     write_idle: bool = True
     policy: str = "ladder"
     keep_share: float = 0.5

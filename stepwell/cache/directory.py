@@ -208,13 +208,14 @@ class Directory(Account):
     def tidy(self, node: Node) -> None:
         """Remove what stands for nothing at `node`: a rung without an image, an empty leaf, a needless boundary.
 
-        The tokens of evicted leaves stay, so that a loss can be named, up to the configured number of blocks.
+        The tokens of evicted leaves stay, so that a loss can be named, up to the configured number of blocks and of leaves.
         """
         if self.tree.is_condemned(node):
             self._dissolve(node)
             return
         self._reshape(node)
-        while self.ghost_blocks > self.config.ghost_blocks and self.ghosts:
+        blocks, leaves = self.config.ghost_blocks, self.config.ghost_nodes
+        while self.ghosts and (self.ghost_blocks > blocks or len(self.ghosts) > leaves):
             ghost = next(iter(self.ghosts))
             del self.ghosts[ghost]
             parent = ghost.parent

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from stepwell.cache.check import check
+from stepwell.cache.directory import Directory
 from stepwell.cache.life import IllegalTransition
 from stepwell.cache.moves import Tier
 from stepwell.cache.shed import secure
 from stepwell.cache.table import BlockTable
 from tests.cache.builders import (
+    config,
     content,
     copy_down,
     directory,
@@ -193,6 +197,16 @@ class TestGhosts:
         known = [seed for seed in range(30) if shelf.survey("", numbers(20, seed)).matched]
         assert known[-4:] == [26, 27, 28, 29], "the latest are remembered"
         assert shelf.survey("", numbers(20, known[0])).union == 0
+        check(shelf)
+
+    def test_many_short_ones_are_bounded_too(self) -> None:
+        """A path of one block is a node like a long one: blocks alone would let a million nodes stay."""
+        shelf = Directory(replace(config(20, 0), ghost_nodes=12))
+        for seed in range(200):
+            keep(shelf, join(numbers(4, seed % 5), numbers(4, seed)))
+        resident = sum(node.kv.at[Tier.DEVICE] is not None for node in shelf.tree.nodes())
+        assert len(shelf.ghosts) <= 12 and shelf.items - resident <= 2 * 12
+        assert shelf.survey("", join(numbers(4, 3), numbers(4, 188))).matched == 8, "the latest are remembered"
         check(shelf)
 
     def test_what_is_evicted_and_computed_again_and_again_leaves_no_trail(self) -> None:
