@@ -101,6 +101,21 @@ def test_recomputed_tokens_are_lost_to_something_each() -> None:
     assert lost == values['stepwell_prompt_tokens_total{source="recomputed"}'] == 32
 
 
+def test_calls_that_never_read_the_cache_are_no_part_of_a_hit_rate() -> None:
+    """They are scored, or were told not to read it: all their tokens are `not_read`, which the documented rate leaves out."""
+    metrics = Metrics()
+    metrics.admitted(OUTCOME)
+    apart = AdmissionOutcome("b", 600, 0, 0, 0, 600, 0, 0, None, Reason.NOT_READ, ((Loss.NOT_READ, 600),))
+    metrics.admitted(apart)
+    values = shown(metrics)
+    tokens = sum(value for name, value in values.items() if name.startswith("stepwell_prompt_tokens_total{"))
+    lost = {loss: values[f'stepwell_recomputed_tokens_total{{lost_to="{loss.value}"}}'] for loss in Loss}
+    unread = lost.pop(Loss.NOT_READ)
+    assert 1 - sum(lost.values()) / (tokens - unread) == OUTCOME.cached / OUTCOME.prompt > 0
+    rate = 'stepwell_recomputed_tokens_total{lost_to!="not_read"}'
+    assert rate in DOCUMENT.read_text("utf-8")
+
+
 def test_every_status_that_the_server_answers_with_is_counted() -> None:
     sources = (Path(errors.__file__).parent).rglob("*.py")
     used = {status for path in sources for status in re.findall(r"Problem\(\s*(\d{3})", path.read_text("utf-8"))}
