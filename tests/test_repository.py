@@ -30,6 +30,7 @@ FOREIGN_FLAGS = frozenset(
         "--apply",
         "--benchmark-duration",
         "--bytes",
+        "--callers",
         "--cases",
         "--concurrency",
         "--custom-dataset-type",
