@@ -27,6 +27,7 @@ LONG_ON_PURPOSE = frozenset({"stepwell/cli.py:serve"})  # a parameter for each f
 # Flags of other programs that the documents may name.
 FOREIGN_FLAGS = frozenset(
     {
+        "--agents",
         "--apply",
         "--benchmark-duration",
         "--bytes",
@@ -36,6 +37,8 @@ FOREIGN_FLAGS = frozenset(
         "--custom-dataset-type",
         "--endpoint-type",
         "--extra-inputs",
+        "--forgetful",
+        "--fuzz",
         "--harness",
         "--include",
         "--index-url",
