@@ -68,6 +68,7 @@ class Costs:
     latency_s              fixed price of any load
     attention_s_per_pair   of prefill, for each (query, key) pair of tokens, on top: it grows with the context
     decode_s               a step of decodes alone, as they are now
+    prompt_step_s          what a step with any part of a prompt takes before its first token: launches, reading weights
     """
 
     prefill_tokens_per_s: float = 10_000.0
@@ -75,14 +76,15 @@ class Costs:
     latency_s: float = 0.0005
     attention_s_per_pair: float = 0.0
     decode_s: float = 0.0
+    prompt_step_s: float = 0.0
 
     def prefill_seconds(self, start: int, end: int) -> float:
-        """Seconds to compute tokens [start, end) of a prompt."""
+        """Seconds that tokens [start, end) of a prompt add to a step; `prompt_step_s` comes on top, once a step."""
         count = end - start
         return count / self.prefill_tokens_per_s + self.attention_s_per_pair * count * (start + count / 2)
 
     def prefill_within(self, start: int, seconds: float) -> int:
-        """Prompt tokens from `start` on that can be computed within `seconds`, rounded down."""
+        """Prompt tokens from `start` on that add at most `seconds` to a step, rounded down."""
         if seconds <= 0:
             return 0
         each = 1 / self.prefill_tokens_per_s + self.attention_s_per_pair * start

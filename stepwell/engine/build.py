@@ -130,7 +130,7 @@ def _memory_plan(sizes: Sizes, costs: Costs, device: torch.device) -> tuple[tupl
         ("tokens", f"{sizes.pages * geometry.block:,}", "of KV, if no page held a rung's image"),
         ("images", f"{sizes.pages // max(1, geometry.image_pages):,}", f"would fit; {image}"),
         ("host slots", f"{sizes.slots:,}", host),
-        ("prefill", f"{costs.prefill_tokens_per_s:,.0f} tokens/s", f"{_far(costs)}; what a load must beat"),
+        ("prefill", f"{costs.prefill_tokens_per_s:,.0f} tokens/s", _prefill(costs)),
         ("loads", f"{format_size(int(costs.bytes_per_s[1]))}/s", "from host"),
     )
 
@@ -140,7 +140,8 @@ def _kernels(names: tuple[str, ...]) -> tuple[str, str, str]:
     return "kernels", names[0], "; ".join(names[1:])
 
 
-def _far(costs: Costs) -> str:
-    """Prefill behind a long context."""
+def _prefill(costs: Costs) -> str:
+    """Prefill behind a long context, and what a step takes before its first token."""
     seconds = costs.prefill_seconds(100_000, 101_000)
-    return f"{1000 / seconds:,.0f} behind 100,000"
+    fixed = f", {1000 * costs.prompt_step_s:,.0f} ms a step on top" if costs.prompt_step_s else ""
+    return f"{1000 / seconds:,.0f} behind 100,000{fixed}; what a load must beat"

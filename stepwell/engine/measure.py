@@ -15,9 +15,12 @@ from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Fresh, FromImage, Runner, Sample, StateStart, Step, Work
 from stepwell.store.mover import CopyMover
 
-_TOKENS = 512
-_FAR = 16_384
-"""Context at which attention's share of prefill is measured, where memory and model allow it."""
+_FEW, _MANY = 512, 8192
+"""Tokens of a short and of a long part of a prompt. A GPU takes the short one in little more than the time of its launches."""
+_FAR = 65_536
+"""Context at which attention's share of prefill is measured on a quick machine, where memory and model allow it."""
+_NEAR = 4_096
+"""The same on a slow one."""
 _QUICK = 0.1  # s
 _TIMES = 3  # the first pass also warms up; a busy machine is better judged by its best moment
 _COPY_BYTES = 64 << 20
@@ -31,22 +34,37 @@ def measured(costs: Costs, runner: Runner, mover: CopyMover, sizes: Sizes, most:
 
 
 def _prefill(costs: Costs, runner: Runner, sizes: Sizes, most: int) -> Costs:
-    """Two parts of a prompt, at its beginning and far from it: t = n / rate + a · n · (start + n/2)."""
+    """t = fixed + n / rate + a · n · (start + n/2), from parts of a prompt that are short, long, and far from its beginning.
+
+    A slow machine computes no long part, so that its start does not take long: there the launches are little of a short one.
+    """
     capacity = min(sizes.pages * sizes.geometry.block, sizes.max_model_len)
-    count = min(_TOKENS, most, capacity)
-    near = _seconds(runner, sizes, 0, count, Fresh())
-    rest, per_pair = near, 0.0
-    less = 1 if near < _QUICK else 4  # a start must not take long on a slow machine, where little shows the same
-    few, far = count // less, min(_FAR // less, capacity)
-    start = floor_to(max(0, far - few), sizes.geometry.rung_grid)
-    if few and start >= 2 * few:
-        short = near if less == 1 else _seconds(runner, sizes, 0, few, Fresh())
-        # a state can stand so far in only by coming from an image: whatever those pages hold
-        image = np.arange(sizes.pages - sizes.geometry.image_pages, sizes.pages, dtype=np.int32)
-        long = _seconds(runner, sizes, start, few, FromImage(image))
-        per_pair = max(0.0, long - short) / (few * start)
-        rest = max(near - per_pair * count * count / 2, near / 10)
-    return replace(costs, prefill_tokens_per_s=count / max(rest, 1e-6), attention_s_per_pair=per_pair)
+    few = min(_FEW, most, capacity)
+    short = _seconds(runner, sizes, 0, few, Fresh())
+    quick = short < _QUICK
+    many = min(_MANY, most, capacity) if quick else few
+    if many < 2 * few:
+        per_pair = _per_pair(runner, sizes, few // 4, min(_NEAR, capacity))
+        rest = max(short - per_pair * few * few / 2, short / 10)
+        return replace(costs, prefill_tokens_per_s=few / max(rest, 1e-6), attention_s_per_pair=per_pair)
+    long = _seconds(runner, sizes, 0, many, Fresh())
+    per_pair = _per_pair(runner, sizes, many, min(_FAR, capacity), long)
+    grown = long - short - per_pair * (many * many - few * few) / 2
+    each = max(grown, (long - short) / 10, 1e-6) / (many - few)
+    fixed = max(0.0, short - each * few - per_pair * few * few / 2)
+    return replace(costs, prefill_tokens_per_s=1 / each, attention_s_per_pair=per_pair, prompt_step_s=fixed)
+
+
+def _per_pair(runner: Runner, sizes: Sizes, count: int, far: int, near: float | None = None) -> float:
+    """Seconds of attention for each pair of tokens: `count` tokens that end at `far` against as many at the beginning, which take
+    `near`. 0 where they would not lie far apart."""
+    start = floor_to(max(0, far - count), sizes.geometry.rung_grid)
+    if not count or start < 2 * count:
+        return 0.0
+    least = near if near is not None else _seconds(runner, sizes, 0, count, Fresh())
+    # a state can stand so far in only by coming from an image: whatever those pages hold
+    image = np.arange(sizes.pages - sizes.geometry.image_pages, sizes.pages, dtype=np.int32)
+    return max(0.0, _seconds(runner, sizes, start, count, FromImage(image)) - least) / (count * start)
 
 
 def _seconds(runner: Runner, sizes: Sizes, start: int, count: int, state: StateStart) -> float:

@@ -75,6 +75,7 @@ class CostModel:
             (float("inf"), self.to_device, self.from_disk),
             self.copy_latency_s,
             self.attention_s_per_pair,
+            prompt_step_s=self.overhead_s,
         )
 
     def decode_seconds(self, sequences: int, context: int) -> float:

@@ -89,7 +89,8 @@ def build(
         for running in growing
     ]
     budget, grid = config.max_num_batched_tokens - len(shares), directory.config.geometry.rung_grid
-    seconds = config.max_step_s - costs.decode_s if shares and config.max_step_s else inf
+    bounded = shares and config.max_step_s
+    seconds = config.max_step_s - costs.decode_s - costs.prompt_step_s if bounded else inf
     for running in [running for running in queues.running if running.remaining > 1]:
         end = _chunk_end(running, budget, grid)
         if seconds < inf:

@@ -38,12 +38,14 @@ class Meter:
             return
         if sum(len(work.tokens) for work in step.parts) < LEAST_TOKENS:
             return
-        expected = sum(costs.prefill_seconds(work.start, work.start + len(work.tokens)) for work in step.parts)
+        tokens = sum(costs.prefill_seconds(work.start, work.start + len(work.tokens)) for work in step.parts)
+        expected = costs.prompt_step_s + tokens
         slower = _drift(expected, seconds - (costs.decode_s if len(step.decodes) else 0.0))
         self.costs = replace(
             costs,
             prefill_tokens_per_s=costs.prefill_tokens_per_s / slower,
             attention_s_per_pair=costs.attention_s_per_pair * slower,
+            prompt_step_s=costs.prompt_step_s * slower,
         )
 
     def copied(self, source: Tier, size: int, seconds: float) -> None:

@@ -227,7 +227,7 @@ class Driver:
         if draw() < 0.2:
             speeds = tuple(10 ** (3 + 7 * draw()) for _ in range(2))
             self.harness.loop.meter.costs = Costs(
-                10 ** (5 * draw()), (float("inf"), *speeds), 1e-6, 10 ** (-7 + 5 * draw()), 0.1 * draw()
+                10 ** (5 * draw()), (float("inf"), *speeds), 1e-6, 10 ** (-7 + 5 * draw()), 0.1 * draw(), 0.1 * draw()
             )
 
     def hint(self) -> None:

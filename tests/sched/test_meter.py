@@ -51,6 +51,16 @@ def test_decodes_beside_a_prompt_are_not_counted_as_prefill() -> None:
     assert 0.01 < meter.costs.decode_s < 0.03
 
 
+def test_what_a_step_takes_before_its_first_token_is_no_slow_prefill() -> None:
+    known = replace(KNOWN, prompt_step_s=0.5)
+    meter = Meter(known)
+    meter.computed(Step((part(0, 512),)), 0.5 + known.prefill_seconds(0, 512))
+    assert meter.costs.prefill_tokens_per_s == pytest.approx(known.prefill_tokens_per_s)
+    for _ in range(100):
+        meter.computed(Step((part(0, 512),)), 2 * (0.5 + known.prefill_seconds(0, 512)))
+    assert meter.costs.prompt_step_s == pytest.approx(1.0, rel=0.01)
+
+
 def test_one_look_moves_little() -> None:
     meter = Meter(KNOWN)
     meter.computed(Step((part(0, 512),)), 1e6)

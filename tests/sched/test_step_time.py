@@ -40,6 +40,13 @@ def test_a_prompt_beside_a_stream_comes_in_parts_of_the_time_that_is_left() -> N
     made.cold("stream", "long")
 
 
+def test_a_step_that_takes_long_before_its_first_token_leaves_less_time_for_tokens() -> None:
+    made = with_a_stream(rig(0.030, replace(SLOW, prompt_step_s=0.008)))
+    made.submit("long", numbers(100), max_tokens=2)
+    made.run()
+    assert [parts(step) for step in made.steps[1:4]] == [[(0, 16)], [(16, 32)], [(32, 48)]]
+
+
 def test_alone_it_has_all_the_time() -> None:
     made = rig(0.030)
     made.submit("long", numbers(100), max_tokens=2)
