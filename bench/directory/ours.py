@@ -73,7 +73,7 @@ def play(requests: Sequence[Pair], device_gib: float, host_gib: float) -> Played
         loop.submit(request)
         ended = False
         while not ended:
-            events = loop.step(4096)
+            events = loop.step()
             ended = any(isinstance(event, Finished) for event in events)
             outcomes += [event.outcome for event in events if isinstance(event, Admitted)]
         seconds += time.thread_time() - began
