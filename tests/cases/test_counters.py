@@ -79,8 +79,8 @@ def fetched_in_part() -> Harness:
     return harness
 
 
-SEEDS = (0, 41, 66, *range(1, 12))
-"""The first three are enough today; the others make up for what a change of the engine may do to these."""
+SEEDS = (59, 158, 206, 0, 41, 66, *range(1, 12))
+"""In the first three an audit finds a wrong byte; the others make up for what a change of the engine may do to these."""
 
 
 def runs() -> Iterator[Harness]:
