@@ -51,6 +51,7 @@ FOREIGN_FLAGS = frozenset(
         "--nodes",
         "--osl",
         "--output-format",
+        "--pairs",
         "--pause",
         "--peers",
         "--quick",
