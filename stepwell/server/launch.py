@@ -89,7 +89,7 @@ class _Line:
                     self._write(ours, value + unit if value.replace(".", "", 1).isdecimal() else value)
                 if not values:
                     self.options.append(ours)
-                if len(values) > 1:
+                if len(values) > 1 and ours == "--served-model-name":  # a key must never be taken for a path
                     self.many.append(len(self.options) - 1)
             case Switch(ours, value, _):
                 self.options += [ours, value]
@@ -138,7 +138,11 @@ class LaunchCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            launch = read_launch(args, _own(self.params), any(_is_set(ctx, param) for param in self.params))
+            # a file of settings, which is read later, may name the model
+            elsewhere = any(_is_set(ctx, param) for param in self.params) or any(
+                word == "--config" or word.startswith("--config=") for word in args
+            )
+            launch = read_launch(args, _own(self.params), elsewhere)
         except ConfigError as error:
             raise typer.BadParameter(str(error)) from error
         for note in launch.notes:

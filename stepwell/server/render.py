@@ -112,4 +112,6 @@ def _put_back(text: str, written: Written, i: int, guard: Guard) -> str | None:
     if begin < 0 or end < 0:
         return None
     before: str = guard.value(written.before)
-    return text[:begin] + before + rest + text[end + len(CLOSE) :]
+    # the marks around calls are the model's own; any other word for a token, in an argument, is text
+    calls: str = guard.value(rest, (OPEN, CLOSE))
+    return text[:begin] + before + calls + text[end + len(CLOSE) :]

@@ -37,9 +37,9 @@ class Guard:
             )
         return out
 
-    def value(self, value: Any) -> Any:
-        """Any JSON with its texts guarded."""
-        return self._guarded(value, ())
+    def value(self, value: Any, free: Collection[str] = ()) -> Any:
+        """Any JSON with its texts guarded; the marks in `free` stay as they are."""
+        return self._guarded(value, free)
 
     def pieces(self, text: str) -> list[tuple[str, bool]]:
         """A rendered text in pieces, each with whether it is plain: text in which no mark is a token."""

@@ -19,8 +19,9 @@ from stepwell.talk.history import Message
 
 _BETWEEN = "\n\n"
 _TAG = "system-reminder"
+# atomic: a block ends at its first closing mark for good, else many blocks before other text are divided in every possible way
 _REMINDERS = re.compile(
-    r"\s*(?:<(system-reminder|system_reminder|environment_details|environment_context)>.*?</\1>\s*)+", re.DOTALL
+    r"\s*(?>(?:<(system-reminder|system_reminder|environment_details|environment_context)>.*?</\1>\s*)+)", re.DOTALL
 )
 BARE = "_bare"
 """Marks messages that hold nothing but placeholders; gone once they are in order."""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stepwell.base.errors import ConfigError
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import MAX_PRIORITY
-from stepwell.server.batches.store import Batch, BatchStore
+from stepwell.server.batches.store import Batch, BatchStore, NoRoom
 from stepwell.server.batches.worker import _fault
 from stepwell.server.keys import Keys
 from tests.engine.scripted import ScriptedLoop
@@ -158,6 +158,23 @@ def test_room_is_bounded_and_nothing_is_kept_of_what_does_not_fit(tokenizer: Tok
         for wrong in ({"purpose": "fine-tune"}, {}):
             assert httpx.post(up.url + "/v1/files", data=wrong, files={"file": ("a", b"x")}).status_code == 400
         assert httpx.post(up.url + "/v1/files", json={}).status_code == 400
+
+
+def test_a_batch_without_room_for_answers_fails_and_the_next_is_served(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, 1 << 20)
+    add, refused = store.add_file, []
+
+    def without_room(owner: str, filename: str, purpose: str, source: Any) -> Any:
+        if source is None and not refused:
+            refused.append(filename)
+            raise NoRoom("all is taken")
+        return add(owner, filename, purpose, source)
+
+    store.add_file = without_room  # type: ignore[method-assign]
+    with running(tokenizer, batches=store) as up:
+        api = client(up)
+        assert ended(api, begun(api, lines(2))).status == "failed"
+        assert ended(api, begun(api, lines(2))).status == "completed"
 
 
 def test_server_without_a_folder_says_how_to_give_one(server: Running) -> None:

@@ -192,3 +192,8 @@ def test_table_names_each_flag_once_and_ours_exist() -> None:
 )
 def test_switch_of_others_is_a_choice_here(line: str, expected: str) -> None:
     assert read(f"M {line}").config.async_scheduling == expected
+
+
+def test_a_key_is_never_taken_for_the_model() -> None:
+    launch = read_launch(shlex.split("--api-key one two"), OWN)
+    assert "--" not in launch.arguments

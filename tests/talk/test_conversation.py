@@ -273,3 +273,10 @@ def test_items_that_nobody_knows_are_skipped_or_shown(strict: Tokenizer) -> None
     ):
         assert said in text
     assert json.dumps("w") not in text
+
+
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_any_number_of_reminders_before_other_text_is_read_at_once(role: str) -> None:
+    many = "<system-reminder>a</system-reminder>\n" * 2000
+    talk = conversation([USER, called("c"), result("c"), {"role": role, "content": many + "and go on"}], STRICT)
+    assert any("and go on" in str(message["content"]) for message in talk.messages)

@@ -15,7 +15,7 @@ import orjson
 from fastapi import Request, Response
 
 from stepwell.sched.request import MAX_PRIORITY
-from stepwell.server.batches.store import OPEN, Batch, BatchStore
+from stepwell.server.batches.store import OPEN, Batch, BatchStore, NoRoom
 from stepwell.server.errors import any_problem
 from stepwell.server.gate import with_caller
 from stepwell.server.keys import Caller
@@ -80,12 +80,19 @@ class Worker:
                 self._end(batch, "cancelled")
             elif batch.status == "finalizing":
                 self._end(batch, "completed")
-        except OSError as error:
-            log.error("batch %s has failed: %s", batch.id, error)
-            self._end(msgspec.structs.replace(batch, faults=((0, "storage", str(error)),)), "failed")
+        except Exception as error:  # one batch must not end the others'
+            log.exception("batch %s has failed", batch.id)
+            kind = "storage" if isinstance(error, OSError | NoRoom) else "server_error"
+            try:
+                self._end(msgspec.structs.replace(batch, faults=((0, kind, str(error)),)), "failed")
+            except OSError as again:  # the folder takes nothing: the next start tries this batch again
+                log.error("batch %s: its end could not be written: %s", batch.id, again)
 
     async def _validated(self, batch: Batch) -> Batch:
         faults, count = await asyncio.to_thread(self._faults, batch)
+        now = self.store.batch(batch.owner, batch.id)
+        if now is None or now.status != "validating":  # cancelled meanwhile
+            return batch if now is None else now
         if faults:
             return self._end(msgspec.structs.replace(batch, faults=tuple(faults), total=count), "failed")
         outputs = [

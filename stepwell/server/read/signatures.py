@@ -16,7 +16,7 @@ _STRING: Types = frozenset({"string"})
 _FIRST = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
 _WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}
 _DEEPEST = 16  # references and combinations within each other that are followed
-_MOST = 2000  # schemas that are looked at for one parameter
+_MOST = 20_000  # schemas and listed values that are looked at for one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Signatures:
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> Signatures:
         """From checked tools in OpenAI's form."""
         functions = [tool["function"] for tool in tools]
-        return cls({function["name"]: _declared(function.get("parameters")) for function in functions})
+        budget = _Budget(_MOST)
+        return cls({function["name"]: _declared(function.get("parameters"), budget) for function in functions})
 
     def knows(self, tool: str) -> bool:
         return tool in self.types
@@ -69,24 +70,39 @@ def _type(value: str) -> Types:
     return frozenset({"number", "integer"}) if float(value).is_integer() else frozenset({"number"})
 
 
-def _declared(parameters: object) -> dict[str, Types]:
+@dataclass(slots=True)
+class _Budget:
+    """What may still be looked at. Once it is spent, a parameter may be anything: so nothing that fits is refused."""
+
+    left: int
+
+    def spend(self, count: int) -> bool:
+        """False where it is spent."""
+        self.left -= count
+        return self.left >= 0
+
+
+def _declared(parameters: object, budget: _Budget) -> dict[str, Types]:
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     if not isinstance(parameters, dict) or not isinstance(properties, dict):
         return {}
-    return {name: _Schemas(parameters).types(schema) for name, schema in properties.items()}
+    schemas = _Schemas(parameters, budget)
+    return {name: schemas.types(schema) for name, schema in properties.items()}
 
 
 class _Schemas:
     """Reads the types out of the schemas of one tool. Bounded, however they refer to each other."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], budget: _Budget) -> None:
         self._root = root
-        self._left = _MOST
+        self._budget = budget
 
     def types(self, schema: object, depth: int = 0) -> Types:
         """Types of the values that `schema` lets pass, as far as `type`, values and combinations tell."""
-        self._left -= 1
-        if not isinstance(schema, dict) or depth > _DEEPEST or self._left < 0:
+        if not isinstance(schema, dict) or depth > _DEEPEST:
+            return ALL
+        values = schema.get("enum")
+        if not self._budget.spend(1 + (len(values) if isinstance(values, list) else 0)):
             return ALL
         found = _own(schema)
         if isinstance(schema.get("$ref"), str):

@@ -82,7 +82,7 @@ class ResponsesRoutes:
     def _echo(self, call: ResponsesCall) -> dict[str, Any]:
         """What a response repeats of its call."""
         effort, summary = (None, None) if call.reasoning is None else (call.reasoning.effort, call.reasoning.summary)
-        form = None if call.text is None else call.text.format
+        form, defaults = None if call.text is None else call.text.format, self._parts.defaults
         echo = {
             "created_at": int(time.time()),
             "model": self._parts.facts.model,
@@ -94,11 +94,11 @@ class ResponsesRoutes:
             "previous_response_id": call.previous_response_id,
             "reasoning": {"effort": effort, "summary": summary},
             "store": call.store is not False,
-            "temperature": 1.0 if call.temperature is None else call.temperature,
+            "temperature": defaults.temperature if call.temperature is None else call.temperature,
             "text": {"format": {"type": "text"} if form is None else form.given()},
             "tool_choice": "auto" if call.tool_choice is None else call.tool_choice,
             "tools": call.tools or [],
-            "top_p": 1.0 if call.top_p is None else call.top_p,
+            "top_p": defaults.top_p if call.top_p is None else call.top_p,
             "truncation": call.truncation or "disabled",
         }
         try:

@@ -105,3 +105,22 @@ def test_schemas_that_refer_to_each_other_without_end_are_read_to_a_bound() -> N
     parameters = {"type": "object", "properties": {"x": wide}, "$defs": {"a": wide}}
     signatures = Signatures.of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
     assert "string" in signatures.allowed("f", "x")
+
+
+def test_schemas_that_refer_to_much_are_read_within_bounds_and_then_let_anything_pass() -> None:
+    many = {"enum": [f"v{i}" for i in range(5000)]}
+    parameters = {
+        "type": "object",
+        "properties": {f"p{i}": {"$ref": "#/$defs/any"} for i in range(300)} | {"late": {"type": "integer"}},
+        "$defs": {"any": {"anyOf": [{"$ref": "#/$defs/many"}] * 1000}, "many": many},
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    found = Signatures.of(tools)
+    assert found.declares("f", "p299") and "string" in found.allowed("f", "p299")
+    assert "integer" in found.allowed("f", "late")  # nothing that fits is refused
+
+
+def test_a_long_list_of_values_is_read() -> None:
+    parameters = {"type": "object", "properties": {"p": {"enum": list(range(3000))}}}
+    found = Signatures.of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert "string" not in found.allowed("f", "p")
