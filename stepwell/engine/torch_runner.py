@@ -81,7 +81,8 @@ class TorchRunner:
         logits = self._decoder.logits(hidden[:count])
         kept = _kept(works, laid.sampling, logits)
         chosen = self._sampler.choose(works, laid.sampling, logits)
-        self._memory.draws[[works[i].slot for i in laid.sampling]] = chosen.tokens
+        # a row that broke drew no token: whatever is computed after it is dropped, but has to be a word of the vocabulary
+        self._memory.draws[[works[i].slot for i in laid.sampling]] = chosen.tokens.clamp_min(0)
         scoring = [works[i] for i in laid.scoring]
         targets = score_targets(scoring, hidden[count:], self._decoder.logits)
         return TorchPass(chosen, *_on_its_way(chosen.tokens), kept, tuple(zip(laid.scoring, targets, strict=True)))

@@ -28,6 +28,9 @@ from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.step import NO_DECODES, Carry, Cut, Decodes, Sample, Score, Step, Work
 from stepwell.sched.suspend import keep, let_go_all
 
+LEAST_SHARE = 0.25
+"""Of the time of a step that is left to prompts whatever decodes are thought to take."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
@@ -89,8 +92,10 @@ def build(
         for running in growing
     ]
     budget, grid = config.max_num_batched_tokens - len(shares), directory.config.geometry.rung_grid
-    bounded = shares and config.max_step_s
-    seconds = config.max_step_s - costs.decode_s - costs.prompt_step_s if bounded else inf
+    seconds = inf
+    if shares and config.max_step_s:
+        left = config.max_step_s - costs.decode_s - costs.prompt_step_s
+        seconds = max(left, config.max_step_s * LEAST_SHARE)  # a speed that was misjudged once must not starve prompts
     for running in [running for running in queues.running if running.remaining > 1]:
         end = _chunk_end(running, budget, grid)
         if seconds < inf:

@@ -38,9 +38,11 @@ class Meter:
             return
         if sum(len(work.tokens) for work in step.parts) < LEAST_TOKENS:
             return
+        seconds -= costs.decode_s if len(step.decodes) else 0.0
+        if seconds <= 0:  # the decodes are not what they were: this says nothing of prompts
+            return
         tokens = sum(costs.prefill_seconds(work.start, work.start + len(work.tokens)) for work in step.parts)
-        expected = costs.prompt_step_s + tokens
-        slower = _drift(expected, seconds - (costs.decode_s if len(step.decodes) else 0.0))
+        slower = _drift(costs.prompt_step_s + tokens, seconds)
         self.costs = replace(
             costs,
             prefill_tokens_per_s=costs.prefill_tokens_per_s / slower,

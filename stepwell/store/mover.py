@@ -11,7 +11,7 @@ from types import TracebackType
 
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import StoreError
-from stepwell.cache.moves import Move, Report, Task, moves_of
+from stepwell.cache.moves import Move, Report, Task, Tier, moves_of
 from stepwell.store.copier import Copier, Fence, Flight
 from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
 
@@ -51,6 +51,7 @@ class CopyMover:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._tickets = Tickets(copier.page_bytes)
         self._closing = False
+        self._landed: dict[Tier, float] = {}  # when the last copy out of a tier ended
         self._thread = threading.Thread(target=self._work, name="stepwell-copies", daemon=True)
         self._thread.start()
 
@@ -144,7 +145,11 @@ class CopyMover:
         except Exception as error:
             self._tickets.end(copy.move, describe(error))
             return
-        self._tickets.end(copy.move, "", self._clock.now() - copy.begun)
+        now, source = self._clock.now(), copy.move.source.tier
+        # copies out of a tier follow each other: this one has moved since the one before it ended
+        began = max(copy.begun, self._landed.get(source, copy.begun))
+        self._landed[source] = now
+        self._tickets.end(copy.move, "", now - began)
 
 
 def _arrived(flight: Flight) -> bool:

@@ -211,6 +211,18 @@ def test_a_broken_work_is_reported_and_the_others_stand(dense: Any) -> None:
     assert off(logits[2], dense.reference[70]) < TOLERANCE
 
 
+def test_a_step_launched_behind_a_broken_work_computes_the_others(dense: Any) -> None:
+    rig = Rig(dense.decoder)
+    tables = [rig.table(80) for _ in range(2)]
+    for slot, table in enumerate(tables):
+        rig.last(work(dense.tokens, table, 0, 70, slot=slot))
+    rig.live.recurrent[:, 1] = float("nan")
+    rig.run(*(work(dense.tokens, t, 70, 71, slot=s) for s, t in enumerate(tables)))
+    unknown = np.full(80, LAST_DRAW, np.int32)
+    result, _ = rig.run(*(work(unknown, t, 71, 72, slot=s) for s, t in enumerate(tables)))
+    assert len(result.sampled[0]) == 1 and [i for i, _ in result.errors] == [1]
+
+
 def test_a_work_that_does_not_sample_has_no_token(dense: Any) -> None:
     rig = Rig(dense.decoder)
     result, _ = rig.run(work(dense.tokens, rig.table(40), 0, 40, sample=None))

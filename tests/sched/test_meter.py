@@ -61,6 +61,12 @@ def test_what_a_step_takes_before_its_first_token_is_no_slow_prefill() -> None:
     assert meter.costs.prompt_step_s == pytest.approx(1.0, rel=0.01)
 
 
+def test_a_step_shorter_than_its_decodes_were_thought_to_be_says_nothing_of_prompts() -> None:
+    meter = Meter(KNOWN)
+    meter.computed(Step((part(0, 512),), ANSWERS), KNOWN.decode_s / 2)
+    assert meter.costs == KNOWN
+
+
 def test_one_look_moves_little() -> None:
     meter = Meter(KNOWN)
     meter.computed(Step((part(0, 512),)), 1e6)

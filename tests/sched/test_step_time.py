@@ -47,6 +47,13 @@ def test_a_step_that_takes_long_before_its_first_token_leaves_less_time_for_toke
     assert [parts(step) for step in made.steps[1:4]] == [[(0, 16)], [(16, 32)], [(32, 48)]]
 
 
+def test_decodes_that_are_thought_to_take_for_ever_leave_prompts_a_quarter() -> None:
+    made = with_a_stream(rig(0.064, replace(SLOW, decode_s=3.0)))
+    made.submit("long", numbers(100), max_tokens=2)
+    made.run()
+    assert [parts(step) for step in made.steps[1:4]] == [[(0, 16)], [(16, 32)], [(32, 48)]]
+
+
 def test_alone_it_has_all_the_time() -> None:
     made = rig(0.030)
     made.submit("long", numbers(100), max_tokens=2)
