@@ -5,8 +5,9 @@ Where that is not enough, room is made from the lowest tier up:
 
     device ──copy──▶ host ──write──▶ disk        a copy that finds no room in host waits for the writes that make some
 
-Ahead of need nobody waits, so nothing is ever lost for it. Who needs pages waits too, as long as anything is under way that will free
-them. Only copies are lost where nothing is and nothing can begin: the disk is full of better things, its budget is spent, or it fails.
+Ahead of need nobody waits, so with a disk nothing is lost for it; without one, host lets the least valuable end of its KV go for an image
+that leaves a wide gap. Who needs pages waits too, as long as anything is under way that will free them. Only copies are lost where nothing
+is and nothing can begin: the disk is full of better things, its budget is spent, or it fails.
 """
 
 from __future__ import annotations
