@@ -162,8 +162,11 @@ def _jobs(loop: EngineLoop) -> list[Job]:
 
 
 def _owned(loop: EngineLoop) -> Iterator[tuple[Job, list[int]]]:
-    """The device pages that each request alone owns."""
+    """The device pages that each request alone owns, those of rungs that a launched step leaves included."""
     queues = loop.queues
+    for built in loop.launched():
+        for share in built.shares:
+            yield share.running.job, [int(page) for _, _, pages in share.rungs for page in pages]
     for running in queues.running:
         yield running.job, running.table.private.tolist()
     for parked in queues.parked.values():

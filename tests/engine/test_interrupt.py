@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from stepwell.engine.interrupt import whole
+
+
+@pytest.fixture(autouse=True)
+def python_s_own_handler() -> Iterator[None]:
+    """A shell lets what it starts in the background ignore Ctrl-C, and Python keeps to that."""
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, old)
 
 
 def press() -> None:
