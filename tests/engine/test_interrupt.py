@@ -17,7 +17,7 @@ def python_s_own_handler() -> Iterator[None]:
     """A shell lets what it starts in the background ignore Ctrl-C, and Python keeps to that."""
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, old)
+    signal.signal(signal.SIGINT, signal.SIG_DFL if old is None else old)  # None: not set by Python
 
 
 def press() -> None:
