@@ -96,19 +96,17 @@ class Shelf:
             self._open[move.ticket] = set(move.target.slots.tolist())
 
     def publish(self, move: Move) -> None:
-        """One rank has copied `move` to disk. Its records can be found once every rank has; a torn one cannot."""
+        """One rank has copied `move` to disk, or a part of it. Its records can be found once every rank has written all of it."""
         assert isinstance(move.target, Extent)
-        if move.ticket in self._doomed:
-            return
         slots = move.target.slots.tolist()
-        sizes = [(n.end - n.start) // self._block or len(slots) for n in move.names]
-        if sum(sizes) != len(slots):
+        if move.ticket in self._doomed or set(slots) != self._open[move.ticket]:
             return
         self._written[move.ticket] += 1
         if self._written[move.ticket] < len(self._memories):
             return
-        self._open.pop(move.ticket, None)
-        for name, size in zip(move.names, sizes, strict=True):
+        del self._open[move.ticket]
+        for name in move.names:
+            size = (name.end - name.start) // self._block or len(slots)
             self._add(Record(move.what, name, tuple(slots[:size]), self._tick()))
             slots = slots[size:]
 

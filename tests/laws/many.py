@@ -1,0 +1,109 @@
+"""Many random runs of the laws over many processes.
+
+    python -m tests.laws.many --runs 10000 --jobs 16 --seconds 540      one line of JSON: runs, seconds, depths, broken seeds
+    python -m tests.laws.many --seed 3000442                            that run alone, with its traceback
+
+The seed decides everything: ranks, how often a byte goes wrong, and by the driver's own choice all sizes, faults and the depth of
+scheduling. So a seed that was broken on one machine can be run again on any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from types import FrameType
+
+from stepwell.testing.laws import LawBroken
+from tests.laws.driver import Driver, fuzz
+
+RANKS = (1, 1, 2, 1, 3)
+CORRUPT = (12, 6, 25, 0)
+FIRST = 4_000_000
+PATIENCE = 60
+"""Seconds after which a run counts as one that never ends; the longest that ends takes a few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one run ended: `law` is 0 for an assertion of the code itself or an unexpected exception, None if nothing broke."""
+
+    seed: int
+    depth: int
+    law: int | None = None
+    error: str = ""
+
+
+def run(seed: int) -> Driver:
+    """The run of `seed`. Raises what the laws say."""
+    return fuzz(seed, ranks=RANKS[seed % len(RANKS)], corrupt=CORRUPT[seed % len(CORRUPT)])
+
+
+def judge(seed: int, end: float = float("inf")) -> Ended | None:
+    """Run `seed`, for at most `PATIENCE` seconds; how that ended. None, and nothing is run, once the monotonic clock is past `end`."""
+    if time.monotonic() > end:
+        return None
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(PATIENCE)
+    try:
+        driver = run(seed)
+    except Exception as error:
+        law = error.law if isinstance(error, LawBroken) else 0
+        return Ended(seed, -1, law, f"{type(error).__name__}: {error}"[:300])
+    finally:
+        signal.alarm(0)
+    return Ended(seed, int(driver.harness.loop.config.async_scheduling))
+
+
+def _give_up(number: int, frame: FrameType | None) -> None:
+    raise TimeoutError(f"no end after {PATIENCE} s")
+
+
+def many(first: int, runs: int, jobs: int, seconds: float) -> dict[str, object]:
+    """Run the seeds from `first` on, `jobs` at a time; none begins after `seconds`. What the JSON line says."""
+    began = time.monotonic()
+    ends: list[Ended] = []
+    quiet = (logging.CRITICAL,)  # what audits find in bytes that were made wrong is no news
+    with multiprocessing.get_context("spawn").Pool(jobs, logging.disable, quiet) as pool:
+        by_time = partial(judge, end=began + seconds)
+        for ended in pool.imap_unordered(by_time, range(first, first + runs)):
+            if ended is None:
+                continue
+            ends.append(ended)
+            if ended.law is not None:
+                print(f"seed {ended.seed}: law {ended.law}: {ended.error}", file=sys.stderr, flush=True)
+    broken = sorted((one for one in ends if one.law is not None), key=lambda one: one.seed)
+    return {
+        "first": first,
+        "runs": len(ends),
+        "seconds": round(time.monotonic() - began, 1),
+        "depth_0": sum(one.depth == 0 for one in ends),
+        "depth_1": sum(one.depth == 1 for one in ends),
+        "broken": [asdict(one) for one in broken],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000, help="seeds to run (default: 1000)")
+    parser.add_argument("--first", type=int, default=FIRST, help=f"the first seed (default: {FIRST})")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after so many seconds")
+    parser.add_argument("--seed", type=int, help="run this one alone, in this process")
+    options = parser.parse_args()
+    if options.seed is not None:
+        run(options.seed)
+        return 0
+    told = many(options.first, options.runs, options.jobs, options.seconds)
+    print(json.dumps(told))
+    return int(bool(told["broken"]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
