@@ -18,6 +18,8 @@ from stepwell.replay.plan_command import plan_command
 from stepwell.server import flags
 from stepwell.server.launch import LaunchCommand
 
+_BY_SIGNAL = 128
+"""Statuses above it say that a signal ended the program."""
 _ENVIRONMENT = {"auto_envvar_prefix": flags.ENVIRONMENT}
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -103,13 +105,15 @@ def serve(
     """
     from stepwell.engine.logs import set_up
     from stepwell.server.options import options_from, with_local_model
-    from stepwell.server.serve import serve
+    from stepwell.server.serve import leave, serve
 
     given = frozenset(name for name in ctx.params if _is_given(ctx, name))
     with _errors_told():
         set_up(log_level, log_format)
         _allow_faults(faults)
         status = serve(options_from(with_local_model(ctx.params, fetch=True), given, os.environ), Console())
+    if status > _BY_SIGNAL:
+        leave(status)
     raise typer.Exit(status)
 
 

@@ -17,6 +17,7 @@ from stepwell.engine.doubts import doubts
 from stepwell.engine.grammars import Grammars, GuideError
 from stepwell.engine.guide import Guides
 from stepwell.engine.owned import OwnedLoop
+from stepwell.engine.phases import Phases
 from stepwell.engine.sizes import Sizes
 from stepwell.engine.worker import Frame, build_worker
 from stepwell.sched.audit import Auditor
@@ -37,14 +38,19 @@ def build_engine(config: EngineConfig, report: Report) -> OwnedLoop:
 
 
 def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
+    phases = Phases(WallClock())
     frame = Frame.of(config)
     model = frame.model
     # before the weights: that a folder is in use, say, is told at once
     place = frame.directory, model.shape, frame.geometry, frame.precision, frame.device.type
-    tier = open_disk(config, frame.geometry, identity(*place, config.dummy_seed) if config.disk_cache else {}, owned)
+    with phases("opening the disk cache"):
+        tier = open_disk(
+            config, frame.geometry, identity(*place, config.dummy_seed) if config.disk_cache else {}, owned
+        )
     keep = 2 * config.max_num_seqs
-    grammars = _grammars(Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep), owned)
-    worker = build_worker(config, frame, tier, Guides(grammars, model.shape.vocab, keep), owned)
+    with phases("reading the vocabulary"):
+        grammars = _grammars(Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep), owned)
+    worker = build_worker(config, frame, tier, Guides(grammars, model.shape.vocab, keep), owned, phases)
     sizes, costs = worker.sizes, worker.costs if config.deterministic else with_disk(worker.costs, tier)
     auditor = Auditor(config.verify_resume, _TOLERANCE[frame.dtype], random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
@@ -69,7 +75,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     causes = doubts(config, sizes.geometry, sizes.pages, sizes.slots, sizes.max_model_len)
     if grammars.fault is not None:
         causes += (f"grammars are off (response_format, structured outputs, forced calls): {grammars.fault}",)
-    report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan, causes, model.ends))
+    report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan, causes, model.ends, phases.taken()))
     return loop
 
 

@@ -213,6 +213,7 @@ class EngineFacts:
     memory_plan    rows (name, value, note) to print: pages, images that fit, host slots …
     doubts         sentences about what will hardly work as it is meant
     ends           tokens that end an answer, by the files that name them
+    phases         (what the start was doing, seconds), in order
     """
 
     model: str
@@ -221,6 +222,7 @@ class EngineFacts:
     memory_plan: tuple[tuple[str, str, str], ...] = ()
     doubts: tuple[str, ...] = ()
     ends: Ends = field(default_factory=Ends)
+    phases: tuple[tuple[str, float], ...] = ()
 
 
 Report: TypeAlias = Callable[[EngineFacts], None]

@@ -27,15 +27,10 @@ _COPY_BYTES = 64 << 20
 _COPY_PAGES = 16  # in a move: what a chunk is
 
 
-def measured(costs: Costs, runner: Runner, mover: CopyMover, sizes: Sizes, most: int) -> Costs:
-    """`costs` with the speeds of prefill in steps of at most `most` tokens, and of copies between device and host."""
-    costs = _prefill(costs, runner, sizes, most)
-    return _copies(costs, mover, sizes) if sizes.slots else costs
+def measure_prefill(costs: Costs, runner: Runner, sizes: Sizes, most: int) -> Costs:
+    """`costs` with the speed of prefill in steps of at most `most` tokens.
 
-
-def _prefill(costs: Costs, runner: Runner, sizes: Sizes, most: int) -> Costs:
-    """t = fixed + n / rate + a · n · (start + n/2), from parts of a prompt that are short, long, and far from its beginning.
-
+    t = fixed + n / rate + a · n · (start + n/2), from parts of a prompt that are short, long, and far from its beginning.
     A slow machine computes no long part, so that its start does not take long: there the launches are little of a short one.
     """
     capacity = min(sizes.pages * sizes.geometry.block, sizes.max_model_len)
@@ -80,8 +75,8 @@ def _seconds(runner: Runner, sizes: Sizes, start: int, count: int, state: StateS
     return min(seconds)
 
 
-def _copies(costs: Costs, mover: CopyMover, sizes: Sizes) -> Costs:
-    """Pages go down and come up again, in moves of a chunk each."""
+def measure_copies(costs: Costs, mover: CopyMover, sizes: Sizes) -> Costs:
+    """`costs` with the speed of loads from host: pages go down and come up again, in moves of a chunk each."""
     count = min(sizes.pages, sizes.slots, max(1, _COPY_BYTES // sizes.geometry.page_bytes))
     every = np.arange(count, dtype=np.int32)
     took = 0.0

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -33,6 +34,7 @@ from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.hints import Hint, HintedLoop, fetched, take_hint
 from stepwell.engine.logs import set_up
+from stepwell.engine.phases import Phases
 from stepwell.engine.stats import stats_message
 from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats
@@ -229,7 +231,12 @@ def _named(path: str) -> Factory:
 
     def factory(config: EngineConfig, report: Report) -> ServedLoop:
         module, _, name = path.partition(":")
-        loop: ServedLoop = getattr(importlib.import_module(module), name)(config, report)
+        phases = Phases(WallClock())
+        with phases("importing libraries"):
+            build_named = getattr(importlib.import_module(module), name)
+        loop: ServedLoop = build_named(
+            config, lambda facts: report(replace(facts, phases=phases.taken() + facts.phases))
+        )
         settle_memory()
         return loop
 

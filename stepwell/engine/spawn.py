@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -74,7 +77,11 @@ class EngineProcess:
         try:
             link = EngineLink(directory)
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "stepwell.engine.process", stdin=asyncio.subprocess.PIPE
+                sys.executable,
+                "-m",
+                "stepwell.engine.process",
+                stdin=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is the front end's, also while this one is importing
             )
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
@@ -107,6 +114,8 @@ class EngineProcess:
                 if not await self._ends_within(1.0, asyncio.Event()):
                     self._process.kill()
                     await self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # compilers that it may have started
         self._process.stdin.close()
         self.link.close()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -22,12 +22,14 @@ from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, disk_mover
 from stepwell.engine.guide import Guides
 from stepwell.engine.link import Endpoint, WiredMover, WiredRunner
-from stepwell.engine.measure import measured
+from stepwell.engine.measure import measure_copies, measure_prefill
+from stepwell.engine.phases import Phases
 from stepwell.engine.progress import reading_progress
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.sizes import Sizes, sizes_of
 from stepwell.engine.torch_runner import TorchRunner
-from stepwell.model.backends import sizes_up_to
+from stepwell.model.backend import Backend
+from stepwell.model.backends import backend_for, sizes_up_to
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
@@ -74,18 +76,29 @@ class Worker:
     kernels: tuple[str, ...]
 
 
-def build_worker(config: EngineConfig, frame: Frame, tier: DiskTier | None, guides: Guides, owned: ExitStack) -> Worker:
+def build_worker(
+    config: EngineConfig, frame: Frame, tier: DiskTier | None, guides: Guides, owned: ExitStack, phases: Phases
+) -> Worker:
     """Load the model, take the memory, start the copies, measure. What has to be closed is, with `owned`. Raises ConfigError."""
     model, device = frame.model, frame.device
-    decoder = _decoder(config, frame.dtype, device)
-    sizes = sizes_of(config, model.max_positions, frame.geometry, device)
-    arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, frame.precision, device)
-    live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device)
+    with phases("reading weights" if config.dummy_seed is None else "making weights"):
+        decoder = _decoder(config, frame.dtype, device, phases)
+    with phases("taking device memory"):
+        sizes = sizes_of(config, model.max_positions, frame.geometry, device)
+        arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, frame.precision, device)
+        live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
-    runner.prepare(sizes_up_to(config.max_num_seqs), ceil_div(sizes.max_model_len, sizes.geometry.block))
-    host = _host(config, sizes, device)
+    with phases("compiling and capturing decode"):
+        runner.prepare(sizes_up_to(config.max_num_seqs), ceil_div(sizes.max_model_len, sizes.geometry.block))
+    with phases("taking host memory"):
+        host = _host(config, sizes, device)
     copies = owned.enter_context(CopyMover(_copier(arena, host, live)))
-    costs = Costs() if config.deterministic else measured(Costs(), runner, copies, sizes, config.max_num_batched_tokens)
+    costs = Costs()
+    if not config.deterministic:
+        with phases("measuring prompts"):
+            costs = measure_prefill(costs, runner, sizes, config.max_num_batched_tokens)
+        with phases("measuring copies"):
+            costs = measure_copies(costs, copies, sizes) if sizes.slots else costs
     mover: Mover = copies
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
@@ -101,13 +114,18 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _decoder(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> HybridDecoder:
+def _decoder(config: EngineConfig, dtype: torch.dtype, device: torch.device, phases: Phases) -> HybridDecoder:
     """The model with its weights, read from files or made up."""
+
+    def make(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> Backend:
+        with phases("importing kernels"):
+            return backend_for(config, dtype, device)
+
     directory = Path(config.model)
     if config.dummy_seed is not None:
-        return dummy_decoder(directory, dtype, device, seed=config.dummy_seed)
+        return dummy_decoder(directory, dtype, device, seed=config.dummy_seed, make=make)
     with reading_progress(WallClock()) as progress:
-        return load_decoder(directory, dtype, device, progress=progress)
+        return load_decoder(directory, dtype, device, progress=progress, make=make)
 
 
 def _host(config: EngineConfig, sizes: Sizes, device: torch.device) -> HostArena | None:

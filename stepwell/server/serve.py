@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
-from collections.abc import Coroutine, Iterator
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import uvicorn
 from rich.console import Console
@@ -49,7 +53,11 @@ class _Server(uvicorn.Server):
 
 
 def serve(options: ServeOptions, console: Console) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit status. Raises ConfigError where it cannot start."""
+    """Serve until SIGINT or SIGTERM; returns the exit status. Raises ConfigError where it cannot start.
+
+    A signal during the start gives 128 + its number, as a shell does. A thread may then still be importing libraries: end the
+    process without waiting for it (`leave`).
+    """
     defaults = read_defaults(options.config.model, options.generation_config, options.generation_override)
     with contextlib.ExitStack() as owned:
         listener = owned.enter_context(contextlib.closing(_listen(options)))
@@ -99,14 +107,23 @@ def _listen(options: ServeOptions) -> socket.socket:
     return listener
 
 
-@dataclass(frozen=True, slots=True)
+def leave(status: int) -> NoReturn:
+    """End this process now: no exit handlers, no waiting for threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+@dataclass(slots=True)
 class _Signals:
-    """`stop` is set by the first signal to end, `hurry` by any after it."""
+    """`stop` is set by the first signal to end, whose `number` is kept, `hurry` by any after it."""
 
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    number: int = 0
 
-    def receive(self) -> None:
+    def receive(self, number: int) -> None:
+        self.number = self.number or number
         (self.hurry if self.stop.is_set() else self.stop).set()
 
 
@@ -115,7 +132,7 @@ async def _serve(
 ) -> int:
     signals = _Signals()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, signals.receive)
+        asyncio.get_running_loop().add_signal_handler(number, signals.receive, number)
     process = await EngineProcess.start(options.config, options.factory, options.log_format)
     metrics = Metrics()
     client = EngineClient(process.link, metrics, options.patience)
@@ -125,7 +142,7 @@ async def _serve(
         console.print(f"Starting the engine for {options.config.model} …", highlight=False, markup=False)
         started = await _unless(signals.stop, _start(options, client))
         if started is None:
-            return 0
+            return 128 + signals.number
         facts, tokenizer = started
         settle_memory()
         patience = options.endings.engine
@@ -176,11 +193,27 @@ async def _watch(process: EngineProcess, client: EngineClient) -> None:
 
 
 async def _start(options: ServeOptions, client: EngineClient) -> tuple[EngineFacts, Tokenizer]:
-    tokenizer = asyncio.create_task(asyncio.to_thread(Tokenizer.load, options.config.model, options.template.text))
+    tokenizer = _beside(lambda: Tokenizer.load(options.config.model, options.template.text))
     try:
         return await client.ready(), await tokenizer
     finally:
         tokenizer.cancel()
+
+
+def _beside(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
+    """The result of `work` on a thread of its own, which nobody has to wait for: asyncio's own threads are joined at the end,
+    and the import of a tokenizer's libraries takes seconds and cannot be cancelled."""
+    result: Future[_Result] = Future()
+    result.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="stepwell-start", daemon=True).start()
+    return asyncio.wrap_future(result)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, _Result]) -> _Result | None:
@@ -244,11 +277,19 @@ async def _drain(client: EngineClient, seconds: float, hurry: asyncio.Event, con
         await asyncio.sleep(_LOOK)
 
 
+def start_time(phases: Sequence[tuple[str, float]]) -> tuple[str, str]:
+    """Seconds that the engine took to start, and what it was doing, for people: what took no tenth of a second is left out."""
+    told = [f"{name} {seconds:.1f}" for name, seconds in phases if seconds >= 0.05]
+    return f"{sum(seconds for _, seconds in phases):.1f} s", ", ".join(told)
+
+
 def print_start(console: Console, config: EngineConfig, given: frozenset[str], facts: EngineFacts) -> None:
     """The memory plan, and what each flag is."""
     plan = Table("memory plan", "", "", title_justify="left", box=None, header_style="bold")
     for row in facts.memory_plan:
         plan.add_row(*row)
+    if facts.phases:
+        plan.add_row("start", *start_time(facts.phases))
     if facts.memory_plan:
         console.print(plan)
     flags = Table("flag", "value", "", box=None, header_style="bold")

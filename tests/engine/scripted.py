@@ -203,7 +203,10 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def facts(config: EngineConfig) -> EngineFacts:
-    return EngineFacts(config.name, config.max_model_len or CONTEXT, VOCAB, (("pages", "7", "of 4 KiB"),))
+    phases = (("making weights", 2.0), ("measuring copies", 0.01))
+    return EngineFacts(
+        config.name, config.max_model_len or CONTEXT, VOCAB, (("pages", "7", "of 4 KiB"),), phases=phases
+    )
 
 
 def build(config: EngineConfig, report: Report) -> ScriptedLoop:

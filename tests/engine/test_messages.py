@@ -56,7 +56,7 @@ def test_refusals_arrive_as_the_errors_they_were() -> None:
 def test_config_and_facts_survive_the_journey() -> None:
     start = messages.Start(EngineConfig("m", min_load_tokens=5), "a:b", "/tmp/x", 30)
     assert msgspec.json.decode(msgspec.json.encode(start), type=messages.Start) == start
-    ready = messages.Ready(EngineFacts("m", 10, 20, (("pages", "1", ""),)))
+    ready = messages.Ready(EngineFacts("m", 10, 20, (("pages", "1", ""),), phases=(("importing", 1.5),)))
     assert messages.decode_answer(messages.encode(ready)) == ready
 
 

@@ -133,6 +133,7 @@ def test_start_tells_the_plan_and_a_signal_ends_streams_and_both_processes_quiet
     assert re.search(r"pages +7 +of 4 KiB", served.text)
     assert re.search(r"--max-num-seqs +7 +given", served.text)
     assert re.search(r"--block-size +16 +default", served.text)
+    assert re.search(r"start +2\.\d s .*making weights 2\.0 *$", served.text, re.MULTILINE)
 
 
 def test_killed_engine_ends_streams_and_makes_health_fail(served: Served) -> None:
@@ -208,8 +209,29 @@ def test_start_can_be_interrupted(directory: Path) -> None:
             return super().write(text)
 
     before = children()
-    assert serve(options(directory, "build_slowly"), Console(file=Screen())) == 0
+    assert serve(options(directory, "build_slowly"), Console(file=Screen())) == 128 + signal.SIGINT
     assert children() == before
+
+
+STUCK = """
+import threading
+from stepwell.engine.tokenizer import Tokenizer
+from stepwell.cli import app
+Tokenizer.load = lambda *given: threading.Event().wait(600)
+app()
+"""
+
+
+def test_an_interrupted_start_waits_for_nothing_that_is_under_way(directory: Path) -> None:
+    command = [sys.executable, "-u", "-c", STUCK, "serve", str(directory), "--port", "0", "--load-format", "dummy"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        assert any("Starting" in line for line in process.stdout)
+        [engine] = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(60) == 128 + signal.SIGINT  # the tokenizer would take ten minutes
+    assert not alive(engine) and "Traceback" not in rest
 
 
 def test_engine_that_cannot_be_built_ends_the_start(directory: Path) -> None:
