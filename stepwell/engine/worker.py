@@ -103,7 +103,7 @@ def build_worker(
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
-    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, decoder.backend.names)
+    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, decoder.backend.names + decoder.notes)
 
 
 def _device(name: str) -> torch.device:

@@ -62,12 +62,17 @@ class Checkpoint:
         while self._files:
             self._files.popitem()[1].close()
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._where
 
     def shape(self, name: str) -> Shape:
         file, stored = self._where[name]
         return self._files[file].entries[stored].shape
+
+    def dtype(self, name: str) -> str:
+        """The element type, as the format names it: "BF16", "F8_E4M3", …"""
+        file, stored = self._where[name]
+        return self._files[file].entries[stored].dtype
 
     def tensor(self, name: str) -> Tensor:
         """A copy of one tensor, as stored, on the CPU. Raises ConfigError where its file cannot be read."""

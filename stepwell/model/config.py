@@ -13,15 +13,17 @@ from stepwell.base.errors import ConfigError
 from stepwell.base.shapes import Config, ModelShape, text_config
 from stepwell.model.ends import Ends
 from stepwell.model.files import LONGEST_CONFIG, read_json
+from stepwell.model.fp8_format import SERVED, Fp8Format
 
 # Fields with one supported value. Absent is fine: these values are the defaults.
 _FIXED: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
     ("attention_bias", False),
     ("attn_output_gate", True),
-    ("quantization_config", None),
 )
 
+_MODELOPT = "hf_quant_config.json"
+"""Where packs in NVFP4 and other forms of that tool say what they are; config.json may not."""
 _POSITIONS = 32768
 """Where config.json does not say: what both families are configured with by default."""
 
@@ -35,6 +37,7 @@ class HybridConfig:
     dtype           what the checkpoint calls its element type ("bfloat16", "float16", "float32")
     ends            tokens that end an answer: what config.json names and, from a directory, what its other files do
     max_positions   the longest sequence that the checkpoint was made for
+    fp8             how matrices are stored that are in FP8; None: none is
     """
 
     shape: ModelShape
@@ -45,6 +48,7 @@ class HybridConfig:
     dtype: str
     ends: Ends
     max_positions: int
+    fp8: Fp8Format | None = None
 
     @classmethod
     def from_dict(cls, config: Config) -> HybridConfig:
@@ -70,11 +74,14 @@ class HybridConfig:
             dtype=_dtype(text, config),
             ends=Ends.from_config(config),
             max_positions=int(_number(text, "max_position_embeddings", _POSITIONS)),
+            fp8=Fp8Format.from_config(text.get("quantization_config", config.get("quantization_config"))),
         )
 
     @classmethod
     def from_file(cls, directory: Path) -> HybridConfig:
         """Read `directory/config.json`, and the ends of answers from the files beside it. Raises ConfigError."""
+        if (directory / _MODELOPT).exists():
+            raise ConfigError(f"{directory} has {_MODELOPT}: weights quantised by ModelOpt; served are {SERVED}")
         config = cls.from_dict(read_json(directory / "config.json", LONGEST_CONFIG))
         return replace(config, ends=Ends.from_directory(directory))
 

@@ -28,7 +28,7 @@ class Layer:
 class HybridDecoder:
     """Qwen3-Next or Qwen3.5, text only. Holds weights and nothing else: all state is in the memory that a pass is planned with."""
 
-    __slots__ = ("_embedding", "_head", "_layers", "_norm", "backend", "config", "device", "dtype")
+    __slots__ = ("_embedding", "_head", "_layers", "_norm", "backend", "config", "device", "dtype", "notes")
 
     def __init__(
         self,
@@ -38,12 +38,14 @@ class HybridDecoder:
         norm: Norm,
         head: Linear,
         backend: Backend,
+        notes: tuple[str, ...] = (),
     ) -> None:
-        """`backend` computes; it plans the passes that `hidden` takes."""
+        """`backend` computes; it plans the passes that `hidden` takes. `notes` say what is special about the weights, for people."""
         self.config = config
         self.device = embedding.device
         self.dtype = embedding.dtype
         self.backend = backend
+        self.notes = notes
         self._embedding = embedding
         self._layers = layers
         self._norm = norm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,7 @@ from stepwell.model.checkpoint import Checkpoint, Progress
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder, Layer
 from stepwell.model.dummy import DummyWeights
+from stepwell.model.fp8 import Fp8Weights, with_scales
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Half, Norm
 from stepwell.ops.linear import Linear
 
@@ -47,9 +49,12 @@ def load_decoder(
         expected = names.expected(config.shape, fused)
         if config.shape.tied and names.HEAD in checkpoint:
             expected[names.HEAD] = expected[names.EMBEDDING]
-        checkpoint.check(expected)
-        loader = _Loader.on(torch.device(device), dtype or DTYPES[config.dtype], config, checkpoint, make)
-        return loader.decoder(fused)
+        checkpoint.check(with_scales(checkpoint, config.fp8, expected))
+        place, chosen = torch.device(device), dtype or DTYPES[config.dtype]
+        if config.fp8 is None:
+            return _Loader.on(place, chosen, config, checkpoint, make).decoder(fused)
+        weights = Fp8Weights(checkpoint, config.fp8, chosen, place)
+        return _Loader.on(place, chosen, config, weights, make).decoder(fused, lambda: (weights.note,))
 
 
 def dummy_decoder(
@@ -82,8 +87,8 @@ class _Loader:
         """With the backend that `make` makes for `device`."""
         return cls(config, weights, dtype, device, make(config, dtype, device))
 
-    def decoder(self, fused: frozenset[int]) -> HybridDecoder:
-        """The whole of it; `fused` are the layers whose experts are stored in one tensor."""
+    def decoder(self, fused: frozenset[int], notes: Callable[[], tuple[str, ...]] = tuple) -> HybridDecoder:
+        """The whole of it; `fused` are the layers whose experts are stored in one tensor. `notes` are asked for once all is read."""
         embedding = self.weights.tensor(names.EMBEDDING).to(self.device, self.dtype)
         return HybridDecoder(
             self.config,
@@ -92,12 +97,13 @@ class _Loader:
             self.centred(names.NORM),
             self.backend.tied(embedding) if self.config.shape.tied else self.linear(names.HEAD),
             self.backend,
+            notes(),
         )
 
     def matrix(self, *parts: str) -> Tensor:
         """The named matrices stacked by rows, in the model's type."""
-        tensors = [self.weights.tensor(name) for name in parts]
-        return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).to(self.device, self.dtype)
+        tensors = [self.weights.tensor(name).to(self.device, self.dtype) for name in parts]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
     def linear(self, *parts: str) -> Linear:
         """The named matrices, stacked by rows."""
@@ -126,9 +132,9 @@ class _Loader:
     def _attention(self, prefix: str, order: int) -> Attention:
         s, own = self.config.shape, f"{prefix}self_attn."
         # stored per head: query, then gate
-        query, gate = self.weights.tensor(f"{own}q_proj.weight").view(s.heads, 2, s.head_dim, s.hidden).unbind(1)
-        k, v = (self.weights.tensor(f"{own}{name}_proj.weight") for name in "kv")
-        into = torch.cat((query.flatten(0, 1), k, v, gate.flatten(0, 1))).to(self.device, self.dtype)
+        query, gate = self.matrix(f"{own}q_proj.weight").view(s.heads, 2, s.head_dim, s.hidden).unbind(1)
+        k, v = (self.matrix(f"{own}{name}_proj.weight") for name in "kv")
+        into = torch.cat((query.flatten(0, 1), k, v, gate.flatten(0, 1)))
         q_norm, k_norm = (self.float32(f"{own}{name}_norm.weight") + 1.0 for name in "qk")
         return Attention(
             index=order,
@@ -143,8 +149,8 @@ class _Loader:
     def _delta_net(self, prefix: str, order: int) -> DeltaNet:
         s, own = self.config.shape, f"{prefix}linear_attn."
         if s.model_type == "qwen3_next":
-            qkvz, ba = (self.weights.tensor(f"{own}in_proj_{name}.weight") for name in ("qkvz", "ba"))
-            into = torch.cat((*by_kind(qkvz, s), *by_kind_ba(ba, s))).to(self.device, self.dtype)
+            qkvz, ba = (self.matrix(f"{own}in_proj_{name}.weight") for name in ("qkvz", "ba"))
+            into = torch.cat((*by_kind(qkvz, s), *by_kind_ba(ba, s)))
         else:
             into = self.matrix(*(f"{own}in_proj_{name}.weight" for name in ("qkv", "z", "b", "a")))
         return DeltaNet(

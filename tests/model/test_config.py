@@ -45,7 +45,7 @@ def test_the_text_part_of_a_wrapper_is_the_text_model() -> None:
     [
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu': only 'silu'"),
         ({"attention_bias": True}, "attention_bias"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq'; served are bfloat16"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn': only 'default'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.1}}, "partial_rotary_factor"),
         ({"dtype": "float8"}, "dtype 'float8'"),
