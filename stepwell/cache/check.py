@@ -24,6 +24,7 @@ def check(directory: Directory, private: Iterable[Ints] = (), promised: int | No
         _check_node(directory, node)
     _check_slots(directory, nodes, private)
     _check_totals(directory, nodes)
+    _check_flights(directory, nodes)
     _check_locks(directory, nodes)
     _check_candidates(directory, nodes)
     _check_keeps(directory, nodes)
@@ -110,6 +111,17 @@ def _check_totals(directory: Directory, nodes: list[Node]) -> None:
     assert directory.items == len(items), f"{directory.items} items, counted {len(items)}"
     ghosts = sum(n.end - n.start for n in nodes if all(a is None for a in n.kv.at)) // directory.tree.block
     assert directory.ghost_blocks == ghosts, f"{directory.ghost_blocks} ghost blocks, counted {ghosts}"
+
+
+def _check_flights(directory: Directory, nodes: list[Node]) -> None:
+    """Each copy between tiers is in flight or overdue, with the items that wait for its end."""
+    waiting = {id(i): i.pending.ticket for i in _items(nodes) if i.pending is not None}
+    flights = [*directory.in_flight.items(), *directory.overdue.items()]
+    known = {id(item): ticket for ticket, flight in flights for item in flight.items}
+    assert waiting == known, (
+        f"tickets {sorted(waiting.values())} are waited for, {sorted(known.values())} are under way"
+    )
+    assert directory.in_flight.keys().isdisjoint(directory.overdue), "a copy is both in flight and overdue"
 
 
 def _check_clean(directory: Directory, nodes: list[Node]) -> None:

@@ -36,6 +36,7 @@ class Directory(Account):
         self.reserved = self.condemnations = 0  # the latter counts quarantines
         self.leases: set[Lease] = set()
         self.in_flight: dict[int, Flight] = {}
+        self.overdue: dict[int, Flight] = {}
         self.answers = Answers()
         self.branches = Branches()
 
@@ -87,6 +88,21 @@ class Directory(Account):
             if attached(held):  # else it has joined what was dropped before it
                 self.drop(held, lease.tier)
         self.tidy(lease.item.node)
+
+    def miss(self, ticket: int) -> None:
+        """Stop waiting for a copy between tiers: it moves from `in_flight` to `overdue`. It may still be writing, so it holds what it
+        reads and fills until it is reported. Does nothing for a ticket that is not in flight."""
+        flight = self.in_flight.pop(ticket, None)
+        if flight is not None:
+            self.overdue[ticket] = flight
+
+    def coming(self, source: Tier) -> int:
+        """Slots of `source` that copies downwards are reading and that become clean once these are reported, overdue ones left out.
+        O(overdue copies)."""
+        moving = sum(slots for (start, target), slots in self.moving.items() if start == source < target)
+        pending = (item.pending for flight in self.overdue.values() for item in flight.items)
+        late = (copy for copy in pending if copy is not None and copy.source == source < copy.tier)
+        return moving - sum(len(copy.slots) for copy in late)
 
     # ---- pages --------------------------------------------------------------------------------------------
 
@@ -186,7 +202,8 @@ class Directory(Account):
         upper = self.tree.split(node, at)
         self.items += 1
         if upper.kv.pending is not None:
-            self.in_flight[upper.kv.pending.ticket].items.append(upper.kv)
+            ticket = upper.kv.pending.ticket
+            (self.in_flight.get(ticket) or self.overdue[ticket]).items.append(upper.kv)
         self.archive.split(upper.kv, node.kv)
         self.offer(upper.kv)
         self.offer(node.kv)

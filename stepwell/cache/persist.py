@@ -17,7 +17,7 @@ from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.ranking import attached
 from stepwell.cache.recall import recall
-from stepwell.cache.shed import begin, in_flight
+from stepwell.cache.shed import begin
 from stepwell.cache.tree import Item, Node, RungKind, path_tokens
 
 AT_ONCE = 256
@@ -32,7 +32,7 @@ def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int =
     upper = above(directory)
     use = directory.use(upper)
     short = int(use.total * directory.config.clean_share) - use.free - use.clean
-    wanted = max(short, lacking) - in_flight(directory, upper)
+    wanted = max(short, lacking) - directory.coming(upper)
     ranking = directory.offers.dirty[upper]
     later: list[Item] = []
     while wanted > 0 and _may_begin(directory, now):

@@ -6,8 +6,9 @@ Where that is not enough, room is made from the lowest tier up:
     device ──copy──▶ host ──write──▶ disk        a copy that finds no room in host waits for the writes that make some
 
 Ahead of need nobody waits, so with a disk nothing is lost for it; without one, host lets the least valuable end of its KV go for an image
-that leaves a wide gap. Who needs pages waits too, as long as anything is under way that will free them. Only copies are lost where nothing
-is and nothing can begin: the disk is full of better things, its budget is spent, or it fails.
+that leaves a wide gap. A request that needs pages waits too, as long as copies are under way that will free them. Only copies are lost
+where none is and none can begin: the disk is full of better things, its budget is spent, it fails, or it does not answer
+(`Directory.overdue`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Move, Tier
 from stepwell.cache.persist import above, persist_ahead
-from stepwell.cache.shed import Demotion, demotion, in_flight
+from stepwell.cache.shed import Demotion, demotion
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,10 @@ def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Mak
     if lacking:  # what was found not to be worth a write may be dropped now
         again = demotion(directory, pages)
         moves, lacking = moves + again.moves, again.lacking
-    if lacking and not (in_flight(directory, Tier.DEVICE) or in_flight(directory, Tier.HOST)):
+    if lacking and not (directory.coming(Tier.DEVICE) or directory.coming(Tier.HOST)):
         moves += demotion(directory, pages, force=True).moves
         lacking = 0
-    coming = in_flight(directory, Tier.DEVICE) or (lacking and in_flight(directory, Tier.HOST))
+    coming = directory.coming(Tier.DEVICE) or (lacking and directory.coming(Tier.HOST))
     return Making(moves, coming > 0)
 
 

@@ -54,11 +54,6 @@ def dirty_leaf(directory: Directory, tier: Tier) -> Item | None:
     return item
 
 
-def in_flight(directory: Directory, source: Tier) -> int:
-    """Pages of `source` that a copy downwards is reading; clean once it is done."""
-    return sum(slots for (start, target), slots in directory.moving.items() if start == source < target)
-
-
 @dataclass(frozen=True, slots=True)
 class Demotion:
     """Copies to host that have begun. Where host had no room for the next one, `lacking` slots of it must be written to disk first,
@@ -80,7 +75,7 @@ def demotion(directory: Directory, pages: int, force: bool = False) -> Demotion:
     lacking = 0
     if Tier.HOST not in directory.pools:
         return Demotion(moves)
-    pages -= in_flight(directory, Tier.DEVICE)  # these are asked for already
+    pages -= directory.coming(Tier.DEVICE)  # these are asked for already
     ranking, host = directory.offers.dirty[Tier.DEVICE], directory.pools[Tier.HOST]
     later: list[Item] = []
     while pages > 0:
@@ -151,7 +146,7 @@ def begin(directory: Directory, item: Item, source: Tier, target: Tier, trail: T
 
 def landed(directory: Directory, report: Report) -> bool:
     """End a copy between tiers: its bytes become findable, or their slots free. False for a ticket that is not one of ours."""
-    flight = directory.in_flight.pop(report.ticket, None)
+    flight = directory.in_flight.pop(report.ticket, None) or directory.overdue.pop(report.ticket, None)
     if flight is None:
         return False
     # from the top down: what comes to the device stands on what is above

@@ -67,7 +67,7 @@ class EngineConfig:
     think_prefetch          bring back what a session is about to ask for, while its caller thinks
     min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
     verify_resume           share of resumed prompts that are recomputed cold while nothing else is to be done, and compared
-    load_timeout            seconds without a report after which a request gives up its load; 0: never
+    load_timeout            seconds without a report after which a copy is not waited for any longer; 0: never
     async_scheduling        "on": build and launch a step while the one before computes; "auto": on with CUDA, off on the CPU
     max_step_ms             a step that holds decodes computes prompts for so long at most, by measured speed; 0: for any time
     deterministic           decide by no measured speed: the same requests in the same order give the same cuts and loads

@@ -40,7 +40,7 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
             let_go_at(queues, directory, at)
             continue
         if isinstance(answer, Wait):
-            if queues.running or queues.leaving or queues.parked or queues.draining or directory.in_flight:
+            if _may_end(queues, directory):
                 return
             if not let_go_all(queues, directory):
                 _refuse(queues, at, answer)
@@ -65,6 +65,12 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
             tokens = tokens.copy()  # those of a job may move while its load is in flight
         state = commit(directory, _giving_reason(answer, job.given_up), job.request.id, tokens, slot, now)
         _enter(queues, directory, config, waiting, slot, state, now)
+
+
+def _may_end(queues: Queues, directory: Directory) -> bool:
+    """Whether anything holds pages that may come free yet."""
+    held = queues.running or queues.leaving or queues.parked or queues.draining
+    return bool(held or directory.in_flight or directory.overdue)
 
 
 def _plan(directory: Directory, config: SchedConfig, costs: Costs, waiting: Waiting) -> Plan | Wait | None:

@@ -20,7 +20,7 @@ from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.room import make_room
-from stepwell.cache.shed import in_flight, secure
+from stepwell.cache.shed import secure
 from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Leaving, Running
@@ -204,7 +204,7 @@ def _claim(maker: _Maker, running: Running, end: int, images: int = 0) -> _Pages
     spendable = room.free + room.idle - room.reserved + min(count, table.promised)
     if count > spendable:
         # a copy from host to disk makes no room on the device, and may take long
-        return _Pages.COMING if in_flight(directory, Tier.DEVICE) else _Pages.NONE
+        return _Pages.COMING if directory.coming(Tier.DEVICE) else _Pages.NONE
     wanted = min(count + images, spendable)
     if not secure(directory, wanted):
         if maker.make(wanted - directory.room().instant):
@@ -236,8 +236,8 @@ def _grow_or_preempt(maker: _Maker, running: Running, end: int, in_flight: bool)
         if victim is queues.running[0]:
             if let_go_all(queues, directory):
                 continue
-            loads = queues.parked or queues.draining or directory.in_flight
-            assert loads, "the oldest request alone fits: its length was clamped to the pool"
+            copies = queues.parked or queues.draining or directory.in_flight or directory.overdue
+            assert copies, "the oldest request alone fits: its length was clamped to the pool"
             return False
         preempt(queues, directory, victim)
         if victim is running:

@@ -37,7 +37,7 @@ from stepwell.sched.finish import finish
 from stepwell.sched.job import Draining, Job, Tokens
 from stepwell.sched.meter import Meter
 from stepwell.sched.order import Order
-from stepwell.sched.overdue import expire, refuse_stranded
+from stepwell.sched.overdue import Deadlines, expire, refuse_stranded, relieve
 from stepwell.sched.queues import Queues, enqueue, withdraw
 from stepwell.sched.request import MAX_PRIORITY, Event, Finished, Request
 from stepwell.sched.retention import Prefetched, Retention, Subject
@@ -86,6 +86,7 @@ class EngineLoop:
         self._mover = mover
         self._clock = clock
         self._copying: dict[int, tuple[Tier, int]] = {}  # by ticket: bytes, and where a load reads
+        self._deadlines = Deadlines(config.load_timeout)
         self._persisted = -1  # the epoch at which nothing was left that is worth a write to disk
         self._steps = 0
         self._computed = 0
@@ -106,7 +107,7 @@ class EngineLoop:
     def busy(self) -> bool:
         """Whether a step could do anything."""
         unsaved = Tier.DISK in self.directory.pools and self.directory.epoch != self._persisted
-        return self.serving or bool(self.directory.in_flight) or unsaved
+        return self.serving or bool(self.directory.in_flight or self.directory.overdue) or unsaved
 
     @property
     def serving(self) -> bool:
@@ -162,6 +163,7 @@ class EngineLoop:
         elif parked is not None:
             if parked.kept is not None:
                 let_go(self.directory, parked.kept)
+            self.directory.promise(parked.loading.held.table, 0)
             queues.draining.append(Draining(parked.slot, parked.loading, self._clock.now()))
         else:
             return
@@ -174,6 +176,7 @@ class EngineLoop:
             self._heard(report)
             land(self.queues, self.directory, self.config, report, self._clock)
         self.costs = self.meter.costs  # for all of this turn, and whoever asks until the next
+        self._deadlines.turn(self.directory, began)
         expire(self.queues, self.directory, self.config, self._clock)
         self.queues.moves.extend(self.retention.turn(began))
         self.auditor.begin(self.queues, self.directory)
@@ -215,6 +218,7 @@ class EngineLoop:
             leases=len(directory.leases),
             nodes=directory.items,
             moves_in_flight=len(self._copying),
+            moves_overdue=len(directory.overdue),
             steps=self._steps,
             computed_tokens=self._computed,
             sampled_tokens=self._sampled,
@@ -285,6 +289,8 @@ class EngineLoop:
             self.drain()
             built = build(self.queues, self.directory, self.config, self.costs, now)
             assert not isinstance(built, Drain), "nothing is in flight any more"
+        if built is None and not self._launched:
+            relieve(self.queues, self.directory, self.config, now)
         return built
 
     def _launch(self, built: Built) -> None:
@@ -326,12 +332,14 @@ class EngineLoop:
             self._mover.start(tasks)
 
     def _count(self, moves: list[Move]) -> None:
+        now = self._clock.now()
         for move in moves:
             target = Tier.DEVICE if isinstance(move.target, LiveState) else move.target.tier
             self._copied[move.source.tier, target] += len(move.source.slots)
             size = len(move.source.slots) * self.directory.config.geometry.page_bytes
             source = move.source.tier if target < move.source.tier else Tier.DEVICE  # what goes down says nothing
             self._copying[move.ticket] = (source, size)
+            self._deadlines.began(move.ticket, now)
 
     def _heard(self, report: Report) -> None:
         """One copy less is under way; a load tells how fast its tier is."""

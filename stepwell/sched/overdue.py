@@ -1,19 +1,41 @@
-"""Loads that are never reported: whoever waits for one is served otherwise.
+"""Copies that are never reported: what waits for one goes on without it.
 
-A copy that has not been reported may still be writing its pages and its live slot, so these stay held until it is, as for an
-aborted request; the request starts again on others.
+A copy that has not been reported may still be writing its target, so its pages, its slots and its live slot stay held until it is, as for
+an aborted request. A request whose load is overdue starts again from what is left. A copy downwards that is overdue counts no more as room
+to come (`Directory.overdue`): room is made otherwise.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 from stepwell.base.clock import Clock
 from stepwell.cache.admission import give_up
 from stepwell.cache.directory import Directory
+from stepwell.sched.build import preempt, release
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.job import Draining
+from stepwell.sched.job import Draining, Job
 from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.request import Finished
 from stepwell.sched.suspend import let_go, let_go_all
+
+
+class Deadlines:
+    """When each copy that has begun is overdue, in the order in which they began. `patience`: seconds for one, 0 for ever."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._due: deque[tuple[float, int]] = deque()
+
+    def began(self, ticket: int, now: float) -> None:
+        """A copy has been handed to the mover."""
+        if self._patience:
+            self._due.append((now + self._patience, ticket))
+
+    def turn(self, directory: Directory, now: float) -> None:
+        """Have nobody wait any longer for copies between tiers that are overdue. Amortised O(1) a copy."""
+        while self._due and self._due[0][0] <= now:
+            directory.miss(self._due.popleft()[1])
 
 
 def expire(queues: Queues, directory: Directory, config: SchedConfig, clock: Clock) -> None:
@@ -31,15 +53,37 @@ def expire(queues: Queues, directory: Directory, config: SchedConfig, clock: Clo
 
 
 def refuse_stranded(queues: Queues, directory: Directory, config: SchedConfig, clock: Clock) -> None:
-    """End the requests that only an overdue copy could let start: after admission, with `load_timeout` gone by once more."""
-    if not (config.load_timeout and queues.waiting and queues.draining):
+    """End the first waiting request if only overdue copies could let it start: after admission, so that it cannot start as things are."""
+    if (
+        queues.waiting
+        and not queues.running
+        and not queues.leaving
+        and _stranded(queues, directory, config, clock.now())
+    ):
+        let_go_all(queues, directory)
+        _end(queues, queues.waiting.pop(0).job, config)
+
+
+def relieve(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> None:
+    """No request can compute, and nothing is launched: where overdue copies hold the pages that were promised, the youngest request goes
+    back to waiting; the last one ends."""
+    if not queues.running or not _stranded(queues, directory, config, now):
         return
-    if queues.running or queues.leaving or queues.parked or directory.in_flight:
-        return
-    now = clock.now()
-    let_go_all(queues, directory)
-    if all(now - draining.since >= config.load_timeout for draining in queues.draining):
-        for waiting in queues.waiting:
-            message = f"copies that were not reported for {config.load_timeout:g} s hold the pages or the slot it needs"
-            queues.events.append(Finished(waiting.job.request.id, "error", f"{message}: restart the engine"))
-        queues.waiting.clear()
+    youngest = queues.running[-1]
+    if len(queues.running) > 1:
+        preempt(queues, directory, youngest)
+    elif not let_go_all(queues, directory):
+        release(queues, directory, youngest)
+        _end(queues, youngest.job, config)
+
+
+def _stranded(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> bool:
+    """Whether nothing but overdue copies holds pages or slots; a load counts as one after another `load_timeout`."""
+    if not config.load_timeout or queues.parked or directory.in_flight or not (queues.draining or directory.overdue):
+        return False
+    return all(now - draining.since >= config.load_timeout for draining in queues.draining)
+
+
+def _end(queues: Queues, job: Job, config: SchedConfig) -> None:
+    message = f"copies that were not reported for {config.load_timeout:g} s hold the pages or the slot it needs"
+    queues.events.append(Finished(job.request.id, "error", f"{message}: restart the engine"))

@@ -13,8 +13,9 @@ from stepwell.cache.tally import Tally
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """One look. `tiers` by number; `sched_seconds` of the control plane alone (plans, commits, step building, publishing);
-    `pages_copied` by (source, target) as copies begin, a state's image counted by its pages; `disk` and `disk_problems`: what the
-    disk store counts, by name, and causes of trouble; empty without a disk."""
+    `moves_overdue`, a part of `moves_in_flight`: copies between tiers that nobody waits for any longer; `pages_copied` by (source, target)
+    as copies begin, a state's image counted by its pages; `disk` and `disk_problems`: what the disk store counts, by name, and causes of
+    trouble; empty without a disk."""
 
     waiting: int
     parked: int
@@ -24,6 +25,7 @@ class EngineStats:
     leases: int
     nodes: int
     moves_in_flight: int
+    moves_overdue: int
     steps: int
     computed_tokens: int
     sampled_tokens: int

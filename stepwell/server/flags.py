@@ -166,7 +166,7 @@ VerifyResume = Annotated[
     float, _option("Share of resumed prompts that an idle engine recomputes cold, to compare the answers.", _CACHE)
 ]
 LoadTimeout = Annotated[
-    float, _option("Seconds without news after which a request gives up its load; 0 for never.", _CACHE)
+    float, _option("Seconds without news after which a copy is not waited for any longer; 0 for never.", _CACHE)
 ]
 Coalesce = Annotated[bool, _option("A call waits for what another is computing, where that is sooner.", _CACHE)]
 PriorityAgeing = Annotated[float, _option("Seconds of waiting that are worth one step of a call's priority.", _LIMITS)]

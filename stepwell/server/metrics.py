@@ -38,6 +38,7 @@ _TEXTS = {
     "leases": "Named holds on pages, images or slots",
     "nodes": "Nodes of the prefix tree",
     "moves_in_flight": "Copies that have not been reported",
+    "moves_overdue": "Copies between tiers that have not been reported for --load-timeout",
     "page_bytes": "Bytes of one page, in every tier",
     "keeps": "Paths that are kept before all else",
     "sessions": "Sessions of which something is remembered",

@@ -275,8 +275,9 @@ def _fingerprint(loop: EngineLoop) -> tuple[object, ...]:
     ]
     nodes = [(id(n), n.start, n.end, n.used, n.rung and n.rung.used, n.lost) for n in d.tree.nodes()]
     pools = [pool.free_slots.tobytes() for pool in d.pools.values()]
-    totals = (d.epoch, d.reserved, d.tickets, d.clean, d.items, d.ghost_blocks, len(d.leases), len(d.in_flight))
-    return (*totals, *d.tree.roots, dict(d.cached), dict(d.leased), repr(q.tally), items, nodes, pools)
+    totals = (d.epoch, d.reserved, d.tickets, d.clean, d.items, d.ghost_blocks)
+    held = tuple(map(len, (d.leases, d.in_flight, d.overdue)))
+    return (*totals, *held, *d.tree.roots, dict(d.cached), dict(d.leased), repr(q.tally), items, nodes, pools)
 
 
 # ---- law 6 ------------------------------------------------------------------------------------------------

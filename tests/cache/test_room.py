@@ -11,7 +11,7 @@ from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Report, Tier, moves_of
 from stepwell.cache.room import copy_ahead, make_room
-from stepwell.cache.shed import in_flight, landed, secure
+from stepwell.cache.shed import landed, secure
 from tests.cache.builders import COSTS, config, content, copy_down, directory, forget, keep, numbers, planned
 from tests.cache.test_persist import DEAR, NAMES
 
@@ -104,7 +104,7 @@ class TestWithADisk:
         shelf = three(22)
         full(shelf, 2)
         first = make_room(shelf, 22, DEAR, 9.0)
-        assert first.coming and not first.moves and in_flight(shelf, Tier.HOST) > 0
+        assert first.coming and not first.moves and shelf.coming(Tier.HOST) > 0
         assert {move.target.tier for move in moves_of(shelf.archive.send())} == {Tier.DISK}  # type: ignore[union-attr]
         turns = 0
         while not secure(shelf, 22):
@@ -125,7 +125,7 @@ class TestWithADisk:
         shelf = three(22)
         full(shelf, 2)
         making = make_room(shelf, 11, SLOW, 9.0)
-        assert making.coming and making.moves and not in_flight(shelf, Tier.HOST)
+        assert making.coming and making.moves and not shelf.coming(Tier.HOST)
         assert found(shelf, 4)[2:] == [40, 40]
 
     def test_writes_that_fail_make_room_in_the_end(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepwell.cache.check import check
 from stepwell.cache.moves import Report, Tier
-from stepwell.cache.shed import demote, in_flight, landed, secure
+from stepwell.cache.shed import demote, landed, secure
 from tests.cache.builders import content, copy_down, directory, join, keep, node_ending, numbers, rung_at, where
 
 PROMPT = numbers(40)
@@ -44,7 +44,7 @@ class TestSecure:
         stem, middle = (node_ending(shelf, PROMPT, end) for end in (20, 32))
         stem.used = 5.0
         while middle.kv.pending is None:
-            assert demote(shelf, in_flight(shelf, Tier.DEVICE) + 1)
+            assert demote(shelf, shelf.coming(Tier.DEVICE) + 1)
         for ticket in list(shelf.in_flight):
             landed(shelf, Report(ticket, True))
         assert (where(stem.kv), where(middle.kv)) == ("d", "dh")
@@ -65,13 +65,13 @@ class TestDemote:
         keep(shelf, PROMPT, 40, rungs=(40,))
         moves = demote(shelf, 64)
         assert {m.what for m in moves} == {"kv", "image"} and all(m.tokens == 40 for m in moves)
-        assert in_flight(shelf, Tier.DEVICE) == 11 == shelf.use(Tier.DEVICE).leased
+        assert shelf.coming(Tier.DEVICE) == 11 == shelf.use(Tier.DEVICE).leased
         assert not secure(shelf, 64, force=True)
         assert all(where(i) == "d" for n in shelf.tree.nodes() for i in n.items())
         for move in moves:
             assert landed(shelf, Report(move.ticket, True))
         assert all(where(i) == "dh" for n in shelf.tree.nodes() for i in n.items())
-        assert in_flight(shelf, Tier.DEVICE) == 0 == shelf.use(Tier.DEVICE).leased
+        assert shelf.coming(Tier.DEVICE) == 0 == shelf.use(Tier.DEVICE).leased
         check(shelf, [], 0)
 
     def test_a_ticket_ends_once(self) -> None:
@@ -156,7 +156,7 @@ class TestDemote:
         for seed in range(4):
             keep(shelf, numbers(20, seed), rungs=(20,), now=float(seed))
         moves = demote(shelf, 5)
-        assert 5 <= in_flight(shelf, Tier.DEVICE) < 10 and 1 <= len(moves) <= 2
+        assert 5 <= shelf.coming(Tier.DEVICE) < 10 and 1 <= len(moves) <= 2
         assert shelf.survey("", numbers(20, 0)).path[0].kv.pending is not None, "the one used longest ago"
 
 

@@ -135,6 +135,7 @@ class ScriptedLoop:
             leases=0,
             nodes=len(self._prompts),
             moves_in_flight=0,
+            moves_overdue=0,
             steps=self._steps,
             computed_tokens=0,
             sampled_tokens=0,

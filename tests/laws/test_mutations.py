@@ -391,6 +391,16 @@ def reports_of_retreats_are_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop, "land", deaf)
 
 
+@bug(9, seed=14)
+def copies_that_are_overdue_are_waited_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(directories.Directory, "miss", lambda self, ticket: None)
+
+
+@bug(9, seed=14)
+def nobody_makes_way_for_pages_that_lost_copies_hold(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loop, "relieve", lambda queues, directory, config, now: None)
+
+
 # ---- 10: every answer is the cold one -----------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.shed import demote
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.testing import telltale
@@ -169,3 +170,98 @@ def test_reports_that_are_lost_at_random_lose_no_request_and_no_page() -> None:
     engine.drain()
     assert all(told.finished and told.finished.reason == "length" for told in engine.told.values())
     assert engine.mover.tally["dropped"] > 0
+
+
+# ---- copies downwards ------------------------------------------------------------------------------------------------
+
+
+def three_tiers(pages: int, host: int, timeout: float = TIMEOUT, disk: int = 400) -> Harness:
+    cache = CacheConfig(
+        telltale.geometry(),
+        device_pages=pages,
+        host_slots=host,
+        disk_slots=disk,
+        chunk=16,
+        interval=8,
+        min_load_tokens=4,
+        write_idle=False,
+    )
+    rules = SchedConfig(max_num_seqs=2, max_num_batched_tokens=64, load_timeout=timeout)
+    return Harness(cache, rules)
+
+
+def ask_in_turn(engine: Harness, count: int, length: int = 40) -> None:
+    """One prompt after another, each of its own; lost reports stay lost."""
+    for turn in range(count):
+        ask(engine, f"turn {turn}", numbers(length, start=1 + turn * length))
+        step_until_ended(engine, f"turn {turn}", steps=400)
+
+
+@pytest.mark.parametrize("what", ["kv", "image", None])
+def test_writes_that_are_not_reported_stop_no_prompt_though_host_is_full(what: str | None) -> None:
+    engine = three_tiers(pages=30, host=24)
+    engine.faults.drop(Where(what, target=Tier.DISK))
+    ask_in_turn(engine, 12)
+    assert engine.mover.tally["dropped"] > 0
+    assert all(told.finished and told.finished.reason == "length" for told in engine.told.values())
+    engine.drain()
+
+
+@pytest.mark.parametrize("what", ["kv", "image", None])
+def test_copies_to_host_that_are_not_reported_stop_no_prompt(what: str | None) -> None:
+    engine = three_tiers(pages=60, host=60)
+    engine.faults.drop(Where(what, Tier.DEVICE, Tier.HOST), count=4)
+    ask_in_turn(engine, 12)
+    assert engine.mover.tally["dropped"] == 4
+    engine.drain()
+
+
+def test_a_write_that_is_reported_late_is_found_all_the_same() -> None:
+    engine = three_tiers(pages=30, host=24)
+    engine.faults.drop(Where(target=Tier.DISK), count=2)
+    ask_in_turn(engine, 8)
+    before = engine.stats().tiers[Tier.DISK].cached
+    assert engine.loop.directory.overdue
+    engine.deliver()
+    engine.step()
+    assert engine.stats().tiers[Tier.DISK].cached > before and not engine.loop.directory.overdue
+    engine.drain()
+
+
+def test_without_a_timeout_a_write_is_waited_for() -> None:
+    engine = three_tiers(pages=30, host=24, timeout=0)
+    engine.faults.drop(Where(target=Tier.DISK))
+    for turn in range(12):
+        ask(engine, f"turn {turn}", numbers(40, start=1 + turn * 40))
+    for _ in range(150):
+        engine.step()
+    assert engine.stats().waiting + engine.stats().running > 0
+    engine.drain()
+
+
+def test_a_running_request_whose_promised_pages_are_held_by_lost_copies_ends_with_the_reason() -> None:
+    engine = three_tiers(pages=24, host=60)
+    ask(engine, "first", numbers(40))
+    step_until_ended(engine, "first")
+    engine.faults.drop(Where(source=Tier.DEVICE))
+    ask(engine, "second", numbers(64, start=500))
+    engine.step()
+    engine.loop.queues.moves.extend(demote(engine.loop.directory, 24))  # of pages that its reservation counts on
+    step_until_ended(engine, "second")
+    end = engine.told["second"].finished
+    assert end is not None and end.reason == "error" and "not reported" in end.message
+    engine.drain()
+
+
+def test_an_aborted_load_keeps_its_pages_but_no_reservation() -> None:
+    engine = harness(pages=40)
+    in_host(engine, numbers(50))
+    engine.faults.drop(Where(None, Tier.HOST), count=2)
+    engine.submit(Request("late", np.append(numbers(50), numbers(90, 700)), SamplingParams(max_tokens=6)))
+    engine.step()
+    assert engine.stats().parked == 1 and engine.loop.directory.reserved > 0
+    engine.abort("late")
+    assert engine.loop.directory.reserved == 0 and engine.stats().draining == 1
+    ask(engine, "next", numbers(80, start=300))  # fits beside what the copies may still write
+    assert step_until_ended(engine, "next") < 20
+    engine.drain()
