@@ -50,7 +50,9 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     keep = 2 * config.max_num_seqs
     with phases("reading the vocabulary"):
         grammars = _grammars(Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep), owned)
-    worker = build_worker(config, frame, tier, Guides(grammars, model.shape.vocab, keep), owned, phases)
+    guides = Guides(grammars, model.shape.vocab, keep, patient=config.deterministic)
+    owned.callback(guides.close)
+    worker = build_worker(config, frame, tier, guides, owned, phases)
     sizes, costs = worker.sizes, worker.costs if config.deterministic else with_disk(worker.costs, tier)
     auditor = Auditor(config.verify_resume, _TOLERANCE[frame.dtype], random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
@@ -63,6 +65,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
         costs,
         archive,
         auditor=auditor,
+        guidance=guides,
         owned=owned,
         disk=store,
         grammars=grammars,

@@ -75,12 +75,12 @@ class Grammars:
                 raise
 
     def prepare(self, request_id: str, grammar: str) -> bool:
-        """Whether `start` would return at once; begins what is missing for that. A wrong grammar is ready, too: to be refused.
+        """Whether `reading` would be done; begins what is missing for that. A wrong grammar is ready, too: to be refused.
 
         What a request waits for is begun once, however many others are asked for meanwhile. Ask until it is ready, or `drop` it.
         """
         try:
-            reading = self._awaited.get(request_id) or self._reading(grammar)
+            reading = self._awaited.get(request_id) or self.reading(grammar)
         except GuideError:
             return True
         if not reading.done():
@@ -94,19 +94,13 @@ class Grammars:
         """This request waits no longer."""
         self._awaited.pop(request_id, None)
 
-    def start(self, grammar: str) -> Any:
-        """A parser at the beginning of `grammar`; waits for it where it is not ready. Raises GuideError."""
-        matcher = self._reading(grammar).result()
-        if matcher.is_error():
-            raise GuideError(f"the grammar cannot be followed: {first_line(matcher.get_error())}")
-        return matcher.deep_copy()
-
     def close(self) -> None:
         """End the threads; a grammar that is being read is read to its end."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _reading(self, grammar: str) -> Future[Any]:
-        known = self._ready.get(_digest(grammar))
+    def reading(self, grammar: str) -> Future[Any]:
+        """What `begin` takes, once it has been read. Raises GuideError where the vocabulary cannot be."""
+        known = self._ready.get(digest(grammar))
         if known is None:
             self.warm()
             known = len(grammar), self._pool.submit(_read, self._tokenizer, grammar)
@@ -115,11 +109,16 @@ class Grammars:
 
     def _remember(self, grammar: str, reading: Future[Any]) -> None:
         """As the last that was asked for; those asked for longest ago are forgotten where there are too many."""
-        digest = _digest(grammar)
-        self._ready[digest] = len(grammar), reading
-        self._ready.move_to_end(digest)
+        name = digest(grammar)
+        self._ready[name] = len(grammar), reading
+        self._ready.move_to_end(name)
         while len(self._ready) > 1 and (len(self._ready) > self._keep or self._size > _MOST_CHARACTERS):
             self._ready.popitem(last=False)
+
+    @property
+    def awaited(self) -> list[Future[Any]]:
+        """What is being read and a request waits for."""
+        return [reading for reading in self._awaited.values() if not reading.done()]
 
     @property
     def kept(self) -> int:
@@ -131,8 +130,16 @@ class Grammars:
         return sum(size for size, _ in self._ready.values())
 
 
-def _digest(grammar: str) -> bytes:
+def digest(grammar: str) -> bytes:
+    """Names a grammar. O(its characters)."""
     return hashlib.blake2b(grammar.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def begin(read: Any) -> Any:
+    """A parser at the beginning of a grammar that has been read. Raises GuideError."""
+    if read.is_error():
+        raise GuideError(f"the grammar cannot be followed: {first_line(read.get_error())}")
+    return read.deep_copy()
 
 
 def first_line(message: str) -> str:

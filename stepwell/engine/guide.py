@@ -1,4 +1,7 @@
-"""Keeps answers within a grammar: which tokens may come next.
+"""Keeps answers within a grammar: which tokens may come next, worked out in threads beside the engine's steps.
+
+    token known ─▶ ready? ── no: asked of the pool ─▶ left out of this step, the others go on
+                     └── yes ─▶ in the step ─▶ allowed: the mask, at once
 
 A matcher is the memory of one request's answer. It can always be made again from the grammar and the answer so far, so the
 few that are kept are a convenience: nobody has to say when a request has ended or has been preempted.
@@ -6,60 +9,158 @@ few that are kept are a convenience: nobody has to say when a request has ended 
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import TimeoutError as Late
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from stepwell.base.geometry import Ints
-from stepwell.engine.grammars import Grammars, GuideError, first_line
+from stepwell.engine.fair_pool import FairPool
+from stepwell.engine.grammars import Grammars, GuideError, begin, digest, first_line
 from stepwell.sched.request import SamplingParams
 
 Allowed: TypeAlias = npt.NDArray[np.bool_]
 
+GRACE = 0.002
+"""Seconds after it was asked for that a step waits for a mask: most take a fraction of it, and whoever has one goes on a step earlier."""
+
+
+@dataclass(slots=True, eq=False)
+class _Parser:
+    """A grammar's parser, made of what was read at its first use. Only the piece of work that is under way touches it."""
+
+    read: Future[Any]
+    state: Any = None
+
+    def next(self, tokens: list[int], vocab: int) -> Allowed:
+        """Read `tokens`; what may follow them, bool [vocab]. Raises GuideError. In a thread: takes seconds where the grammar is dear."""
+        if self.state is None:
+            self.state = begin(self.read.result())
+        if not self.state.consume_tokens(tokens):
+            raise GuideError(f"the answer left its grammar: {first_line(self.state.get_error())}")
+        bits = np.frombuffer(self.state.compute_bitmask(), np.uint8)
+        if self.state.is_error():
+            raise GuideError(f"the grammar cannot be followed: {first_line(self.state.get_error())}")
+        return np.unpackbits(bits, bitorder="little", count=vocab).astype(np.bool_)
+
 
 @dataclass(slots=True, eq=False)
 class _Matcher:
-    """A grammar's parser, and how many tokens of the answer it has read."""
+    """What is known of one request's answer.
+
+    scanned  tokens of the answer that have been looked at      begins  how many come before the grammar; None: all of them so far
+    given    tokens within the grammar that `parser` has read, once `mask` is there: what may follow them, asked for at `asked`
+    """
 
     grammar: str
-    state: Any
-    read: int
+    account: bytes
+    parser: _Parser
+    scanned: int = 0
+    begins: int | None = None
+    given: int = 0
+    mask: Future[Allowed] | None = None
+    asked: float = 0.0
+
+    def follow(self, after: int | None, answer: Ints) -> int | None:
+        """How many tokens of `answer` are within the grammar; None before it begins. O(tokens since the last call)."""
+        if after is None:
+            self.begins = 0
+        elif self.begins is None:
+            found = np.flatnonzero(answer[self.scanned :] == after)
+            self.begins = self.scanned + int(found[0]) + 1 if len(found) else None
+        self.scanned = len(answer)
+        return None if self.begins is None else len(answer) - self.begins
+
+    def fits(self, grammar: str, length: int) -> bool:
+        """Whether it can go on to an answer of `length` tokens: not backwards, not past a fault, and not before its parser has stopped."""
+        if grammar != self.grammar or length < self.scanned:
+            return False
+        done = self.mask is None or (self.mask.done() and self.mask.exception() is None)
+        return done or length == self.scanned
 
 
 class Guides:
-    """The matchers of the requests that run. `keep` is how many are remembered."""
+    """The matchers of the requests that run, and the threads that follow them. `keep` is how many are remembered. Used by one thread."""
 
-    __slots__ = ("_grammars", "_keep", "_matchers", "_vocab")
+    __slots__ = ("_grace", "_grammars", "_keep", "_matchers", "_pool", "_vocab")
 
-    def __init__(self, grammars: Grammars, vocab: int, keep: int) -> None:
+    def __init__(self, grammars: Grammars, vocab: int, keep: int, *, patient: bool = False) -> None:
+        """`patient`: steps wait for every mask, so that no measured time decides which requests a step holds."""
         self._grammars = grammars
         self._vocab = vocab
         self._keep = keep
+        self._grace = inf if patient else GRACE
         self._matchers: OrderedDict[str, _Matcher] = OrderedDict()
+        self._pool = FairPool()
+
+    def begin(self, request_id: str, params: SamplingParams, answer: Ints) -> None:
+        """Work out what may follow `answer`, once its grammar has been read."""
+        if self._prepared(request_id, params.grammar, len(answer)):
+            with suppress(GuideError):
+                self._asked(request_id, params, answer)
+
+    def ready(self, request_id: str, params: SamplingParams, answer: Ints) -> bool:
+        """Whether `allowed` would answer at once; else works on it. What cannot be followed is ready, too: to be refused."""
+        if not self._prepared(request_id, params.grammar, len(answer)):
+            return False
+        try:
+            mask = self._asked(request_id, params, answer)
+        except GuideError:
+            return True
+        if mask is None or mask.done():
+            return True
+        left = self._matchers[request_id].asked + self._grace - time.monotonic()
+        try:
+            mask.exception(None if left == inf else max(0.0, left))
+        except Late:
+            return False
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Until another mask is there, at most this long; False where none is being worked out."""
+        wanted: list[Future[Any]] = [one.mask for one in self._matchers.values() if one.mask and not one.mask.done()]
+        wanted += self._grammars.awaited
+        if wanted:
+            wait(wanted, seconds, FIRST_COMPLETED)
+        return bool(wanted)
 
     def allowed(self, request_id: str, params: SamplingParams, answer: Ints) -> Allowed | None:
-        """Which tokens may follow `answer`, bool [vocab]; None for all. Raises GuideError where none may."""
-        tokens = answer.tolist()
-        if params.grammar_after is not None:
-            if params.grammar_after not in tokens:
-                return None
-            tokens = tokens[tokens.index(params.grammar_after) + 1 :]
-        matcher = self._matcher(request_id, params.grammar, len(tokens))
-        if not matcher.state.consume_tokens(tokens[matcher.read :]):
-            raise GuideError(f"the answer left its grammar: {first_line(matcher.state.get_error())}")
-        matcher.read = len(tokens)
-        bits = np.frombuffer(matcher.state.compute_bitmask(), np.uint8)
-        if matcher.state.is_error():
-            raise GuideError(f"the grammar cannot be followed: {first_line(matcher.state.get_error())}")
-        return np.unpackbits(bits, bitorder="little", count=self._vocab).astype(np.bool_)
+        """Which tokens may follow `answer`, bool [vocab]; None for all. Waits where it is not `ready`. Raises GuideError where none may."""
+        mask = self._asked(request_id, params, answer)
+        return None if mask is None else mask.result()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.close()
+
+    def _prepared(self, request_id: str, grammar: str, length: int) -> bool:
+        known = self._matchers.get(request_id)
+        return (known is not None and known.fits(grammar, length)) or self._grammars.prepare(request_id, grammar)
+
+    def _asked(self, request_id: str, params: SamplingParams, answer: Ints) -> Future[Allowed] | None:
+        """The mask of what follows `answer`, being worked out; None where all may follow. Raises GuideError."""
+        matcher = self._matcher(request_id, params.grammar, len(answer))
+        within = matcher.follow(params.grammar_after, answer)
+        if within is None:
+            return None
+        if matcher.mask is None or matcher.given != within:
+            tokens = answer[len(answer) - within + matcher.given :].tolist()
+            matcher.given, matcher.asked = within, time.monotonic()
+            matcher.mask = self._pool.submit(matcher.account, partial(matcher.parser.next, tokens, self._vocab))
+        return matcher.mask
 
     def _matcher(self, request_id: str, grammar: str, length: int) -> _Matcher:
         known = self._matchers.pop(request_id, None)
-        if known is None or known.grammar != grammar or known.read > length:
-            known = _Matcher(grammar, self._grammars.start(grammar), 0)
+        if known is None or not known.fits(grammar, length):
+            known = _Matcher(grammar, digest(grammar), _Parser(self._grammars.reading(grammar)))
         self._matchers[request_id] = known
         while len(self._matchers) > self._keep:
             self._matchers.popitem(last=False)

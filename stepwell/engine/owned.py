@@ -12,11 +12,12 @@ from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.engine.grammars import Grammars
 from stepwell.sched.audit import Auditor
+from stepwell.sched.build import UNGUIDED
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Request
 from stepwell.sched.stats import EngineStats
-from stepwell.sched.step import Mover, Runner
+from stepwell.sched.step import Guidance, Mover, Runner
 from stepwell.store.disk.stats import DiskStats
 from stepwell.store.disk.store import DiskStore
 
@@ -35,12 +36,13 @@ class OwnedLoop(EngineLoop):
         costs: Costs | None = None,
         archive: Archive | None = None,
         auditor: Auditor | None = None,
+        guidance: Guidance = UNGUIDED,
         *,
         owned: ExitStack | None = None,
         disk: DiskStore | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        super().__init__(cache, config, runner, mover, clock, costs, archive, auditor)
+        super().__init__(cache, config, runner, mover, clock, costs, archive, auditor, guidance)
         self._time = clock
         self._owned = owned or ExitStack()
         self._disk = disk

@@ -25,9 +25,10 @@ from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Leaving, Running
 from stepwell.sched.queues import Queues, enqueue
-from stepwell.sched.step import NO_DECODES, Carry, Cut, Decodes, Sample, Score, Step, Work
+from stepwell.sched.step import NO_DECODES, Carry, Cut, Decodes, Guidance, Sample, Score, Step, Unguided, Work
 from stepwell.sched.suspend import keep, let_go_all
 
+UNGUIDED = Unguided()
 LEAST_SHARE = 0.25
 """Of the time of a step that is left to prompts whatever decodes are thought to take."""
 
@@ -61,13 +62,20 @@ class Drain:
 
 
 def build(
-    queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, now: float, in_flight: bool = False
+    queues: Queues,
+    directory: Directory,
+    config: SchedConfig,
+    costs: Costs,
+    now: float,
+    in_flight: bool = False,
+    guidance: Guidance = UNGUIDED,
 ) -> Built | Drain | None:
     """The next step, to be launched at once, or None where nothing can be computed now. Takes the pages it writes.
 
     Beside decodes, prompts are computed for as long as `costs` say that the step stays within `max_step_s`, one grid at least.
 
     `in_flight`: a launched step has not been collected yet. What it is going to draw is decoded without being known.
+    `guidance`: who is held to a grammar joins once it is ready; nobody else waits for that.
     """
     maker = _Maker(queues, directory, costs, now)
     growing: list[Running] = []
@@ -75,7 +83,7 @@ def build(
     for place, running in enumerate(list(queues.running)):
         if place >= len(queues.running):
             break  # only the youngest are preempted, so that all from here on have been
-        if not _can_decode(running):
+        if not _can_decode(running) or _waits(running, guidance):
             continue
         if running.launched < len(running.table) * block:
             growing.append(running)  # nearly every decode has room on its last page
@@ -103,6 +111,8 @@ def build(
             end = _in_time(running, end, max(least, costs.prefill_within(running.launched, seconds)), grid)
         if end <= running.launched:
             break
+        if end == running.drawn and _waits(running, guidance):
+            continue
         images = len(_cuts(directory, config, running, end)) * directory.config.geometry.image_pages
         if _claim(maker, running, end, images) is _Pages.TAKEN:
             budget -= end - running.launched
@@ -118,6 +128,22 @@ def _can_decode(running: Running) -> bool:
         return False
     job = running.job
     return running.drawn < job.limit and (running.drawn == job.tokens.count or not job.looks_back)
+
+
+def _waits(running: Running, guidance: Guidance) -> bool:
+    """Whether the token that it would draw next is held to a grammar, and it is not known yet which tokens that allows."""
+    job = running.job
+    if not job.request.params.grammar:
+        return False
+    return not guidance.ready(job.request.id, job.request.params, job.answer)
+
+
+def guide(built: Built, guidance: Guidance) -> None:
+    """Begin what the next tokens of a collected step's requests depend on: they may be asked for right away."""
+    for share in built.shares:
+        job = share.running.job
+        if job.request.params.grammar and share.running.drawn == job.tokens.count:
+            guidance.begin(job.request.id, job.request.params, job.answer)
 
 
 def built_of(shares: Sequence[Share]) -> Built:

@@ -97,6 +97,11 @@ class Job:
         return self.tokens.count - len(self.request.prompt)
 
     @property
+    def answer(self) -> Ints:
+        """The answer so far; valid until it next grows."""
+        return self.tokens.view[len(self.request.prompt) :]
+
+    @property
     def audited(self) -> bool:
         """Whether the logits of its first token are wanted."""
         return self.internal or self.watched is not None

@@ -30,7 +30,7 @@ from stepwell.cache.room import copy_ahead
 from stepwell.cache.tree import root_number
 from stepwell.sched.admit import admit, land
 from stepwell.sched.audit import Auditor
-from stepwell.sched.build import Built, Drain, build, release
+from stepwell.sched.build import UNGUIDED, Built, Drain, build, guide, release
 from stepwell.sched.coalesce import Coalescing
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.finish import finish
@@ -42,7 +42,7 @@ from stepwell.sched.queues import Queues, enqueue, withdraw
 from stepwell.sched.request import MAX_PRIORITY, Event, Finished, Request
 from stepwell.sched.retention import Prefetched, Retention, Subject
 from stepwell.sched.stats import EngineStats
-from stepwell.sched.step import Mover, Pass, Runner
+from stepwell.sched.step import Guidance, Mover, Pass, Runner
 from stepwell.sched.suspend import let_go
 
 IDLE_WAIT = 0.05
@@ -72,6 +72,7 @@ class EngineLoop:
         costs: Costs | None = None,
         archive: Archive | None = None,
         auditor: Auditor | None = None,
+        guidance: Guidance = UNGUIDED,
     ) -> None:
         config.validate(cache.geometry)
         self.config = config
@@ -84,6 +85,7 @@ class EngineLoop:
         self.retention = Retention(self.directory, config.think_prefetch, config.load_timeout)
         self._runner = runner
         self._mover = mover
+        self._guidance = guidance
         self._clock = clock
         self._copying: dict[int, tuple[Tier, int]] = {}  # by ticket: bytes, and where a load reads
         self._deadlines = Deadlines(config.load_timeout)
@@ -195,7 +197,12 @@ class EngineLoop:
         self._seconds += self._clock.now() - began - (self._with_runner - with_runner)
         events, self.queues.events = self.auditor.strip(self.queues.events), []
         budgeted = self.busy and not self.serving  # what is left to write to disk has to wait for its turn
-        if idle and not events and (self._copying or budgeted):
+        if (
+            idle
+            and not events
+            and not (self.queues.running and self._guidance.wait(wait))
+            and (self._copying or budgeted)
+        ):
             self._mover.wait(wait)
         return events
 
@@ -284,10 +291,11 @@ class EngineLoop:
     def _build(self) -> Built | None:
         """The next step. Where that takes a preemption, the launched step is collected first."""
         now = self._clock.now()
-        built = build(self.queues, self.directory, self.config, self.costs, now, in_flight=bool(self._launched))
+        given = self.queues, self.directory, self.config, self.costs, now
+        built = build(*given, in_flight=bool(self._launched), guidance=self._guidance)
         if isinstance(built, Drain):
             self.drain()
-            built = build(self.queues, self.directory, self.config, self.costs, now)
+            built = build(*given, guidance=self._guidance)
             assert not isinstance(built, Drain), "nothing is in flight any more"
         if built is None and not self._launched:
             relieve(self.queues, self.directory, self.config, now)
@@ -309,6 +317,7 @@ class EngineLoop:
             self._collected = now
             dropped = finish(self.queues, self.directory, self.config, one.built, result, now)
             self.auditor.collect(self.directory, one.built, result, dropped)
+            guide(one.built, self._guidance)
             self.retention.learn(self.queues, now)
             self._steps += 1
             self._computed += one.built.step.tokens

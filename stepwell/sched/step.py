@@ -244,6 +244,32 @@ class Runner(Protocol):
         """Begin `step`; may return before it is computed. Until its result is there, all that it names is its own to read and write."""
 
 
+class Guidance(Protocol):
+    """Works out beside the steps which tokens may come next in answers that are held to a grammar."""
+
+    def begin(self, request_id: str, params: SamplingParams, answer: Ints) -> None:
+        """Work out what may follow `answer`. Returns at once."""
+
+    def ready(self, request_id: str, params: SamplingParams, answer: Ints) -> bool:
+        """Whether that is known; begins it where nobody has. May wait a moment for one that has just begun."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until more is known, at most this long; False, at once, where nothing is being worked out."""
+
+
+class Unguided:
+    """The guidance of runners that follow no grammar."""
+
+    def begin(self, request_id: str, params: SamplingParams, answer: Ints) -> None:
+        return None
+
+    def ready(self, request_id: str, params: SamplingParams, answer: Ints) -> bool:
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """The pass of a runner that computes as it launches."""

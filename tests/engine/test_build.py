@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from llguidance import LLMatcher  # noqa: E402
 
 from stepwell.base.errors import ConfigError, RequestError  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
-from stepwell.engine import build, worker  # noqa: E402
+from stepwell.engine import build, guide, worker  # noqa: E402
 from stepwell.engine.config import EngineFacts, engine_config  # noqa: E402
 from stepwell.engine.llm import LLM, LocalEngine  # noqa: E402
 from stepwell.engine.tokenizer import Tokenizer  # noqa: E402
-from stepwell.sched.request import SamplingParams  # noqa: E402
+from stepwell.sched.request import Request, SamplingParams, Tokens  # noqa: E402
 from stepwell.store.device import DeviceArena  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 from tests.server.templates import word_tokenizer  # noqa: E402
@@ -94,3 +95,37 @@ def test_a_model_whose_vocabulary_no_grammar_reads_starts_and_refuses_grammars(t
         assert llm.generate("w5 w6 w7", SIX)[0].token_ids == answer.token_ids
     with pytest.raises(ConfigError, match="--load-format dummy"):
         LLM(str(tmp_path), **FLAGS)
+
+
+def test_a_mask_that_takes_long_holds_up_no_other_answer(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, usual = threading.Event(), guide._Parser.next
+
+    def gated(parser: guide._Parser, tokens: list[int], vocab: int) -> guide.Allowed:
+        assert gate.wait(60)
+        return usual(parser, tokens, vocab)
+
+    monkeypatch.setattr(guide._Parser, "next", gated)
+    facts: list[EngineFacts] = []
+    loop = build.build_engine(engine_config({"model": str(checkpoint), **FLAGS}), facts.append)
+    held = Request("held", PROMPT, SamplingParams(8, grammar=LLMatcher.grammar_from_regex("a+")))
+    while not loop.prepare(held):
+        gate.wait(0.001)
+    loop.submit(held)
+    loop.submit(Request("plain", PROMPT, SIX))
+    said: dict[str, list[int]] = {"plain": [], "held": []}
+
+    def turn() -> bool:
+        """Whether the last one has ended."""
+        for event in loop.step():
+            if isinstance(event, Tokens):
+                said[event.request_id] += event.tokens
+        return not loop.queues.running and not loop.queues.waiting
+
+    while len(said["plain"]) < 6:
+        turn()
+    assert said["held"] == []
+    gate.set()
+    while not turn():
+        continue
+    loop.end(0.0)
+    assert set(Tokenizer.load(str(checkpoint)).decode(said["held"])) == {"a"}

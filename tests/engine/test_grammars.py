@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from stepwell.engine.grammars import Grammars, GuideError
+from stepwell.engine.grammars import Grammars, GuideError, begin
 from tests.server.harness import eventually
 from tests.server.templates import talking_tokenizer, word_tokenizer
 
@@ -31,9 +31,13 @@ def regex(text: str) -> str:
     return str(LLMatcher.grammar_from_regex(text))
 
 
+def start(grammars: Grammars, grammar: str) -> LLMatcher:
+    return begin(grammars.reading(grammar).result())
+
+
 def test_a_grammar_is_ready_after_a_while_and_each_start_is_fresh(grammars: Grammars) -> None:
     assert eventually(lambda: grammars.prepare("r", regex("a+b")))
-    first, second = grammars.start(regex("a+b")), grammars.start(regex("a+b"))
+    first, second = start(grammars, regex("a+b")), start(grammars, regex("a+b"))
     before = bytes(second.compute_bitmask())
     token = int(np.flatnonzero(np.unpackbits(np.frombuffer(before, np.uint8), bitorder="little"))[0])
     assert first.consume_token(token)
@@ -44,24 +48,24 @@ def test_what_cannot_be_followed_is_ready_to_be_refused(grammars: Grammars) -> N
     for wrong in ("start: (", LLMatcher.grammar_from_lark("start: start")):
         assert eventually(lambda wrong=wrong: grammars.prepare("r", wrong))  # type: ignore[misc]
         with pytest.raises(GuideError, match="cannot be followed"):
-            grammars.start(wrong)
+            start(grammars, wrong)
 
 
 def test_without_a_vocabulary_a_request_is_refused_at_once(tmp_path: Path) -> None:
     grammars = Grammars(str(tmp_path), VOCAB, (EOS,), keep=2)
     assert grammars.prepare("r", regex("a"))
     with pytest.raises(GuideError, match=r"tokenizer\.json"):
-        grammars.start(regex("a"))
+        start(grammars, regex("a"))
 
 
 def test_the_oldest_are_forgotten_and_read_again(grammars: Grammars) -> None:
     for text in "abc":
-        grammars.start(regex(text))
+        start(grammars, regex(text))
     assert grammars.prepare("r", regex("b")) and grammars.prepare("r", regex("c"))
     assert grammars.kept == 2
-    grammars.start(regex("a"))
+    start(grammars, regex("a"))
     assert grammars.kept == 2
-    grammars.start("start: " + " | ".join(f'"{i:090d}"' for i in range(30_000)) + "\n")
+    start(grammars, "start: " + " | ".join(f'"{i:090d}"' for i in range(30_000)) + "\n")
     assert grammars.kept == 1  # the characters of all of them are bounded, too
 
 
@@ -105,7 +109,7 @@ def test_a_request_that_has_gone_keeps_nothing(grammars: Grammars, monkeypatch: 
 
 def test_rules_that_lead_to_rules_without_end_are_read(grammars: Grammars) -> None:
     rules = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(7500)) + 'r7500: "x"\n'
-    assert grammars.start(LLMatcher.grammar_from_lark(rules)).validate_tokens([]) == 0
+    assert start(grammars, LLMatcher.grammar_from_lark(rules)).validate_tokens([]) == 0
 
 
 def test_a_vocabulary_that_cannot_be_read_is_read_once_and_refuses_every_grammar(tmp_path: Path) -> None:

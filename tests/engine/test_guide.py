@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from stepwell.engine.grammars import Grammars, GuideError
 from stepwell.engine.guide import Guides
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import SamplingParams
+from tests.server.harness import eventually
 from tests.server.templates import talking_tokenizer
 
 VOCAB = 320
@@ -31,8 +34,12 @@ def tokenizer(directory: Path) -> Tokenizer:
 
 
 @pytest.fixture
-def guides(directory: Path) -> Guides:
-    return Guides(Grammars(str(directory), VOCAB, (EOS, 0), keep=2), VOCAB, keep=2)
+def guides(directory: Path) -> Iterator[Guides]:
+    grammars = Grammars(str(directory), VOCAB, (EOS, 0), keep=2)
+    made = Guides(grammars, VOCAB, keep=2)
+    yield made
+    made.close()
+    grammars.close()
 
 
 def pattern(text: str, after: int | None = None) -> SamplingParams:
@@ -93,3 +100,80 @@ def test_what_cannot_be_followed_is_that_requests_error(guides: Guides) -> None:
 def test_missing_tokenizer_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(GuideError, match=r"tokenizer\.json"):
         Guides(Grammars(str(tmp_path), VOCAB, (EOS,), 2), VOCAB, 2).allowed("r", pattern("a"), np.array([], np.int32))
+
+
+class Gated:
+    """Stands in for llguidance: a mask takes until the gate opens, and what is read is counted."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self._gate = gate
+        self.consumed: list[list[int]] = []
+
+    def is_error(self) -> bool:
+        return False
+
+    def deep_copy(self) -> Gated:
+        return self
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        self.consumed.append(tokens)
+        return True
+
+    def compute_bitmask(self) -> bytes:
+        assert self._gate.wait(20)
+        return bytes([255] * (VOCAB // 8))
+
+
+@pytest.fixture
+def gated(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, Gated]:
+    gate = threading.Event()
+    parser = Gated(gate)
+    monkeypatch.setattr("stepwell.engine.grammars._read", lambda tokenizer, grammar: parser)
+    return gate, parser
+
+
+def test_a_mask_that_takes_long_is_not_waited_for(guides: Guides, gated: tuple[threading.Event, Gated]) -> None:
+    gate, _ = gated
+    dear, nothing = pattern("dear"), np.array([], np.int32)
+    for _ in range(3):
+        assert not guides.ready("r", dear, nothing)
+    assert guides.wait(0.001), "something is being worked out"
+    gate.set()
+    assert eventually(lambda: guides.ready("r", dear, nothing))
+    assert guides.wait(5) is False, "nothing is left to wait for"
+    assert allowed(guides, "r", dear, []) == set(range(VOCAB))
+
+
+def test_each_token_is_read_once(guides: Guides, gated: tuple[threading.Event, Gated]) -> None:
+    gate, parser = gated
+    gate.set()
+    params = pattern("once", after=9)
+    answer = [1, 2, 9, *range(20, 60)]
+    for length in range(len(answer) + 1):
+        now = np.array(answer[:length], np.int32)
+        guides.begin("r", params, now)
+        guides.begin("r", params, now)
+        assert eventually(lambda now=now: guides.ready("r", params, now))  # type: ignore[misc]
+        guides.allowed("r", params, now)
+    assert parser.consumed == [[], *([token] for token in range(20, 60))]
+
+
+def test_patient_guides_wait_for_every_mask(directory: Path, gated: tuple[threading.Event, Gated]) -> None:
+    gate, _ = gated
+    grammars = Grammars(str(directory), VOCAB, (EOS,), keep=2)
+    patient = Guides(grammars, VOCAB, keep=2, patient=True)
+    params, nothing = pattern("patient"), np.array([], np.int32)
+    assert eventually(lambda: grammars.prepare("r", params.grammar))
+    threading.Timer(0.05, gate.set).start()
+    assert patient.ready("r", params, nothing)
+    patient.close()
+    grammars.close()
+
+
+def test_a_wrong_grammar_and_a_wrong_answer_are_ready_to_be_refused(guides: Guides) -> None:
+    wrong, answer = SamplingParams(grammar="start: ("), np.array([], np.int32)
+    assert eventually(lambda: guides.ready("r", wrong, answer))
+    left = np.array([90, 91], np.int32)
+    assert eventually(lambda: guides.ready("s", pattern("a"), left))
+    with pytest.raises(GuideError, match="left its grammar"):
+        guides.allowed("s", pattern("a"), left)

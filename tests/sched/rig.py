@@ -27,10 +27,11 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.moves import LiveState, Move, Report, Tier
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.sched.admit import land
+from stepwell.sched.build import UNGUIDED
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams, Tokens
-from stepwell.sched.step import Done, Step
+from stepwell.sched.step import Done, Guidance, Step
 from stepwell.sched.suspend import held_pages
 from stepwell.testing.faults import ManualMover
 from stepwell.testing.telltale import LAYERS, Memory, TellTaleRunner, answer, content, geometry
@@ -99,6 +100,7 @@ class Rig:
         ageing: float = 10.0,
         fair: bool = False,
         ahead: bool = False,
+        guidance: Guidance = UNGUIDED,
     ) -> None:
         self.sizes = geometry(block, grid, image)
         rules = CacheConfig(
@@ -128,7 +130,7 @@ class Rig:
         self.mover = ManualMover(self.memory.copy)
         self.runner = Recorder(TellTaleRunner(self.memory, self.sizes, VOCAB))
         self.clock = VirtualClock()
-        self.loop = EngineLoop(rules, config, self.runner, self.mover, self.clock, Costs())
+        self.loop = EngineLoop(rules, config, self.runner, self.mover, self.clock, Costs(), guidance=guidance)
         self.requests: dict[str, Request] = {}
         self.events: list[Event] = []
 
