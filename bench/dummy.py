@@ -87,7 +87,17 @@ class Sequences:
         live = self.live
         draws = torch.zeros(ROWS + 1, dtype=torch.int64)
         states = States(live.conv, live.recurrent)
-        memory = Memory(self.arena.keys, self.arena.values, states, live.committed, live.pending, live.rings, draws)
+        memory = Memory(
+            self.arena.keys,
+            self.arena.values,
+            states,
+            live.committed,
+            live.pending,
+            live.rings,
+            draws,
+            live.hidden,
+            draws.new_zeros(ROWS + 1, 0),
+        )
         works = [
             Work(
                 str(slot),

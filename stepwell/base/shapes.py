@@ -37,6 +37,7 @@ class ModelShape:
 
     layer_types    one of "linear_attention", "full_attention" per layer
     expert_layers  True where the layer's MLP is a mixture of experts
+    draft_layers   attention layers that draft (multi-token prediction), beside those of `layer_types`: 0 or 1
     """
 
     model_type: str
@@ -59,6 +60,7 @@ class ModelShape:
     shared_width: int
     tied: bool
     max_positions: int
+    draft_layers: int = 0
 
     @classmethod
     def from_config(cls, config: Config) -> ModelShape:
@@ -107,6 +109,10 @@ class ModelShape:
         """Channels of one layer's convolution: queries, keys and values side by side."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
+    def drafting(self) -> ModelShape:
+        """With the layer that drafts: its KV in each page, and in each image the hidden row from which it goes on."""
+        return replace(self, draft_layers=1)
+
     def shard(self, ranks: int) -> ModelShape:
         """The shape that one of `ranks` tensor-parallel ranks holds; KV heads are repeated where there are too few."""
         for name, count in (("num_attention_heads", self.heads), ("linear_num_key_heads", self.key_heads)):
@@ -126,14 +132,14 @@ class ModelShape:
 
     def kv_token_bytes(self, width: int = 2) -> int:
         """Bytes of KV of one token over all attention layers."""
-        return self.attention_layers * 2 * self.kv_heads * self.head_dim * width
+        return (self.attention_layers + self.draft_layers) * 2 * self.kv_heads * self.head_dim * width
 
     def image_bytes(self, widths: Widths | None = None) -> int:
-        """Bytes of one rung's image: recurrent and convolution state of all linear layers."""
+        """Bytes of one rung's image: recurrent and convolution state of all linear layers, and what drafts go on from."""
         w = widths or Widths()
         recurrent = self.value_heads * self.key_dim * self.value_dim * w.state
         conv = (self.conv_kernel - 1) * self.conv_channels * w.conv
-        return self.linear_layers * (recurrent + conv)
+        return self.linear_layers * (recurrent + conv) + self.draft_layers * self.hidden * w.conv
 
     def geometry(self, block: int = 16, rung_grid: int = GDN_CHUNK, widths: Widths | None = None) -> Geometry:
         """How tokens and images map to pages."""

@@ -57,7 +57,10 @@ class TorchRunner:
         self._sampler = sampler
         draws = torch.full((live.slots + 1,), NO_TOKEN, dtype=torch.int64, device=arena.device)
         states = States(live.conv, live.recurrent)
-        self._memory = Memory(arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws)
+        drafts = draws.new_zeros(live.slots + 1, 0)
+        self._memory = Memory(
+            arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws, live.hidden, drafts
+        )
 
     def prepare(self, rows: Sequence[int], width: int) -> None:
         """Make ready to decode batches of these sizes, with up to `width` pages each; before the first step."""

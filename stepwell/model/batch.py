@@ -39,6 +39,8 @@ class Memory:
     pending       int64 [slots + 1], tokens whose inputs are in the slot's ring, to be folded next
     rings         of each linear layer; none where tokens are folded at once
     draws         int64 [slots + 1], the token that each slot drew last
+    hidden        [draft layers, slots + 1, hidden]: the decoder's output for each slot's last token; no layers where nothing drafts
+    drafts        int64 [slots + 1, drafts], what is thought to follow each slot's last draw; a guess, and any token as good as none
     """
 
     keys: tuple[Tensor, ...]
@@ -48,6 +50,8 @@ class Memory:
     pending: Tensor
     rings: tuple[Ring, ...]
     draws: Tensor
+    hidden: Tensor
+    drafts: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,10 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The sequences of one pass, end to end; the first `decodes` of them have one token each.
+    """The sequences of one pass, end to end. The first `decodes` of them go on from their slots' rings by one token each, and by drafts.
 
-    tokens     int64 [rows]; of decodes LAST_DRAW where the token is still on the device: what the slot drew last
+    tokens     int64 [rows]; of decodes LAST_DRAW where the token is still on the device: what the slot drew last; FIRST_DRAFT − i: its
+               draft i
     positions  int64 [rows]
     page       int64 [rows], where a row's keys and values are stored: the spare page for those that must not be
     offset     int64 [rows], the place in that page

@@ -21,21 +21,26 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _LONGEST_INDEX = 64 << 20
 _WRAPPED = "model.language_model."
-# parts of a checkpoint that the text decoder has no use for: drafting heads and the vision tower
-_IGNORED = ("mtp.", "model.visual.", "visual.")
+_VISION = ("model.visual.", "visual.")
+_DRAFTS = "mtp."
 _NAMED = 5
 """Names that an error lists before it counts the rest."""
 _READERS = 4
 
 
 class Checkpoint:
-    """An open checkpoint; use it in `with`. Names are those of the text model, also where a vision wrapper was saved."""
+    """An open checkpoint; use it in `with`. Names are those of the text model, also where a vision wrapper was saved.
 
-    __slots__ = ("_done", "_files", "_progress", "_threads", "_total", "_where", "directory")
+    The vision tower is left out, and so is the layer that drafts unless it is asked for.
+    """
 
-    def __init__(self, directory: Path, progress: Progress = lambda done, total: None) -> None:
-        """Reads headers only. Raises ConfigError where a file is missing, damaged or outside of `directory`."""
+    __slots__ = ("_done", "_files", "_left_out", "_progress", "_threads", "_total", "_where", "directory")
+
+    def __init__(self, directory: Path, progress: Progress = lambda done, total: None, *, drafts: bool = False) -> None:
+        """Reads headers only. `drafts`: with the layer that drafts. Raises ConfigError where a file is missing, damaged or outside
+        of `directory`, or has no such layer."""
         self.directory = directory
+        self._left_out = _VISION if drafts else (*_VISION, _DRAFTS)
         self._files: dict[str, SafetensorsFile] = {}
         self._where: dict[str, tuple[str, str]] = {}
         self._threads = ThreadPoolExecutor(_READERS, "weights")
@@ -46,6 +51,10 @@ class Checkpoint:
                 self._files[file] = SafetensorsFile(directory / file)
                 for name in self._files[file].entries:
                     self._add(name, file)
+            if drafts and not any(name.startswith(_DRAFTS) for name in self._where):
+                raise ConfigError(
+                    f"{directory} has no {_DRAFTS} tensors: this checkpoint cannot draft; serve it without --speculative-config"
+                )
         except ConfigError:
             self.close()
             raise
@@ -100,7 +109,7 @@ class Checkpoint:
             raise ConfigError(f"{self.directory} does not fit its config.json; tensors {'; '.join(faults)}")
 
     def _add(self, stored: str, file: str) -> None:
-        if stored.startswith(_IGNORED):
+        if stored.startswith(self._left_out):
             return
         name = "model." + stored.removeprefix(_WRAPPED) if stored.startswith(_WRAPPED) else stored
         if name in self._where:

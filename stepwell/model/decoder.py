@@ -11,6 +11,7 @@ from torch import Tensor
 from stepwell.model.backend import Backend, Forward
 from stepwell.model.batch import Memory
 from stepwell.model.config import HybridConfig
+from stepwell.model.drafter import Drafter, DraftForward
 from stepwell.model.layers import Half, Norm
 from stepwell.ops.linear import Linear
 
@@ -28,7 +29,7 @@ class Layer:
 class HybridDecoder:
     """Qwen3-Next or Qwen3.5, text only. Holds weights and nothing else: all state is in the memory that a pass is planned with."""
 
-    __slots__ = ("_embedding", "_head", "_layers", "_norm", "backend", "config", "device", "dtype", "notes")
+    __slots__ = ("_embedding", "_head", "_layers", "_norm", "backend", "config", "device", "drafter", "dtype", "notes")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class HybridDecoder:
         norm: Norm,
         head: Linear,
         backend: Backend,
+        drafter: Drafter | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
         """`backend` computes; it plans the passes that `hidden` takes. `notes` say what is special about the weights, for people."""
@@ -45,6 +47,7 @@ class HybridDecoder:
         self.device = embedding.device
         self.dtype = embedding.dtype
         self.backend = backend
+        self.drafter = drafter
         self.notes = notes
         self._embedding = embedding
         self._layers = layers
@@ -53,7 +56,10 @@ class HybridDecoder:
 
     @torch.inference_mode()
     def hidden(self, forward: Forward) -> Tensor:
-        """Compute a planned pass; returns what `logits` reads of the rows asked for, [rows, hidden]."""
+        """Compute a planned pass; returns what `logits` reads of the rows asked for, [rows, hidden].
+
+        A decoder that drafts also keeps the draft layer's keys and values of all rows.
+        """
         return forward.run(lambda: self._compute(forward))
 
     def prepare(self, memory: Memory, rows: Sequence[int], width: int) -> None:
@@ -67,7 +73,19 @@ class HybridDecoder:
         for layer, then in zip(self._layers, after, strict=True):
             x = layer.mixer(forward, x, residual, layer.mlp_norm)
             x = layer.mlp(forward, x, residual, then)
+        if self.drafter is not None:
+            assert isinstance(forward, DraftForward), "a decoder that drafts has a backend that does"
+            self.drafter.keep(forward, self._embedding, x)
         return forward.asked(x)
+
+    @torch.inference_mode()
+    def draft(self, forward: DraftForward, hidden: Tensor) -> Tensor:
+        """One token further, over a pass planned by `glance`: `hidden` [rows, hidden] stands before each of its tokens.
+
+        Returns what `logits` reads of the token after each, and what the next draft goes on from.
+        """
+        assert self.drafter is not None
+        return self.drafter(forward, self._embedding, hidden)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

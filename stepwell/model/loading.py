@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from stepwell.model.backends import MakeBackend, backend_for
 from stepwell.model.checkpoint import Checkpoint, Progress
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder, Layer
+from stepwell.model.drafter import Drafter
 from stepwell.model.dummy import DummyWeights
 from stepwell.model.fp8 import Fp8Weights, with_scales
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Half, Norm
@@ -37,15 +38,18 @@ def load_decoder(
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total: None,
     make: MakeBackend = backend_for,
+    drafts: bool = False,
 ) -> HybridDecoder:
     """The decoder saved in `directory` (config.json and safetensors). `dtype` None: as the checkpoint says.
 
+    `drafts`: with its layer for multi-token prediction.
     The files are closed when this returns; what happens to them later changes nothing. `progress` hears of the bytes read.
     Raises ConfigError naming the field or the tensors that do not fit.
     """
-    config = HybridConfig.from_file(directory)
-    with Checkpoint(directory, progress) as checkpoint:
-        fused = frozenset(i for i in range(config.shape.layers) if names.fused_experts(i) in checkpoint)
+    config = _config(directory, drafts)
+    with Checkpoint(directory, progress, drafts=drafts) as checkpoint:
+        prefixes = names.layer_prefixes(config.shape)
+        fused = frozenset(prefix for prefix in prefixes if names.fused_experts(prefix) in checkpoint)
         expected = names.expected(config.shape, fused)
         if config.shape.tied and names.HEAD in checkpoint:
             expected[names.HEAD] = expected[names.EMBEDDING]
@@ -63,13 +67,19 @@ def dummy_decoder(
     device: torch.device | str = "cpu",
     seed: int = 0,
     make: MakeBackend = backend_for,
+    drafts: bool = False,
 ) -> HybridDecoder:
     """A decoder with random weights of the shape that `directory`'s config.json names. Raises ConfigError."""
-    config = HybridConfig.from_file(directory)
+    config = _config(directory, drafts)
     where, chosen = torch.device(device), dtype or DTYPES[config.dtype]
-    fused = frozenset(range(config.shape.layers))
+    fused = frozenset(names.layer_prefixes(config.shape))
     weights = DummyWeights(names.expected(config.shape, fused), chosen, where, seed)
     return _Loader.on(where, chosen, config, weights, make).decoder(fused)
+
+
+def _config(directory: Path, drafts: bool) -> HybridConfig:
+    config = HybridConfig.from_file(directory)
+    return replace(config, shape=config.shape.drafting()) if drafts else config
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +97,17 @@ class _Loader:
         """With the backend that `make` makes for `device`."""
         return cls(config, weights, dtype, device, make(config, dtype, device))
 
-    def decoder(self, fused: frozenset[int], notes: Callable[[], tuple[str, ...]] = tuple) -> HybridDecoder:
+    def decoder(self, fused: frozenset[str], notes: Callable[[], tuple[str, ...]] = tuple) -> HybridDecoder:
         """The whole of it; `fused` are the layers whose experts are stored in one tensor. `notes` are asked for once all is read."""
         embedding = self.weights.tensor(names.EMBEDDING).to(self.device, self.dtype)
         return HybridDecoder(
             self.config,
             embedding,
-            tuple(self.layer(i, i in fused) for i in range(self.config.shape.layers)),
+            tuple(self.layer(i, fused) for i in range(self.config.shape.layers)),
             self.centred(names.NORM),
             self.backend.tied(embedding) if self.config.shape.tied else self.linear(names.HEAD),
             self.backend,
+            self._drafter(fused) if self.config.shape.draft_layers else None,
             notes(),
         )
 
@@ -116,17 +127,35 @@ class _Loader:
         """A zero-centred norm, its 1 + added."""
         return Norm(self.float32(name) + 1.0, self.config.eps)
 
-    def layer(self, index: int, fused: bool) -> Layer:
+    def layer(self, index: int, fused: frozenset[str]) -> Layer:
         prefix, shape = names.layer_prefix(index), self.config.shape
         full = shape.layer_types[index] == "full_attention"
         order = shape.layer_types[:index].count(shape.layer_types[index])
         mixer: Half = self._attention(prefix, order) if full else self._delta_net(prefix, order)
-        mlp: Half = self._experts(prefix, fused) if shape.expert_layers[index] else self._mlp(f"{prefix}mlp.")
+        return self._layer(prefix, mixer, shape.expert_layers[index], prefix in fused)
+
+    def _layer(self, prefix: str, mixer: Half, experts: bool, fused: bool) -> Layer:
+        mlp: Half = self._experts(prefix, fused) if experts else self._mlp(f"{prefix}mlp.")
         return Layer(
             self.centred(f"{prefix}input_layernorm.weight"),
             mixer,
             self.centred(f"{prefix}post_attention_layernorm.weight"),
             mlp,
+        )
+
+    def _drafter(self, fused: frozenset[str]) -> Drafter:
+        own, prefix, shape = names.DRAFTS, names.DRAFT_LAYER, self.config.shape
+        attention = self._attention(prefix, shape.attention_layers)
+        layer = self._layer(prefix, attention, any(shape.expert_layers), prefix in fused)
+        return Drafter(
+            join=self.linear(f"{own}fc.weight"),
+            embedding_norm=self.centred(f"{own}pre_fc_norm_embedding.weight"),
+            hidden_norm=self.centred(f"{own}pre_fc_norm_hidden.weight"),
+            mixer_norm=layer.mixer_norm,
+            attention=attention,
+            mlp_norm=layer.mlp_norm,
+            mlp=layer.mlp,
+            norm=self.centred(f"{own}norm.weight"),
         )
 
     def _attention(self, prefix: str, order: int) -> Attention:

@@ -10,29 +10,50 @@ from stepwell.model.safetensors_file import Shape
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+DRAFTS = "mtp."
+"""Prefix of the layer that drafts (multi-token prediction)."""
+DRAFT_LAYER = f"{DRAFTS}layers.0."
 
 
 def layer_prefix(layer: int) -> str:
     return f"model.layers.{layer}."
 
 
-def fused_experts(layer: int) -> str:
+def fused_experts(prefix: str) -> str:
     """Name that tells a layer with all experts in one tensor from one with a tensor for each."""
-    return f"{layer_prefix(layer)}mlp.experts.gate_up_proj"
+    return f"{prefix}mlp.experts.gate_up_proj"
 
 
-def expected(shape: ModelShape, fused: frozenset[int]) -> dict[str, Shape]:
-    """Every tensor that must be there. `fused` are the layers whose experts are stored in one tensor."""
+def layer_prefixes(shape: ModelShape) -> list[str]:
+    """What the names of each layer's tensors begin with, that of the layer that drafts included."""
+    return [*(layer_prefix(i) for i in range(shape.layers)), *([DRAFT_LAYER] if shape.draft_layers else [])]
+
+
+def expected(shape: ModelShape, fused: frozenset[str]) -> dict[str, Shape]:
+    """Every tensor that must be there. `fused` are the prefixes of layers whose experts are stored in one tensor."""
     names: dict[str, Shape] = {EMBEDDING: (shape.vocab, shape.hidden), NORM: (shape.hidden,)}
     if not shape.tied:
         names[HEAD] = (shape.vocab, shape.hidden)
     for layer, (kind, expert) in enumerate(zip(shape.layer_types, shape.expert_layers, strict=True)):
         prefix = layer_prefix(layer)
-        names[f"{prefix}input_layernorm.weight"] = names[f"{prefix}post_attention_layernorm.weight"] = (shape.hidden,)
-        mixer = _attention(shape) if kind == "full_attention" else _linear(shape)
-        mlp = _experts(shape, layer in fused) if expert else _mlp("mlp.", shape.hidden, shape.mlp_width)
-        names.update((prefix + name, size) for part in (mixer, mlp) for name, size in part)
+        names.update(_layer(shape, prefix, kind, expert, prefix in fused))
+    if shape.draft_layers:
+        names[f"{DRAFTS}fc.weight"] = (shape.hidden, 2 * shape.hidden)
+        for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            names[f"{DRAFTS}{norm}.weight"] = (shape.hidden,)
+        expert = any(shape.expert_layers)
+        names.update(_layer(shape, DRAFT_LAYER, "full_attention", expert, DRAFT_LAYER in fused))
     return names
+
+
+def _layer(shape: ModelShape, prefix: str, kind: str, expert: bool, fused: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{prefix}input_layernorm.weight", (shape.hidden,)
+    yield f"{prefix}post_attention_layernorm.weight", (shape.hidden,)
+    mixer = _attention(shape) if kind == "full_attention" else _linear(shape)
+    mlp = _experts(shape, fused) if expert else _mlp("mlp.", shape.hidden, shape.mlp_width)
+    for part in (mixer, mlp):
+        for name, size in part:
+            yield prefix + name, size
 
 
 def _attention(s: ModelShape) -> Iterator[tuple[str, Shape]]:

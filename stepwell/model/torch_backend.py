@@ -23,7 +23,7 @@ from stepwell.ops.linear import Dense, DenseStack, Linear, LinearStack, placed
 from stepwell.ops.norm import gated_rms_norm, inverse_rms, rms_norm
 from stepwell.ops.pending import Lanes, conv_step, delta_step, fold_pending
 from stepwell.ops.rotary import Angles, Rotary, rotate
-from stepwell.sched.step import LAST_DRAW
+from stepwell.sched.step import FIRST_DRAFT, LAST_DRAW
 
 
 class TorchBackend:
@@ -66,17 +66,50 @@ class TorchBackend:
             offset=self._upload(batch.offset),
             attend=PagedAttention.plan(batch.tables, starts, counts, block, share, device, self._dtype),
             steps=self._steps(batch, memory) if batch.decodes else None,
+            before_rows=self._before(batch) if memory.hidden.shape[0] else None,
+            slots=self._upload(batch.slots),
             folds=self._folds(batch, memory, starts[batch.decodes :], counts[batch.decodes :]),
+            asked_rows=self._upload(batch.asked),
+        )
+
+    def glance(self, batch: Batch, memory: Memory) -> TorchForward:
+        shape, starts = self._shape, batch.starts.tolist()
+        share, block = shape.heads // shape.kv_heads, memory.keys[0].shape[1]
+        nothing = States(memory.live.conv[:, :0], memory.live.recurrent[:, :0])
+        return TorchForward(
+            memory=memory,
+            checkpoints=nothing,
+            tokens=self._tokens(batch, memory),
+            angles=self._rotary(self._upload(batch.positions)),
+            page=self._upload(batch.page),
+            offset=self._upload(batch.offset),
+            attend=PagedAttention.plan(
+                batch.tables, starts, batch.counts.tolist(), block, share, self._device, self._dtype
+            ),
+            steps=None,
+            before_rows=None,
+            slots=self._upload(batch.slots),
+            folds=None,
             asked_rows=self._upload(batch.asked),
         )
 
     def _tokens(self, batch: Batch, memory: Memory) -> Tensor:
         tokens = self._upload(batch.tokens)
         if batch.decodes:
-            given = tokens[: batch.decodes]
-            drawn = memory.draws.index_select(0, self._upload(batch.slots[: batch.decodes]))
-            given.copy_(torch.where(given == LAST_DRAW, drawn, given))
+            counts = batch.counts[: batch.decodes]
+            slots = self._upload(np.repeat(batch.slots[: batch.decodes], counts))
+            given = tokens[: len(slots)]
+            given.copy_(torch.where(given == LAST_DRAW, memory.draws.index_select(0, slots), given))
+            if memory.drafts.shape[1]:
+                drafted = memory.drafts[slots, (FIRST_DRAFT - given).clamp(0, memory.drafts.shape[1] - 1)]
+                given.copy_(torch.where(given <= FIRST_DRAFT, drafted, given))
         return tokens
+
+    def _before(self, batch: Batch) -> Tensor:
+        """Where the row before each row of the batch lies, behind one row for each sequence's slot."""
+        rows = np.arange(len(batch.tokens)) + len(batch.slots) - 1
+        rows[np.cumsum(batch.counts) - batch.counts] = np.arange(len(batch.slots))
+        return self._upload(rows)
 
     def _steps(self, batch: Batch, memory: Memory) -> Steps:
         """The slots' counts move on here: passes are planned in the order in which they run."""
@@ -85,6 +118,7 @@ class TorchBackend:
         committed, pending = self._standing(slots, starts, memory)
         if not memory.rings:
             memory.committed.index_copy_(0, slots, committed + 1)
+            assert (batch.counts[: batch.decodes] == 1).all(), "drafts need slots that keep inputs"
             consecutive = int(numbers[-1]) - int(numbers[0]) == batch.decodes - 1
             return Steps(batch.decodes, slice(int(numbers[0]), int(numbers[-1]) + 1) if consecutive else slots)
         memory.committed.index_copy_(0, slots, committed + pending)
@@ -94,7 +128,12 @@ class TorchBackend:
         rung, after = torch.full_like(slots, -1), torch.zeros_like(slots)
         rung[marked] = torch.arange(left, device=self._device)
         after[marked] = pending[marked] + self._upload(batch.cuts.after[:left])
-        return Steps(batch.decodes, Held(Lanes(slots, committed, pending, rung, after), marked, left))
+        counts = batch.counts[: batch.decodes]
+        width, ends = int(counts.max()), np.cumsum(counts)
+        padded = np.arange(int(ends[-1])) + np.repeat(np.arange(batch.decodes) * width - (ends - counts), counts)
+        whole = len(padded) == width * batch.decodes
+        lanes = Lanes(slots, committed, pending, rung, after)
+        return Steps(len(padded), Held(lanes, marked, left, width, None if whole else self._upload(padded)))
 
     def _folds(self, batch: Batch, memory: Memory, starts: list[int], counts: list[int]) -> Folds | None:
         if not counts:
@@ -132,17 +171,30 @@ class TorchBackend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Decodes whose slots keep inputs: `marked` rows leave a checkpoint, in the first `left` columns."""
+    """Decodes whose slots keep inputs: `marked` ones leave a checkpoint, in the first `left` columns.
+
+    width   tokens of the longest
+    places  int64, where each of their rows lies when all are padded to `width`; None: as they are
+    """
 
     lanes: Lanes
     marked: Tensor
     left: int
+    width: int
+    places: Tensor | None
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Rows of all decodes as [decodes · width, …]. Padding is zero, and stays behind what is ever folded."""
+        if self.places is None:
+            return x
+        padded = x.new_zeros(self.lanes.slots.shape[0] * self.width, *x.shape[1:])
+        return padded.index_copy_(0, self.places, x)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """The decodes: rows 0 … `count` − 1. `slots` are the live states that fold at once; a slice where they are consecutive, so that
-    these are updated where they lie."""
+    """The decodes: rows 0 … `count` − 1 of the batch. `slots` are the live states that fold at once; a slice where they are consecutive,
+    so that these are updated where they lie."""
 
     count: int
     slots: Held | Tensor | slice
@@ -178,6 +230,8 @@ class TorchForward:
     offset: Tensor
     attend: PagedAttention
     steps: Steps | None
+    before_rows: Tensor | None
+    slots: Tensor
     folds: Folds | None
     asked_rows: Tensor
 
@@ -194,6 +248,19 @@ class TorchForward:
         return x.index_select(0, self.asked_rows)
 
     def attention(self, layer: Attention, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        q, gate = self._store(layer, x)
+        y = self.attend(q, self.memory.keys[layer.index], self.memory.values[layer.index]).flatten(1)
+        return self._close(layer.out(y * gate.sigmoid()), residual, then)
+
+    def before(self, x: Tensor) -> Tensor:
+        assert self.before_rows is not None
+        return torch.cat((self.memory.hidden[0].index_select(0, self.slots), x)).index_select(0, self.before_rows)
+
+    def keep(self, layer: Attention, x: Tensor) -> None:
+        self._store(layer, x)
+
+    def _store(self, layer: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values; returns queries [rows, heads, head_dim] and gates [rows, heads · head_dim]."""
         rows, dim = x.shape[0], layer.head_dim
         inner, kv = layer.heads * dim, layer.kv_heads * dim
         qk, v, gate = layer.into(x).split_with_sizes((inner + kv, kv, inner), -1)
@@ -201,8 +268,7 @@ class TorchForward:
         q, k = both.split_with_sizes((layer.heads, layer.kv_heads), 1)
         k_pages, v_pages = self.memory.keys[layer.index], self.memory.values[layer.index]
         write_kv(k, v.view(rows, -1, dim), k_pages, v_pages, self.page, self.offset)
-        y = self.attend(q, k_pages, v_pages).reshape(rows, inner)
-        return self._close(layer.out(y * gate.sigmoid()), residual, then)
+        return q, gate
 
     def delta_net(self, layer: DeltaNet, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         heads, inner = layer.value_heads, layer.value_heads * layer.value_dim
@@ -250,10 +316,11 @@ class TorchForward:
         """Fold what is pending, leave checkpoints, look at the new tokens and keep their inputs."""
         index, live, ring = layer.index, self.memory.live, self.memory.rings[layer.index]
         windows, states = (left[index, : held.left] for left in (self.checkpoints.conv, self.checkpoints.recurrent))
+        qkv, g, beta = (held.pad(y) for y in (qkv, g, beta))
         conv_step(qkv, g, beta, layer.conv, live.conv[index], windows, held.lanes, held.marked, ring, fold_new=False)
         out = g.new_empty(qkv.shape[0], layer.value_heads, layer.value_dim)
         delta_step(live.recurrent[index], states, held.lanes, held.marked, ring, out, fold_new=False)
-        return out
+        return out if held.places is None else out.index_select(0, held.places)
 
     def _fold(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, folds: Folds) -> Tensor:
         index, back, live = layer.index, layer.conv.shape[0] - 1, self.memory.live

@@ -23,6 +23,9 @@ from stepwell.sched.request import SamplingParams, Scored
 LAST_DRAW = -1
 """An input token: what the latest step that drew from this live slot has drawn. The runner knows it, the scheduler not yet."""
 
+FIRST_DRAFT = -2
+"""An input token: what the runner itself drafted to follow the slot's last draw; FIRST_DRAFT − i the i-th after it."""
+
 Logits: TypeAlias = npt.NDArray[np.float32]
 """The model's own answer at one position, [vocab], before anything is added to it, banned or drawn."""
 

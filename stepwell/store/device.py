@@ -2,7 +2,8 @@
 
 rows   uint8 [pages, page_bytes]; a page is one contiguous row, so that it moves as one copy
 page   [attention layers, 2 (keys, values), block, kv_heads, head_dim], or a slice of an image
-image  recurrent state of all linear layers, then their convolution state, over a list of pages in order
+image  recurrent state of all linear layers, then their convolution state, then the hidden row that drafts go on from, over a list of
+       pages in order
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class DeviceArena:
         self.geometry = geometry
         every = torch.zeros(pages + 1, geometry.page_bytes, dtype=torch.uint8, device=device)
         self.rows = every[:pages]
-        layers = shape.attention_layers
+        layers = shape.attention_layers + shape.draft_layers
         kv = every.view(precision.kv).view(pages + 1, layers, 2, geometry.block, shape.kv_heads, shape.head_dim)
         self.keys = tuple(kv[:, i, 0] for i in range(layers))
         self.values = tuple(kv[:, i, 1] for i in range(layers))
@@ -88,11 +89,13 @@ class Images:
     rows       uint8 [images · image_pages, page_bytes], one image behind the other; what is left of its last page is zero
     recurrent  [linear layers, images, value_heads, key_dim, value_dim]
     conv       [linear layers, images, kernel − 1, channels]
+    hidden     [draft layers, images, hidden]
     """
 
     rows: Tensor
     recurrent: Tensor
     conv: Tensor
+    hidden: Tensor
 
 
 class LiveStates:
@@ -103,9 +106,10 @@ class LiveStates:
     committed  int64 [slots + 1], tokens that the state has folded; −1 where it came from an image: who uses it first says
     pending    int64 [slots + 1], tokens in the ring that are to be folded next
     rings      of each linear layer, the inputs of pending tokens (`ops/pending.py`); none with a depth of 0: tokens are folded at once
+    hidden     [draft layers, slots + 1, hidden]: the decoder's output for the last token, folded or pending
     """
 
-    __slots__ = ("_back", "_geometry", "committed", "conv", "pending", "recurrent", "rings")
+    __slots__ = ("_back", "_geometry", "committed", "conv", "hidden", "pending", "recurrent", "rings")
 
     def __init__(
         self,
@@ -125,6 +129,7 @@ class LiveStates:
         heads = (shape.key_heads, shape.key_dim, shape.value_heads, shape.value_dim)
         self.recurrent = torch.zeros(layers, slots + 1, *state, dtype=precision.state, device=device)
         self.conv = torch.zeros(layers, slots + 1, *window, dtype=precision.model, device=device)
+        self.hidden = torch.zeros(shape.draft_layers, slots + 1, shape.hidden, dtype=precision.model, device=device)
         self.committed = torch.full((slots + 1,), -1, dtype=torch.int64, device=device)
         self.pending = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.rings = tuple(Ring.empty(slots + 1, depth, *heads, device) for _ in range(layers)) if depth else ()
@@ -137,6 +142,7 @@ class LiveStates:
         """The state that has folded nothing."""
         self.recurrent[:, slot] = 0
         self.conv[:, slot] = 0
+        self.hidden[:, slot] = 0
         self.committed[slot] = self.pending[slot] = 0
 
     def new_images(self, count: int) -> Images:
@@ -151,13 +157,20 @@ class LiveStates:
         flat = rows.view(-1, geometry.image_pages * geometry.page_bytes)[:, : geometry.image_bytes]
         split = self.recurrent[:, 0].numel() * self.recurrent.itemsize
         windows = self.conv[:, :, : self._back]
-        return Images(rows, _layers_first(flat[:, :split], self.recurrent), _layers_first(flat[:, split:], windows))
+        behind = split + windows[:, 0].numel() * windows.itemsize
+        return Images(
+            rows,
+            _layers_first(flat[:, :split], self.recurrent),
+            _layers_first(flat[:, split:behind], windows),
+            _layers_first(flat[:, behind:], self.hidden),
+        )
 
     def pack(self, slots: Ints) -> Images:
         """A copy of these slots' states; nothing may be pending in them."""
         images, at = self.new_images(len(slots)), index(slots, self.recurrent.device)
         images.recurrent.copy_(self.recurrent.index_select(1, at))
         images.conv.copy_(self.conv[:, :, : self._back].index_select(1, at))
+        images.hidden.copy_(self.hidden.index_select(1, at))
         return images
 
     def load_image(self, slot: int, image: Rows) -> None:
@@ -170,6 +183,7 @@ class LiveStates:
         image = self.as_images(rows.to(self.recurrent.device).contiguous())
         self.recurrent[:, slot] = image.recurrent[:, 0]
         self.conv[:, slot, : self._back] = image.conv[:, 0]
+        self.hidden[:, slot] = image.hidden[:, 0]
         self.committed[slot], self.pending[slot] = -1, 0
 
 

@@ -48,6 +48,7 @@ class _Sizes:
     linear_key_heads: int = 4
     linear_value_heads: int = 8
     kernel: int = 4
+    mtp: bool = False
 
     @property
     def heads(self) -> int:
@@ -83,6 +84,7 @@ def write_checkpoint(
     vocab: int = 2048,
     experts: int = 0,
     max_positions: int = 32_768,
+    mtp: bool = False,
 ) -> Path:
     """Write config.json, generation_config.json, model.safetensors and a tokenizer into `path`; returns it.
 
@@ -90,12 +92,13 @@ def write_checkpoint(
     hidden     width of the residual stream, a multiple of 64
     layers     a multiple of 4: three recurrent layers, then one of full attention
     experts    experts of each layer, two of which serve a token; 0 is dense
+    mtp        with a layer for multi-token prediction, as random as the rest: its drafts are guesses
 
     float32; 7.9 M parameters (32 MB) at the defaults. The same arguments give the same bytes in every file. Needs the
     packages `safetensors` and `tokenizers`. Raises ValueError where the sizes cannot work.
     """
     _check(arch, hidden, layers, experts)
-    sizes = _Sizes(arch=arch, hidden=hidden, layers=layers, vocab=vocab, experts=experts)
+    sizes = _Sizes(arch=arch, hidden=hidden, layers=layers, vocab=vocab, experts=experts, mtp=mtp)
     target = Path(path)
     target.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(vocab)
@@ -139,6 +142,7 @@ def _config(sizes: _Sizes, max_positions: int) -> dict[str, Any]:
         "linear_num_value_heads": sizes.linear_value_heads,
         "linear_value_head_dim": sizes.linear_dim,
         "max_position_embeddings": max_positions,
+        **({"mtp_num_hidden_layers": 1} if sizes.mtp else {}),
         "model_type": model_type,
         "num_attention_heads": sizes.heads,
         "num_hidden_layers": sizes.layers,
@@ -176,6 +180,14 @@ def _shapes(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
         mixer = _attention(sizes) if sizes.full(layer) else _linear_attention(sizes)
         for name, shape in (*mixer, *_mlp(sizes)):
             yield prefix + name, shape
+    if sizes.mtp:
+        yield "mtp.fc.weight", (h, 2 * h)
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            yield f"mtp.{name}.weight", (h,)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"mtp.layers.0.{name}.weight", (h,)
+        for name, shape in (*_attention(sizes), *_mlp(sizes)):
+            yield f"mtp.layers.0.{name}", shape
 
 
 def _attention(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -263,6 +275,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--arch", choices=get_args(Arch), default="qwen3_5")
     for name, default in (("seed", 0), ("hidden", 256), ("layers", 8), ("vocab", 2048), ("experts", 0)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
+    parser.add_argument("--mtp", action="store_true", help="with a layer for multi-token prediction")
     parser.add_argument("--max-positions", type=int, default=32_768, help="longest context, default 32768")
     chosen = vars(parser.parse_args(arguments))
     try:
