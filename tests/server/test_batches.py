@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import time
@@ -12,14 +13,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.base.errors import ConfigError
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import MAX_PRIORITY
-from stepwell.server.batches.store import Batch, BatchStore, NoRoom
-from stepwell.server.batches.worker import _fault
+from stepwell.server.batches.lines import MAX_LINES, answered, fault_of, faults_of
+from stepwell.server.batches.store import MAX_BATCHES, Batch, BatchStore, FileInfo, NoRoom
+from stepwell.server.batches.turns import AT_ONCE, Turns
 from stepwell.server.keys import Keys
 from tests.engine.scripted import ScriptedLoop
 from tests.server.harness import Running, eventually, running
@@ -40,6 +42,11 @@ def served(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Running]:
     keys = Keys([KEY, OTHER], salt_per_key=True)
     with running(tokenizer, keys=keys, batches=BatchStore(tmp_path, 1 << 20)) as up:
         yield up
+
+
+def stored(store: BatchStore, data: bytes, owner: str = "") -> FileInfo:
+    uploaded = store.upload(owner, "calls.jsonl")
+    return store.add(uploaded, uploaded.write(io.BytesIO(data)))
 
 
 def client(server: Running, key: str = KEY) -> openai.OpenAI:
@@ -115,14 +122,14 @@ def test_others_go_first_and_a_batch_can_be_cancelled(tokenizer: Tokenizer, tmp_
 
 def test_work_goes_on_after_a_restart_where_it_stood(tokenizer: Tokenizer, tmp_path: Path) -> None:
     store = BatchStore(tmp_path, 1 << 20)
-    asked = store.add_file("", "calls.jsonl", "batch", io.BytesIO(lines(12)))
-    good, bad = (store.add_file("", name, "batch_output", None).id for name in ("output", "error"))
+    asked = stored(store, lines(12))
+    good, bad = (store.add_answers("", name).id for name in ("output", "error"))
     times = {"created_at": 1, "in_progress_at": 2, "status": "in_progress", "total": 12, "completed": 1}
     batch_id = f"batch_{'0' * 24}"
     batch = Batch(batch_id, "", COMPLETIONS, asked.id, "24h", output_file_id=good, error_file_id=bad, **times)  # type: ignore[arg-type]
     store.keep(batch)
     kept = {"id": "x", "custom_id": "call-3", "response": {"status_code": 200}, "error": None}
-    with store.append(batch.output_file_id) as file:
+    with store.path(batch.output_file_id).open("wb") as file:
         file.write(json.dumps(kept).encode() + b'\n{"id": "half a li')
     with running(tokenizer, batches=BatchStore(tmp_path, 1 << 20)) as up:
         api = client(up)
@@ -162,15 +169,15 @@ def test_room_is_bounded_and_nothing_is_kept_of_what_does_not_fit(tokenizer: Tok
 
 def test_a_batch_without_room_for_answers_fails_and_the_next_is_served(tokenizer: Tokenizer, tmp_path: Path) -> None:
     store = BatchStore(tmp_path, 1 << 20)
-    add, refused = store.add_file, []
+    add, refused = store.add_answers, []
 
-    def without_room(owner: str, filename: str, purpose: str, source: Any) -> Any:
-        if source is None and not refused:
+    def without_room(owner: str, filename: str) -> FileInfo:
+        if not refused:
             refused.append(filename)
             raise NoRoom("all is taken")
-        return add(owner, filename, purpose, source)
+        return add(owner, filename)
 
-    store.add_file = without_room  # type: ignore[method-assign]
+    store.add_answers = without_room  # type: ignore[method-assign]
     with running(tokenizer, batches=store) as up:
         api = client(up)
         assert ended(api, begun(api, lines(2))).status == "failed"
@@ -201,5 +208,137 @@ def test_what_is_damaged_on_disk_counts_as_absent(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=200))
 def test_no_line_whatever_breaks_the_reader(text: bytes) -> None:
-    fault = _fault(text, COMPLETIONS, set())
+    fault = fault_of(text, COMPLETIONS, set())
     assert fault is not None and all(fault)
+
+
+def test_a_batch_whose_answers_do_not_fit_ends_with_those_that_do(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = lines(40)
+    room = len(data) + 6000
+    with running(tokenizer, batches=BatchStore(tmp_path, room)) as up:
+        api = client(up)
+        told = ended(api, begun(api, data))
+        assert told.status == "failed" and told.errors.data[0].code == "storage"
+        assert 0 < told.request_counts.completed < 40
+        answers = api.files.content(told.output_file_id).text.splitlines()
+        assert len(answers) == told.request_counts.completed and all(map(json.loads, answers))
+        assert sum(path.stat().st_size for path in (tmp_path / "files").glob("*.data")) <= room
+        assert eventually(lambda: up.client.open == 0)
+
+
+def test_a_line_longer_than_a_call_may_be_is_told_and_never_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "calls"
+    for end in (b"", b"\n"):
+        path.write_bytes(lines(2) + b"x" * 50_000 + end + lines(1))
+        faults, count = faults_of(path, COMPLETIONS, 10_000)
+        assert count == 3 and [(line, code) for line, code, _ in faults] == [(3, "line_too_long")]
+    path.write_bytes(lines(1) + b"\n" * (MAX_LINES + 5))
+    assert faults_of(path, COMPLETIONS, 10_000) == ([], 1)
+    path.write_bytes(b"{}\n" * (MAX_LINES + 5))
+    faults, count = faults_of(path, COMPLETIONS, 10_000)
+    assert count == MAX_LINES + 1 and faults[0][1] == "too_many_lines"
+
+
+@given(st.lists(st.integers(0, 200_000), max_size=4), st.integers(0, 200_000))
+@settings(max_examples=30, deadline=None)
+def test_an_unfinished_last_line_is_cut_off_however_long(sizes: list[int], rest: int) -> None:
+    whole = b"".join(
+        json.dumps({"custom_id": f"{i}", "x": "y" * size}).encode() + b"\n" for i, size in enumerate(sizes)
+    )
+    file = io.BytesIO(whole + b"z" * rest)
+    assert answered(file) == {f"{i}" for i in range(len(sizes))}
+    assert file.getvalue() == whole and file.tell() == len(whole)
+
+
+def test_owners_are_served_by_turns(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    loop, keys = ScriptedLoop(), Keys([KEY, OTHER], salt_per_key=True)
+    with running(tokenizer, loop=loop, keys=keys, batches=BatchStore(tmp_path, 1 << 20)) as up:
+        loop.gate.clear()
+        first = begun(client(up), lines(200))
+        assert eventually(lambda: up.client.waiting > 0)
+        second = begun(client(up, OTHER), lines(4))
+        time.sleep(0.2)
+        loop.gate.set()
+        told = ended(client(up, OTHER), second)
+        assert told.status == "completed"
+        before = client(up).batches.retrieve(first).request_counts.completed
+        assert before < 200, "four lines do not wait for two hundred"
+        assert ended(client(up), first).request_counts.completed == 200
+
+
+def test_places_are_dealt_evenly_and_to_whoever_waited_longest() -> None:
+    async def run() -> None:
+        turns, got = Turns(lambda: True), list[str]()
+
+        async def want(owner: str) -> None:
+            assert await turns.take(owner, lambda: True)
+            got.append(owner)
+
+        wanting = []
+        for owner in ("many",) * 20 + ("few", "one"):
+            wanting.append(asyncio.create_task(want(owner)))
+            await asyncio.sleep(0)
+        assert got == ["many"] * AT_ONCE
+        for taken in range(AT_ONCE + 1, AT_ONCE + 5):
+            turns.give("many")
+            while len(got) < taken:
+                await asyncio.sleep(0.001)
+        assert set(got[AT_ONCE : AT_ONCE + 2]) == {"few", "one"} and got[AT_ONCE + 2 :] == ["many", "many"]
+        assert not await turns.take("late", lambda: False)
+        for task in wanting:
+            task.cancel()
+
+    asyncio.run(run())
+
+
+def test_no_line_is_sent_while_another_call_waits() -> None:
+    async def run() -> None:
+        quiet = False
+        turns = Turns(lambda: quiet)
+        taking = asyncio.create_task(turns.take("a", lambda: True))
+        await asyncio.sleep(0.12)
+        assert not taking.done()
+        quiet = True
+        assert await asyncio.wait_for(taking, 20)
+
+    asyncio.run(run())
+
+
+def test_batches_are_kept_up_to_a_number_and_the_oldest_that_ended_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MAX_BATCHES >= 100
+    monkeypatch.setattr("stepwell.server.batches.store.MAX_BATCHES", 3)
+    store = BatchStore(tmp_path, 1000)
+
+    def batch(number: int, owner: str = "me", **fields: Any) -> Batch:
+        return Batch(f"batch_{number:024x}", owner, COMPLETIONS, f"file-{0:024x}", "24h", number, **fields)
+
+    store.begin(batch(9, "you"))
+    for number in range(5):
+        store.begin(batch(number, status="completed"))
+    assert [b.created_at for b in store.batches("me")] == [2, 3, 4] and len(store.batches("you")) == 1
+    for number in (5, 6, 7):
+        store.begin(batch(number))
+    with pytest.raises(NoRoom, match="3 batches are open"):
+        store.begin(batch(8))
+    assert [b.created_at for b in BatchStore(tmp_path, 1000).batches("me")] == [5, 6, 7]
+
+
+def test_uploads_that_race_for_the_last_room_do_not_take_more(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, 1000)
+    one, other = store.upload("a", "one"), store.upload("a", "other")
+    sizes = [uploaded.write(io.BytesIO(b"x" * 700)) for uploaded in (one, other)]
+    store.add(one, sizes[0])
+    with pytest.raises(NoRoom):
+        store.add(other, sizes[1])
+    assert store.free == 300 and len(list((tmp_path / "files").glob("*.data"))) == 1
+    store.delete_file(one.info)
+    assert store.free == 1000
+
+
+def test_what_a_crash_left_uncounted_is_measured_at_the_start(tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, 1000)
+    info = store.add_answers("a", "out")
+    store.path(info.id).write_bytes(b"x" * 400)
+    assert BatchStore(tmp_path, 1000).free == 600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Mapping
@@ -70,7 +71,8 @@ class BatchRoutes:
         if not isinstance(file, UploadFile) or purpose != "batch":
             raise RequestError("send multipart/form-data with a file, and purpose batch", "file")
         try:
-            info = store.add_file(caller_of(request).owner, file.filename or "file", "batch", file.file)
+            uploaded = store.upload(caller_of(request).owner, file.filename or "file")
+            info = store.add(uploaded, await asyncio.to_thread(uploaded.write, file.file))
         except NoRoom as error:
             raise ApiError(Problem(413, str(error), "file", "no_room")) from error
         return _json(_file(info))
@@ -96,7 +98,7 @@ class BatchRoutes:
         return _json({"id": info.id, "object": "file", "deleted": True})
 
     async def content(self, request: Request, file_id: str) -> Response:
-        return FileResponse(self._opened().path(self._found(request, file_id)), media_type="application/jsonl")
+        return FileResponse(self._opened().path(self._found(request, file_id).id), media_type="application/jsonl")
 
     async def create(self, request: Request) -> Response:
         store = self._opened()
@@ -117,9 +119,13 @@ class BatchRoutes:
             int(time.time()),
             call.metadata,
         )
+        try:
+            store.begin(batch)
+        except NoRoom as error:
+            raise ApiError(Problem(429, str(error), None, "too_many_batches")) from error
         assert self._worker is not None
-        self._worker.news.set()
-        return _json(_batch(store.keep(batch)))
+        self._worker.wake()
+        return _json(_batch(batch))
 
     async def batches(self, request: Request) -> Response:
         mine = self._opened().batches(caller_of(request).owner)[::-1]
