@@ -56,12 +56,18 @@ class Rig:
     """A runner with memory for `rows` sequences of `tokens`; each has its own pages, in random order."""
 
     def __init__(
-        self, shape: dict[str, Any], rows: int, tokens: int, make: MakeBackend, graphs: tuple[int, ...] = (4,)
+        self,
+        shape: dict[str, Any],
+        rows: int,
+        tokens: int,
+        make: MakeBackend,
+        graphs: tuple[int, ...] = (4,),
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps({**COMMON, **shape}))
-            self.decoder = dummy_decoder(Path(folder), torch.bfloat16, DEVICE, make=make)
-        precision, s = Precision(torch.bfloat16, torch.bfloat16), self.decoder.config.shape
+            self.decoder = dummy_decoder(Path(folder), dtype, DEVICE, make=make, drawn=torch.bfloat16)
+        precision, s = Precision(dtype, dtype), self.decoder.config.shape
         geometry = s.geometry(16, widths=precision.widths)
         each = -(-tokens // 16)
         arena = DeviceArena(rows * each, s, geometry, precision, DEVICE)

@@ -68,12 +68,17 @@ def dummy_decoder(
     seed: int = 0,
     make: MakeBackend = backend_for,
     drafts: bool = False,
+    drawn: torch.dtype | None = None,
 ) -> HybridDecoder:
-    """A decoder with random weights of the shape that `directory`'s config.json names. Raises ConfigError."""
+    """A decoder with random weights of the shape that `directory`'s config.json names. Raises ConfigError.
+
+    `drawn`: the type that matrices are made in where it is another than `dtype`, so that two decoders of different types have
+    the same values.
+    """
     config = _config(directory, drafts)
     where, chosen = torch.device(device), dtype or DTYPES[config.dtype]
     fused = frozenset(names.layer_prefixes(config.shape))
-    weights = DummyWeights(names.expected(config.shape, fused), chosen, where, seed)
+    weights = DummyWeights(names.expected(config.shape, fused), drawn or chosen, where, seed)
     return _Loader.on(where, chosen, config, weights, make).decoder(fused)
 
 
