@@ -44,7 +44,7 @@ class CudaBackend:
     @property
     def names(self) -> tuple[str, ...]:
         """What computes, for people."""
-        return ("decode: own Triton kernels", *self._kernels.names)
+        return ("decode and prompts: own Triton kernels", *self._kernels.names)
 
     def linear(self, weight: Tensor) -> Linear:
         return KernelLinear(weight.to(self._device).contiguous())
@@ -129,10 +129,8 @@ def unfit(config: HybridConfig, dtype: torch.dtype) -> str:
     """Why the kernels cannot compute this model; empty if they can."""
     shape = config.shape
     dims = (shape.head_dim, shape.key_dim, shape.value_dim)
-    if any(dim & (dim - 1) or dim < 4 for dim in dims) or shape.head_dim < 16:
-        return (
-            f"the kernels take head dimensions that are powers of two, at least 16 in attention: this model has {dims}"
-        )
+    if any(dim & (dim - 1) or dim < 16 for dim in dims):
+        return f"the kernels take head dimensions that are powers of two and at least 16: this model has {dims}"
     if shape.conv_kernel != TAPS:
         return f"the kernels convolve {TAPS} inputs, this model {shape.conv_kernel}"
     if dtype == torch.float16:

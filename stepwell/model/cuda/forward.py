@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepwell.model.batch import Memory, States
-from stepwell.model.cuda.plans import Decodes, Prompts, Wave
-from stepwell.model.cuda.prompts import Fresh, PromptKernels
+from stepwell.model.cuda.plans import Decodes, Prompts
+from stepwell.model.cuda.prompts import PromptKernels
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.ops.linear import DenseStack, Linear
 from stepwell.ops.pending import Ring
-from stepwell.ops.triton import attention, experts, grouped, linear, norm, prompt, recurrent
+from stepwell.ops.triton import attention, chunked, experts, grouped, linear, norm, recurrent
+from stepwell.ops.triton.chunked import Chunks
 
 _FEW = 128
 """Most rows of a mixture that is bound by reading weights."""
@@ -103,8 +104,7 @@ class CudaForward:
             y = self._step(layer, qkv[:first], b[:first], a[:first], self.decodes)
             parts.append(norm.gated_rms_norm(y, z[:first], layer.norm.weight, layer.norm.eps))
         if self.prompts is not None:
-            y = self._fold(layer, qkv[first:], b[first:], a[first:], self.prompts)
-            parts.append(norm.gated_rms_norm(y, z[first:], layer.norm.weight, layer.norm.eps))
+            parts.append(self._fold(layer, qkv[first:], z[first:], b[first:], a[first:], self.prompts.chunks))
         return _close(layer.out, _joined(parts), residual, then)
 
     def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
@@ -133,45 +133,14 @@ class CudaForward:
         attention.gather_kv(k_pages, v_pages, p.pages, p.page_first, p.page_count, k, v)
         return self.kernels.attend(q, k, v, p)
 
-    def _fold(self, layer: DeltaNet, qkv: Tensor, b: Tensor, a: Tensor, p: Prompts) -> Tensor:
+    def _fold(self, layer: DeltaNet, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, c: Chunks) -> Tensor:
         conv, pool = self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]
-        mixed = prompt.conv_prompts(qkv, layer.conv, conv, p.rows)
-        if p.cut_rows.numel():
-            prompt.keep_windows(qkv, conv, p.rows, p.cut_rows, self.checkpoints.conv[layer.index], p.columns)
-        prompt.keep_windows(qkv, conv, p.rows, p.last, conv, p.slots)
-        g, beta = prompt.gates(b, a, layer.rate, layer.dt_bias)
-        keys = layer.key_heads * layer.key_dim
-        q, k, v = mixed.split_with_sizes((keys, keys, layer.value_heads * layer.value_dim), -1)
-        q, k = (y.view(-1, layer.key_heads, layer.key_dim) for y in (q, k))
-        fresh = Fresh(q, k, v.view(-1, layer.value_heads, layer.value_dim), g, beta)
-        states = pool.index_select(0, p.slots)
-        out = self._waves(fresh, states, p, self.checkpoints.recurrent[layer.index])
-        pool.index_copy_(0, p.slots, states)
-        return out
-
-    def _waves(self, x: Fresh, states: Tensor, p: Prompts, rungs: Tensor) -> Tensor:
-        """Fold wave by wave; `states` move on in place, `rungs` receive those at cuts."""
-        out: Tensor | None = None
-        for wave in p.waves:
-            whole = wave.sequence.numel() == states.shape[0]
-            own = states if whole else states.index_select(0, wave.sequence)
-            made, after = self.kernels.fold(_rows_of(x, wave), own, wave)
-            if wave.cut_columns.numel():
-                rungs.index_copy_(0, wave.cut_columns, after.index_select(0, wave.cut_segments).to(rungs.dtype))
-            states.index_copy_(0, wave.sequence, after)
-            if wave.rows is None:
-                return made.contiguous()
-            if out is None:
-                out = made.new_empty(x.v.shape)
-            out.index_copy_(0, wave.rows, made)
-        assert out is not None
-        return out
-
-
-def _rows_of(x: Fresh, wave: Wave) -> Fresh:
-    if wave.rows is None:
-        return x
-    return Fresh(*(y.index_select(0, wave.rows) for y in (x.q, x.k, x.v, x.g, x.beta)))
+        windows, rungs = self.checkpoints.conv[layer.index], self.checkpoints.recurrent[layer.index]
+        mixed = chunked.prepare(
+            qkv, b, a, layer.conv, layer.rate, layer.dt_bias, conv, windows, c, layer.key_heads, layer.key_dim
+        )
+        chunked.keep_windows(qkv, conv, c)
+        return chunked.fold(mixed, z, layer.norm.weight, layer.norm.eps, pool, rungs, c)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

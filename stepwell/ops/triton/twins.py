@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepwell.ops.pending import Lanes, Ring
-from stepwell.ops.triton.prompt import Rows
+from stepwell.ops.triton.attention import LOG2_E
+from stepwell.ops.triton.chunked import PAD, Chunks, Mixed
 from stepwell.ops.triton.sampling import Settings
 
 
@@ -208,25 +209,59 @@ def _settings(s: Settings) -> zip[tuple[float, int, float, float, int, int]]:
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def conv_prompts(x: Tensor, weight: Tensor, window: Tensor, rows: Rows, wide: torch.dtype = torch.float32) -> Tensor:
-    inputs = [_inputs(x, window, rows, end, weight.shape[0]) for end in range(1, x.shape[0] + 1)]
-    return F.silu((torch.stack(inputs).to(wide) * weight.to(wide)).sum(1)).to(x.dtype)
+def prepare(
+    x: Tensor, b: Tensor, a: Tensor, taps: Tensor, rate: Tensor, dt_bias: Tensor, window: Tensor, rungs: Tensor,
+    chunks: Chunks, key_heads: int, key_dim: int, *, eps: float = 1e-6, wide: torch.dtype = torch.float32,
+) -> Mixed:  # fmt: skip
+    qkv, decay, betas = torch.zeros(x.shape, dtype=x.dtype), torch.zeros(b.shape), torch.zeros(b.shape)
+    keys, values = key_heads * key_dim, b.shape[1]
+    g, beta = F.softplus(a.to(wide) + dt_bias.to(wide)) * rate.to(wide), b.to(wide).sigmoid()
+    for first, count, column, begin, slot in _chunks(chunks):
+        if column == PAD:
+            continue
+        inputs = torch.cat((window[slot, :3], x[begin : first + count]))[-count - 3 :]
+        y = F.silu(torch.stack([(inputs[i : i + 4].to(wide) * taps.to(wide)).sum(0) for i in range(count)]))
+        q, k, v = y.split((keys, keys, y.shape[1] - 2 * keys), -1)
+        q, k = (_unit(part.unflatten(1, (key_heads, -1)), eps).flatten(1) for part in (q, k))
+        rows = slice(first, first + count)
+        qkv[rows] = torch.cat((q, k, v), 1).to(x.dtype)
+        decay[rows], betas[rows] = (g[rows].cumsum(0) * LOG2_E).float(), beta[rows].float()
+        if column >= 0:
+            rungs[column] = inputs[-3:]
+    return Mixed(qkv, decay, betas, key_heads, key_dim, (x.shape[1] - 2 * keys) // values)
 
 
-def keep_windows(x: Tensor, window: Tensor, rows: Rows, ends: Tensor, target: Tensor, targets: Tensor) -> None:
-    kept = [_inputs(x, window, rows, end, 3) for end in ends.tolist()]
-    for inputs, place in zip(kept, targets.tolist(), strict=True):
-        target[place, :3] = inputs
+def keep_windows(x: Tensor, window: Tensor, chunks: Chunks) -> None:
+    for end, slot, last in zip(*(y.tolist() for y in (chunks.ends[:-1], chunks.slots, chunks.last)), strict=True):
+        window[slot, :3] = torch.cat((window[slot, :3], x[int(chunks.begin[end]) : last]))[-3:]
 
 
-def gates(
-    b: Tensor, a: Tensor, rate: Tensor, dt_bias: Tensor, wide: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    g = F.softplus(a.to(wide) + dt_bias.to(wide)) * rate.to(wide)
-    return g.float(), b.to(wide).sigmoid().float()
+def fold(
+    mixed: Mixed, z: Tensor, weight: Tensor, eps: float, pool: Tensor, rungs: Tensor, chunks: Chunks,
+    wide: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """Token by token."""
+    heads, keys = mixed.beta.shape[1], mixed.key_heads * mixed.key_dim
+    q, k, v = mixed.qkv.to(wide).split((keys, keys, heads * mixed.value_dim), -1)
+    q, k = (y.unflatten(1, (mixed.key_heads, -1)).repeat_interleave(heads // mixed.key_heads, 1) for y in (q, k))
+    v, out = v.unflatten(1, (heads, -1)), torch.zeros(z.shape, dtype=wide)
+    for first, count, column, _, slot in _chunks(chunks):
+        if column == PAD:
+            continue
+        state, before = pool[slot].to(wide), torch.zeros(heads, dtype=wide)
+        for t in range(first, first + count):
+            now = mixed.decay[t].to(wide)
+            state = state * torch.exp2(now - before)[:, None, None]
+            delta = (v[t] - torch.einsum("hkv,hk->hv", state, k[t])) * mixed.beta[t].to(wide)[:, None]
+            state, before = state + k[t][:, :, None] * delta[:, None, :], now
+            y = torch.einsum("hkv,hk->hv", state, q[t]) * mixed.key_dim**-0.5
+            out[t] = _normed(y, weight, eps, wide).flatten() * F.silu(z[t].to(wide))
+        pool[slot] = state.to(pool.dtype)
+        if column >= 0:
+            rungs[column] = state.to(rungs.dtype)
+    return out.to(z.dtype)
 
 
-def _inputs(x: Tensor, window: Tensor, rows: Rows, end: int, count: int) -> Tensor:
-    """The last `count` inputs of the sequence whose rows reach `end`."""
-    first, slot = int(rows.first[end - 1]), int(rows.slots[end - 1])
-    return torch.cat((window[slot, :3], x[first:end]))[-count:]
+def _chunks(chunks: Chunks) -> zip[tuple[int, ...]]:
+    columns = (chunks.first, chunks.count, chunks.column, chunks.begin, chunks.slot)
+    return zip(*(column.tolist() for column in columns), strict=True)
