@@ -108,6 +108,8 @@ class CudaForward:
         return _close(layer.out, _joined(parts), residual, then)
 
     def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        if x.shape[0] <= linear.MOST_GATED:
+            return _close(layer.down, linear.gated(x, _kernel(layer.gate_up).weight), residual, then)
         return _close(layer.down, grouped.silu_gate(layer.gate_up(x)), residual, then)
 
     def experts(self, layer: Experts, x: Tensor, residual: Tensor, then: Norm) -> Tensor:

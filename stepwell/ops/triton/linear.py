@@ -15,6 +15,7 @@ from stepwell.ops.triton.overlap import follow, overlap
 _ONE_ROW = 16384  # weights that a program holds in registers at once
 _PROGRAMS = 128
 MOST_ROWS = 64  # beyond it products are torch's
+MOST_GATED = 16  # `gated` has tiles of so many rows
 _WIDE = 16384  # from here on, and with more than 16 rows, torch's own product is faster
 
 
@@ -76,6 +77,65 @@ def _row_kernel(x, weight, out, WIDTH, DEPTH: tl.constexpr, N: tl.constexpr, K: 
             rows = tl.load(at + a, mask=real & seen[None, :], other=0.0)
             acc += rows.to(tl.float32) * tl.load(x + a + k, mask=seen, other=0.0).to(tl.float32)[None, :]
     tl.store(out + n, tl.sum(acc, 1), mask=n < WIDTH)
+
+
+@triton.jit
+def _gated_kernel(
+    x, x_row, weight, out, ROWS, WIDTH, DEPTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    n, m, k = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N), tl.arange(0, M), tl.arange(0, K)
+    real = (n < WIDTH)[:, None]
+    gate, up = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+    follow(OVERLAP)
+    for a in tl.range(0, DEPTH, K, num_stages=STAGES):
+        seen = (a + k < DEPTH)[None, :]
+        some = tl.load(x + m[:, None] * x_row + (a + k)[None, :], mask=(m < ROWS)[:, None] & seen, other=0.0)
+        at = weight + n[:, None] * DEPTH + (a + k)[None, :]
+        upper = tl.load(at, mask=real & seen, other=0.0)
+        lower = tl.load(at + WIDTH.to(tl.int64) * DEPTH, mask=real & seen, other=0.0)
+        gate = tl.dot(some, tl.trans(upper), gate, input_precision="ieee")
+        up = tl.dot(some, tl.trans(lower), up, input_precision="ieee")
+    made = gate * tl.sigmoid(gate) * up
+    tl.store(out + m[:, None].to(tl.int64) * WIDTH + n[None, :], made, mask=(m < ROWS)[:, None] & (n < WIDTH)[None, :])
+
+
+@triton.jit
+def _gated_row_kernel(x, weight, out, WIDTH, DEPTH: tl.constexpr, N: tl.constexpr, K: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
+    n, k = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N), tl.arange(0, K)
+    at, real = weight + n[:, None] * DEPTH + k[None, :], (n < WIDTH)[:, None]
+    gate, up = tl.zeros([N, K], tl.float32), tl.zeros([N, K], tl.float32)
+    follow(OVERLAP)
+    for a in tl.range(0, DEPTH, K, num_stages=3):
+        seen = a + k < DEPTH
+        row = tl.load(x + a + k, mask=seen, other=0.0).to(tl.float32)[None, :]
+        gate += tl.load(at + a, mask=real & seen[None, :], other=0.0).to(tl.float32) * row
+        lower = tl.load(at + WIDTH.to(tl.int64) * DEPTH + a, mask=real & seen[None, :], other=0.0)
+        up += lower.to(tl.float32) * row
+    total = tl.sum(gate, 1)
+    tl.store(out + n, total * tl.sigmoid(total) * tl.sum(up, 1), mask=n < WIDTH)
+
+
+def gated(x: Tensor, weight: Tensor) -> Tensor:
+    """`silu(x · upperᵀ) · (x · lowerᵀ)` for the two halves of a matrix, rounded once: [rows, width] in the type of x.
+
+    x        [rows, depth], at most MOST_GATED rows, which may be strided
+    weight   [2 · width, depth], contiguous
+    """
+    (rows, depth), width = x.shape, weight.shape[0] // 2
+    assert rows <= MOST_GATED
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    if rows == 1:
+        _gated_row_kernel[(triton.cdiv(width, 8),)](
+            x, weight, out, width, DEPTH=depth, N=8, K=512, num_warps=4, **overlap(x, 1)
+        )
+        return out
+    tile = tile_for(rows)
+    _gated_kernel[(triton.cdiv(width, tile.columns // 2),)](
+        x, x.stride(0), weight, out, rows, width, DEPTH=depth, M=16, N=tile.columns // 2, K=tile.depth, STAGES=tile.stages,
+        num_warps=tile.warps, **overlap(x, rows),
+    )  # fmt: skip
+    return out
 
 
 def linear(x: Tensor, weight: Tensor, *, parts: int = 1, tile: Tile | None = None) -> Tensor:

@@ -166,6 +166,11 @@ def linear(x: Tensor, weight: Tensor, wide: torch.dtype = torch.float32) -> Tens
     return (x.to(wide) @ weight.to(wide).mT).to(x.dtype)
 
 
+def gated(x: Tensor, weight: Tensor, wide: torch.dtype = torch.float32) -> Tensor:
+    upper, lower = (x.to(wide) @ weight.to(wide).mT).chunk(2, -1)
+    return (F.silu(upper) * lower).to(x.dtype)
+
+
 def sample(logits: Tensor, settings: Settings) -> Tensor:
     tokens = [_draw(row.double(), *one) for row, one in zip(logits, _settings(settings), strict=True)]
     return torch.tensor(tokens, device=logits.device)

@@ -36,6 +36,13 @@ def test_parts_cover_the_depth() -> None:
     assert close(parts.sum(0), twins.linear(x, weight), 1e-4)
 
 
+@pytest.mark.parametrize(("rows", "width", "depth"), [(1, 24, 32), (1, 37, 600), (3, 37, 40), (16, 8, 300)])
+def test_one_half_of_a_product_gates_the_other(rows: int, width: int, depth: int) -> None:
+    made = Made(3)
+    x, weight = made.strided(rows, depth), made.normal(2 * width, depth) / depth**0.5
+    assert close(linear.gated(x, weight), twins.gated(x, weight), 1e-4)
+
+
 @pytest.mark.parametrize(
     ("width", "depth", "rows", "parts"),
     [(2048, 4096, 8, 4), (12352, 2048, 8, 1), (257, 2048, 64, 8), (2048, 4096, 64, 4), (2048, 4096, 1, 1)],
