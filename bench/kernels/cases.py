@@ -133,6 +133,8 @@ def linear_cases(shape: Shape, batch: int, tiles: tuple[tuple[Tile, int], ...] =
         matrices = [weights(width, depth) for _ in range(sets(2 * width * depth, 24))]
         x, each = normal(batch, depth), 2 * (width * depth + batch * (width + depth))
         yield Case(f"{name} torch", [partial(F.linear, x, w) for w in matrices], each)
+        if name == "mlp_in" and batch <= linear.MOST_GATED:
+            yield Case(f"{name} gated", [partial(linear.gated, x, w) for w in matrices], each)
         parts = linear.parts_for(width, depth, batch)
         yield Case(f"{name} own", [partial(linear.linear, x, w, parts=parts) for w in matrices], each)
         for tile, parts in tiles:

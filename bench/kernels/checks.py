@@ -128,6 +128,8 @@ def _linear(shape: Shape) -> Iterator[tuple[str, float]]:
     for rows in (1, 8, 64):
         x = normal(rows, depth)
         yield f"linear_{rows}", error(linear.linear(x, weight), twins.linear(x, weight, WIDE))
+        if rows <= linear.MOST_GATED:
+            yield f"gated_{rows}", error(linear.gated(x, weight), twins.gated(x, weight, WIDE))
         if rows > 1:
             found = linear.linear(x, weight[:999], parts=2).sum(0)
             yield f"linear_parts_{rows}", error(found, twins.linear(x, weight[:999], WIDE))

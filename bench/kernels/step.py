@@ -124,7 +124,8 @@ def _dense(shape: Shape) -> Half:
     made = _scale(shape)
 
     def half(x: Tensor, residual: Tensor) -> Tensor:
-        y = product(grouped.silu_gate(product(x, into)), out, cut=True)
+        h = linear.gated(x, into) if x.shape[0] <= linear.MOST_GATED else grouped.silu_gate(product(x, into))
+        y = product(h, out, cut=True)
         return norm.add_rms_norm(y, residual, made, EPS)
 
     return half
