@@ -3,6 +3,7 @@
 backend    places weights, plans passes, captures graphs
 forward    the operations of a pass, on rows of decodes and of prompts
 plans      a pass's arrays, uploaded in one copy
-prompts    attention and delta rule of prompts: FlashAttention-3 and fla-core, or torch alone
+chunk_plan the chunks of prompts for the delta rule
+prompts    attention of prompts: FlashAttention-3, or torch's
 graphs     decode passes captured by number of rows
 """
