@@ -5,8 +5,9 @@
 
 Parts: `limits` (device copy, products, pinned copies), `M` and `D` (ample memory: prefill, decode, resume, agents, exactness from the
 device), `M-small` and `D-small` (a device pool that holds a third, 40 GiB of host: resume and agents out of host, exactness from host),
-`copies` and `profile` (the benches of those names). M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B: random weights, bfloat16.
-A part that fails is named under `failed` and the next goes on. Some 15 minutes for all; M wants 130 GB.
+`D-deterministic` and `M-deterministic` (exactness under that flag), `copies`, `profile` and `truth` (benches of those names).
+M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B: random weights, bfloat16.
+A part that fails is named under `failed` and the next goes on. Some 20 minutes for all; M wants 130 GB.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,18 +49,24 @@ COMMON = [
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A server: the shape it serves, its flags, and the runs that are made on it."""
+    """A server: the shape it serves, its flags, the runs that are made on it, and how many other prompts push one out of the device."""
 
     shape: str
     flags: tuple[str, ...]
-    small: bool
+    runs: tuple[str, ...] = ("prefill", "decode", "resume", "agents", "exact")
+    fillers: int = 0
 
 
+AMPLE = ("--max-num-seqs", "64", "--host-memory", "8GiB")
+HOST = ("--host-memory", "40GiB")
+SMALL, EXACT = ("resume", "agents", "exact"), ("exact",)
 SETTINGS = {
-    "M": Setting("M", ("--max-num-seqs", "64", "--host-memory", "8GiB"), False),
-    "D": Setting("D", ("--max-num-seqs", "64", "--host-memory", "8GiB"), False),
-    "M-small": Setting("M", ("--max-num-seqs", "16", "--device-memory", "5.2GiB", "--host-memory", "40GiB"), True),
-    "D-small": Setting("D", ("--max-num-seqs", "24", "--device-memory", "8.25GiB", "--host-memory", "40GiB"), True),
+    "M": Setting("M", AMPLE),
+    "D": Setting("D", AMPLE),
+    "M-small": Setting("M", ("--max-num-seqs", "16", "--device-memory", "5.2GiB", *HOST), SMALL, 4),
+    "D-small": Setting("D", ("--max-num-seqs", "24", "--device-memory", "8.25GiB", *HOST), SMALL, 4),
+    "D-deterministic": Setting("D", (*AMPLE, "--deterministic"), EXACT),
+    "M-deterministic": Setting("M", (*AMPLE, "--deterministic"), EXACT),
 }
 
 
@@ -72,8 +79,11 @@ class Bench:
     exact: int
     console: Console
 
-    def serve(self, part: str) -> dict[str, Any]:
-        """All runs of a setting, with the seconds that the server took to start. Raises ServerFailed, CallFailed."""
+    def serve(self, part: str, found: dict[str, Any]) -> None:
+        """All runs of a setting into `found`, one by one, with the seconds that the server took to start.
+
+        Raises ServerFailed, CallFailed, CalledProcessError; what was found before that stays.
+        """
         setting = SETTINGS[part]
         model = write_model(setting.shape, self.folder / setting.shape)
         port = free_port()
@@ -81,15 +91,13 @@ class Bench:
         began = time.monotonic()
         with Server(command, port, self.folder / f"server-{part}.log") as server:
             server.wait_until_healthy(START_S)
-            found: dict[str, Any] = {"start_s": time.monotonic() - began}
+            found["start_s"] = time.monotonic() - began
             self.console.print(f"{part}: ready after {found['start_s']:.0f} s")
-            found |= asyncio.run(self._drive(server.base_url, setting))
-            if self.exact:
-                fillers = ["--fillers", "4"] if setting.small else []
-                found["exact"] = self.command(
-                    "exact.py", "--url", server.base_url, "--prompts", str(self.exact), *fillers
-                )
-        return found
+            asyncio.run(self._drive(server.base_url, setting, found))
+            if self.exact and "exact" in setting.runs:
+                asked = ["--url", server.base_url, "--prompts", str(self.exact), "--fillers", str(setting.fillers)]
+                found["exact"] = self.command("exact.py", *asked)
+                self.console.print(found["exact"])
 
     def command(self, script: str, *arguments: str) -> dict[str, Any]:
         """The last line of another bench. Raises CalledProcessError."""
@@ -97,22 +105,25 @@ class Bench:
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=CALL_S)
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
-    async def _drive(self, url: str, setting: Setting) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    async def _drive(self, url: str, setting: Setting, found: dict[str, Any]) -> None:
         async with Client(url, "m", CALL_S) as client:
             rng = np.random.default_rng(0)
             for size in (16_384, 20_000, 1_000):
                 await client.ask(drawn(rng, size), 8)
-            if setting.small:
-                found["resume"] = await runs.resume(client, rng, fillers=4)
-            else:
-                found["prefill"] = {str(size): await runs.prefill(client, rng, size) for size in (16_384, 102_400)}
-                found["decode"] = {str(batch): await runs.decode(client, rng, batch) for batch in (1, 8, 64)}
-                found["resume"] = await runs.resume(client, rng)
-            self.console.print(found)
-            found["agents"] = await runs.agents(client, rng)
-            self.console.print(found["agents"])
-        return found
+            works: dict[str, Callable[[], Awaitable[Any]]] = {
+                "prefill": lambda: _each((16_384, 102_400), lambda size: runs.prefill(client, rng, size)),
+                "decode": lambda: _each((1, 8, 64), lambda batch: runs.decode(client, rng, batch)),
+                "resume": lambda: runs.resume(client, rng, fillers=setting.fillers),
+                "agents": lambda: runs.agents(client, rng),
+            }
+            for name in (name for name in setting.runs if name in works):
+                found[name] = await works[name]()
+                self.console.print({name: found[name]})
+
+
+async def _each(sizes: tuple[int, ...], run: Callable[[int], Awaitable[Any]]) -> dict[str, Any]:
+    """One run after the other, by size."""
+    return {str(size): await run(size) for size in sizes}
 
 
 def limits() -> dict[str, float]:
@@ -163,9 +174,10 @@ def summary(parts: dict[str, Any]) -> dict[str, Any]:
             out["agents"][name] = at(part, "agents")
     for name in ("restore_over_link", "demote_over_link"):
         out[name] = at("copies", name)
-    exact = [parts[name]["exact"] for name in SETTINGS if "exact" in parts.get(name, {})]
-    differ, asked = sum(e["differ"] for e in exact), sum(e["differ"] + e["identical"] for e in exact)
-    out["flip_share"] = differ / asked if asked else None
+    for name, ending in (("flip_share", False), ("flips_deterministic", True)):
+        exact = [p["exact"] for n, p in parts.items() if "exact" in p and n.endswith("deterministic") == ending]
+        differ, asked = sum(e["differ"] for e in exact), sum(e["differ"] + e["identical"] for e in exact)
+        out[name] = (differ if ending else differ / asked) if asked else None
     return out
 
 
@@ -187,7 +199,7 @@ def rows(value: dict[str, Any], path: str = "") -> Iterable[tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = ["limits", "copies", *SETTINGS, "profile"]
+    every = ["limits", "truth", "copies", *SETTINGS, "profile"]
     parser.add_argument("--parts", nargs="+", default=every, choices=every)
     parser.add_argument("--out", type=Path, required=True, help="JSON file; what it holds of other parts stays")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/stepwell-gpu"), help="models and logs of servers")
@@ -201,12 +213,17 @@ def main() -> None:
     failed: dict[str, str] = {}
     works: dict[str, Callable[[], dict[str, Any]]] = {
         "limits": limits,
-        "copies": lambda: bench.command("copies.py"),
+        "copies": lambda: bench.command("copies.py", "--device", "cuda"),
+        "truth": lambda: bench.command("gpu_truth.py"),
         "profile": lambda: bench.command("gpu_profile.py"),
     }
     for name in options.parts:
         try:
-            parts[name] = works[name]() if name in works else bench.serve(name)
+            if name in works:
+                parts[name] = works[name]()
+            else:
+                parts[name] = {}
+                bench.serve(name, parts[name])
         except (ServerFailed, CallFailed, subprocess.SubprocessError, OSError, ValueError) as error:
             failed[name] = str(error)
             bench.console.print(f"[red]{name}: {error}")
