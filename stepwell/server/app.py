@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -137,7 +138,10 @@ class Routes:
         )
 
     async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._model(name) for name in self._parts.served.all]})
+        """In one body what the clients of three APIs look for; Codex wants `models`, entries of which are its own settings."""
+        names = self._parts.served.all
+        told = {"object": "list", "data": [self._model(name) for name in names], "models": []}
+        return _json(told | {"has_more": False, "first_id": names[0], "last_id": names[-1]})
 
     async def model(self, name: str) -> Response:
         self._calls.check_model(name)
@@ -166,6 +170,11 @@ class Routes:
             "created": self._created,
             "owned_by": "stepwell",
             "max_model_len": facts.max_model_len,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
+            "max_input_tokens": facts.max_model_len,
+            "lifecycle": "active",
         }
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
+import pydantic
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.messages.schema import CountCall, MessagesCall
+from stepwell.server.responses.schema import ResponsesCall
+from stepwell.server.schema import ChatCall, CompletionCall, TokenizeCall
 from tests.server.harness import Running, running
 from tests.server.real import VOCAB, Real, real_server
 from tests.server.templates import talking_tokenizer
@@ -132,3 +137,43 @@ def test_first_and_last_tokens_of_the_model_are_left_out_where_that_is_asked_for
         assert server.loop.seen[-1].prompt[0] == 0
         said(server, "ab", add_special_tokens=False)
         assert server.loop.seen[-1].prompt[0] != 0
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(talking_tokenizer(tmp_path_factory.mktemp("talker"))) as made:
+        yield made
+
+
+CALLS: list[tuple[str, type[pydantic.BaseModel], dict[str, Any]]] = [
+    ("/v1/completions", CompletionCall, {"prompt": "x", "max_tokens": 3}),
+    ("/v1/chat/completions", ChatCall, {**CHAT, "max_tokens": 3}),
+    ("/v1/messages", MessagesCall, {**CHAT, "max_tokens": 3}),
+    ("/v1/messages/count_tokens", CountCall, CHAT),
+    ("/v1/responses", ResponsesCall, {"input": "x", "max_output_tokens": 3}),
+    ("/tokenize", TokenizeCall, {"prompt": "x"}),
+]
+
+
+@pytest.mark.parametrize(("path", "kind", "body"), CALLS, ids=[path for path, _, _ in CALLS])
+def test_null_means_absent_wherever_a_field_may_be_left_out(
+    talking: Running, path: str, kind: type[pydantic.BaseModel], body: dict[str, Any]
+) -> None:
+    names = {field.alias or name for name, field in kind.model_fields.items()} - body.keys() - {"prompt", "messages"}
+    assert len(names) > 3 and ("tokenize" in path or names > {"model"})
+    calls = [body | {name: None} for name in sorted(names)] + [body | dict.fromkeys(names)]
+    if "tools" in names:
+        tool: dict[str, Any] = {"name": "f", "description": None}
+        shown = {
+            "/v1/messages": {**tool, "input_schema": {"type": "object"}, "cache_control": None},
+            "/v1/messages/count_tokens": {**tool, "input_schema": {"type": "object"}, "type": None},
+            "/v1/responses": {**tool, "type": "function", "parameters": None, "strict": None},
+        }
+        function = {"type": "function", "function": {**tool, "parameters": None, "strict": None}}
+        calls.append(body | {"tools": [shown.get(path, function)]})
+    before = len(talking.loop.seen)
+    for call in calls:
+        answer = httpx.post(talking.url + path, json=call, timeout=60)
+        assert answer.status_code == 200, (call, answer.text)
+    plain = [asked for asked in talking.loop.seen[before:] if not path.endswith("tokenize")][: len(names) + 1]
+    assert len({(tuple(asked.prompt), replace(asked.params, seed=0)) for asked in plain}) <= 1, "nothing has changed"
