@@ -1,10 +1,13 @@
 """How fast the copy worker moves pages, against one plain copy of the same bytes in the same run.
 
-    python bench/copies.py                     memory to memory
-    python bench/copies.py --device cuda       between the GPU and pinned host memory, against one copy_ of the same bytes
+    python bench/copies.py                                memory to memory
+    python bench/copies.py --device cuda                  between the GPU and pinned host memory, against one copy_ of the same bytes
+    python bench/copies.py --device cuda --beside D M     the same, and what saves cost decode steps of these shapes (gpu_backend.py)
 
 Prints a table, then one line of JSON: throughput of the mover over throughput of the plain copy, by direction, slots in a
-move (`one` or `many`) and whether checksums are kept. Slots are scattered at random, as they are after hours of use.
+move (`one` or `many`) and whether checksums are kept. Slots are scattered at random, as they are after hours of use. With CUDA also
+`restore_over_link` and `demote_over_link` (many slots, no checksums), and with --beside, by shape, `decode_slowed_by` (a share of the
+step at --rows rows), `decode_ms` alone and beside, and `saves_gib_s`.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -72,16 +78,27 @@ def main() -> None:
                     speeds[case.key] = (count * page / moved, count * page / plain)
                     ratios[case.key] = round(statistics.median(pair[1] / pair[0] for pair in pairs), 3)
     Console().print(table(cases, speeds, ratios, page))
-    print(json.dumps(ratios))
+    told: dict[str, object] = dict(ratios)
+    if options.device == "cuda":
+        told |= {
+            "restore_over_link": ratios["load_many_unverified"],
+            "demote_over_link": ratios["save_many_unverified"],
+            "link_gib_s": {way: round(speeds[f"{way}_many_unverified"][1] / 2**30, 2) for way in WAYS},
+        }
+    for shape in options.beside:
+        told[shape] = beside_saves(shape, options.rows, count, page)
+    print(json.dumps(told))
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the device arena is")
-    parser.add_argument("--page-bytes", default="480KiB", help="bytes of one slot (default 480KiB)")
+    parser.add_argument("--page-bytes", default="320KiB", help="bytes of one slot (default 320KiB, as of the shape M)")
     parser.add_argument("--bytes", default="256MiB", help="bytes copied in each round (default 256MiB)")
     parser.add_argument("--many", type=int, default=16, help="slots in a move of many (default 16: 256 tokens of KV)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each case; medians are reported (default 5)")
+    parser.add_argument("--beside", nargs="*", default=[], help="shapes whose decode steps run beside saves, on CUDA")
+    parser.add_argument("--rows", type=int, default=8, help="sequences of those steps (default 8)")
     parser.add_argument("--in-flight", type=int, default=4, help="copies in flight at once, on CUDA (default 4)")
     return parser.parse_args()
 
@@ -104,7 +121,7 @@ def cuda_bench(count: int, page: int, verify: bool) -> Bench:
     """A device arena and a pinned host arena."""
     import torch
 
-    from stepwell.store.streams import StreamCopier
+    from stepwell.store.streams import StreamCopier, cuda_lanes
 
     host = HostArena(count, page, pin=True, verify=verify)
     host.write(
@@ -121,7 +138,73 @@ def cuda_bench(count: int, page: int, verify: bool) -> Bench:
 
         return run
 
-    return Bench(StreamCopier(pages, host), {"save": plain(other, pages), "load": plain(other_pages, other)})
+    up, down = cuda_lanes(pages.device)
+    return Bench(
+        StreamCopier(pages, host, up=up, down=down), {"save": plain(other, pages), "load": plain(other_pages, other)}
+    )
+
+
+def beside_saves(shape: str, rows: int, count: int, page: int) -> dict[str, float]:
+    """Decode steps of `rows` sequences at 4k tokens, alone and while saves follow each other without a gap; the better of two each."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from gpu_backend import CONTEXT, SHAPES, Rig
+
+    from stepwell.model.backends import backend_for
+
+    steps = 100
+    rig = Rig(SHAPES[shape], rows, CONTEXT + 4 * steps, backend_for, (rows,))
+    tokens = np.random.default_rng(2).integers(0, 248_320, CONTEXT + rows).astype(np.int32)
+    for row in range(rows):
+        rig.prefill(row, tokens[row : row + CONTEXT])
+    case = Case("save", 64, False)
+    alone, beside, moved, seconds = [], [], 0, 0.0
+    with CopyMover(cuda_bench(count, page, False).copier) as mover:
+        measure_saves(mover, case, count, 1)  # the first copies are slower
+        for _ in range(2):
+            alone.append(rig.decode(rows, CONTEXT, steps))
+            with saving(mover, case, count) as done:
+                beside.append(rig.decode(rows, CONTEXT, steps))
+            moved, seconds = moved + done.slots * page, seconds + done.seconds
+    return {
+        "decode_slowed_by": round(min(beside) / min(alone) - 1, 4),
+        "decode_ms": round(min(alone), 3),
+        "decode_ms_beside": round(min(beside), 3),
+        "saves_gib_s": round(moved / seconds / 2**30, 1),
+    }
+
+
+@dataclass(slots=True)
+class Saved:
+    slots: int = 0
+    seconds: float = 0.0
+
+
+@contextmanager
+def saving(mover: CopyMover, case: Case, count: int) -> Iterator[Saved]:
+    """A thread that keeps saves coming for as long as the block runs; what they moved in how long."""
+    done, stop = Saved(), threading.Event()
+
+    def work() -> None:
+        began = time.perf_counter()
+        while not stop.is_set():
+            done.slots += measure_saves(mover, case, count, 0)
+        done.seconds = time.perf_counter() - began
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        thread.join()
+
+
+def measure_saves(mover: CopyMover, case: Case, count: int, seed: int) -> int:
+    """Save every slot once; how many there were."""
+    mover.start(list(cut(case, count, seed)))
+    mover.drain()
+    assert all(report.ok for report in mover.poll())
+    return count
 
 
 def measure(bench: Bench, mover: CopyMover, case: Case, count: int, seed: int) -> tuple[float, float]:

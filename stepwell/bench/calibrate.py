@@ -153,8 +153,10 @@ def _host_copier(pages: int, page_bytes: int) -> Copier:
 def _cuda_copier(pages: int, page_bytes: int) -> Copier:
     import torch
 
-    from stepwell.store.streams import StreamCopier
+    from stepwell.store.streams import StreamCopier, cuda_lanes
 
     host = HostArena(pages, page_bytes, pin=True)
     host.write(np.arange(pages, dtype=np.int32), np.ones((pages, page_bytes), np.uint8))
-    return StreamCopier(torch.from_numpy(host.rows).cuda(), host)
+    device = torch.from_numpy(host.rows).cuda()
+    up, down = cuda_lanes(device.device)
+    return StreamCopier(device, host, up=up, down=down)

@@ -71,7 +71,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
         grammars=grammars,
     )
     plan = (
-        _memory_plan(sizes, costs, frame.device)
+        _memory_plan(sizes, costs, frame.device, worker.copies)
         + (_kernels(worker.kernels),)
         + (tier.rows(config) if tier is not None else ())
     )
@@ -127,7 +127,7 @@ def _grammars(grammars: Grammars, owned: ExitStack) -> Grammars:
     return grammars
 
 
-def _memory_plan(sizes: Sizes, costs: Costs, device: torch.device) -> tuple[tuple[str, str, str], ...]:
+def _memory_plan(sizes: Sizes, costs: Costs, device: torch.device, copies: str) -> tuple[tuple[str, str, str], ...]:
     """Rows (name, value, note) for the startup table."""
     geometry = sizes.geometry
     image = f"{geometry.image_pages} pages each, {format_size(geometry.image_bytes)}"
@@ -140,7 +140,11 @@ def _memory_plan(sizes: Sizes, costs: Costs, device: torch.device) -> tuple[tupl
         ("images", f"{sizes.pages // max(1, geometry.image_pages):,}", f"would fit; {image}"),
         ("host slots", f"{sizes.slots:,}", host),
         ("prefill", f"{costs.prefill_tokens_per_s:,.0f} tokens/s", _prefill(costs)),
-        ("loads", f"{format_size(int(costs.bytes_per_s[1]))}/s", "from host"),
+        (
+            "loads",
+            f"{format_size(int(costs.bytes_per_s[1]))}/s",
+            f"from host, by {copies}" if sizes.slots else "no host tier",
+        ),
     )
 
 

@@ -40,7 +40,7 @@ from stepwell.store.device import DeviceArena, LiveStates, Precision
 from stepwell.store.host import HostArena
 from stepwell.store.mover import CopyMover
 from stepwell.store.route import RoutingMover
-from stepwell.store.streams import StreamCopier
+from stepwell.store.streams import StreamCopier, cuda_lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What control sees of it, over the wire: who computes, who copies; and how much fits, how fast it is, and with which kernels."""
+    """What control sees of it, over the wire: who computes, who copies; and how much fits, how fast it is, and what computes and copies."""
 
     runner: Runner
     mover: Mover
     sizes: Sizes
     costs: Costs
     kernels: tuple[str, ...]
+    copies: str
 
 
 def build_worker(
@@ -92,7 +93,8 @@ def build_worker(
         runner.prepare(sizes_up_to(config.max_num_seqs), ceil_div(sizes.max_model_len, sizes.geometry.block))
     with phases("taking host memory"):
         host = _host(config, sizes, device)
-    copies = owned.enter_context(CopyMover(_copier(arena, host, live)))
+    copier = _copier(arena, host, live)
+    copies = owned.enter_context(CopyMover(copier))
     costs = Costs()
     if not config.deterministic:
         with phases("measuring prompts"):
@@ -103,7 +105,8 @@ def build_worker(
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
-    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, decoder.backend.names + decoder.notes)
+    names = decoder.backend.names + decoder.notes
+    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, names, copier.name)
 
 
 def _device(name: str) -> torch.device:
@@ -138,7 +141,8 @@ def _host(config: EngineConfig, sizes: Sizes, device: torch.device) -> HostArena
 def _copier(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Copier:
     cuda = arena.device.type == "cuda"
     if cuda and host is not None:
-        return StreamCopier(arena.rows, host, live)
+        up, down = cuda_lanes(arena.device)
+        return StreamCopier(arena.rows, host, live, up=up, down=down)
     rows = arena.rows if not cuda else torch.empty(0, arena.page_bytes, dtype=torch.uint8)  # no tier below: no move
     arenas: dict[Tier, Arena] = {Tier.DEVICE: PlainArena(rows.numpy())}
     if host is not None:

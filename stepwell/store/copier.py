@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
+from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import StoreError
 from stepwell.cache.moves import Extent, LiveState, Move, Tier
 from stepwell.store.arena import Arena, LiveImages, Rows, as_slice, check_slots, joint_runs, region
-
-Fence: TypeAlias = object | None
-"""Whatever a copier needs to know about the moment at which a move was asked for."""
 
 
 class Flight(Protocol):
@@ -19,34 +18,40 @@ class Flight(Protocol):
     def arrived(self) -> bool:
         """Whether `land` would not have to wait."""
 
-    def land(self) -> None:
-        """Wait until every byte has arrived; StoreError if they are not the right ones."""
+    def land(self) -> float:
+        """Wait until every byte has arrived; the seconds that the bytes took. StoreError if they are not the right ones."""
 
 
 class Copier(Protocol):
-    """Carries out single moves. `begin` and `Flight.land` are called on the mover's thread, `fence` on the engine's."""
+    """Carries out moves. Each direction has a thread, which calls `begin` and `Flight.land`."""
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one slot, in every tier."""
 
-    def fence(self) -> Fence:
-        """A mark of what the engine has queued so far: a copy may begin once the device has got there."""
+    @property
+    def name(self) -> str:
+        """What copies, for people."""
 
-    def begin(self, move: Move, fence: Fence) -> Flight:
-        """Start one copy. Raises if it cannot start; nothing then reports it but the caller."""
+    @property
+    def together(self) -> int:
+        """Bytes of moves between the same two tiers that are worth one `begin`; 0: each is begun alone."""
+
+    def begin(self, moves: Sequence[Move]) -> Flight:
+        """Start these copies. Raises if one of them cannot start; the others may be begun again, alone. Only the caller reports them."""
 
 
+@dataclass(frozen=True, slots=True)
 class Landed:
     """A copy that was complete as soon as it was made."""
 
-    __slots__ = ()
+    seconds: float = 0.0
 
     def arrived(self) -> bool:
         return True
 
-    def land(self) -> None:
-        return
+    def land(self) -> float:
+        return self.seconds
 
 
 class HostCopier:
@@ -56,29 +61,39 @@ class HostCopier:
     writes the one or reads the other until the move is reported. A step's own writes are complete when it returns.
     """
 
-    __slots__ = ("_arenas", "_live", "_page_bytes")
+    __slots__ = ("_arenas", "_clock", "_live", "_page_bytes")
 
-    def __init__(self, arenas: Mapping[Tier, Arena], live: LiveImages | None = None) -> None:
+    def __init__(
+        self, arenas: Mapping[Tier, Arena], live: LiveImages | None = None, clock: Clock | None = None
+    ) -> None:
         widths = {arena.rows.shape[1] for arena in arenas.values()}
         assert len(widths) == 1, f"arenas must agree on the size of a page, not {widths}"
         self._arenas = dict(arenas)
         self._live = live
+        self._clock = clock or WallClock()
         self._page_bytes = int(widths.pop())
 
     @property
     def page_bytes(self) -> int:
         return self._page_bytes
 
-    def fence(self) -> Fence:
-        return None
+    @property
+    def name(self) -> str:
+        return "plain memory copies"
 
-    def begin(self, move: Move, fence: Fence = None) -> Flight:
+    @property
+    def together(self) -> int:
+        return 0
+
+    def begin(self, moves: Sequence[Move]) -> Flight:
         """Copy now. StoreError on bad slots, bytes that fail their checksum, or a tier without an arena."""
-        self.copy(move)
-        return Landed()
+        began = self._clock.now()
+        for move in moves:
+            self.copy(move)
+        return Landed(self._clock.now() - began)
 
     def copy(self, move: Move) -> None:
-        """`begin`, for callers with nothing to wait for (tests)."""
+        """`begin` for one move, for callers with nothing to wait for (tests)."""
         source = self._arena(move.source)
         source.check(move.source.slots)
         if isinstance(move.target, LiveState):

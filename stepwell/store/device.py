@@ -18,6 +18,7 @@ from stepwell.base.geometry import Geometry, Ints
 from stepwell.base.shapes import ModelShape, Widths
 from stepwell.ops.pending import Ring
 from stepwell.store.arena import Rows, check_slots
+from stepwell.store.pieces import Spans, Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,17 @@ class LiveStates:
         self.recurrent[:, slot] = image.recurrent[:, 0]
         self.conv[:, slot, : self._back] = image.conv[:, 0]
         self.hidden[:, slot] = image.hidden[:, 0]
+        self.filled(slot)
+
+    def spans(self, slot: int) -> Spans:
+        """Where the bytes of an image lie in slot `slot`, in their order: a span for each layer of each part."""
+        check_slots(np.array([slot]), self.slots, "the live states")
+        windows = self.conv[:, :, : self._back]
+        parts = [_layer_spans(part[:, slot]) for part in (self.recurrent, windows, self.hidden)]
+        return Spans(*(np.concatenate(words) for words in zip(*parts, strict=True)))
+
+    def filled(self, slot: int) -> None:
+        """The slot's bytes are, or on the current stream will be, an image's: who uses it first says how many tokens it has folded."""
         self.committed[slot], self.pending[slot] = -1, 0
 
 
@@ -191,6 +203,14 @@ def _layers_first(flat: Tensor, like: Tensor) -> Tensor:
     """Bytes [images, …] as elements of `like` [layers, slots, …], with images in place of slots."""
     layers, _, *sizes = like.shape
     return flat.view(like.dtype).view(flat.shape[0], layers, *sizes).transpose(0, 1)
+
+
+def _layer_spans(part: Tensor) -> tuple[Words, Words]:
+    """Addresses and sizes of [layers, …], in which each layer is contiguous."""
+    layers, size = part.shape[0], part.shape[1:].numel() * part.itemsize
+    assert all(layer.is_contiguous() for layer in part[:1])
+    begins = np.arange(layers, dtype=np.uint64) * np.uint64(part.stride(0) * part.itemsize)
+    return begins + np.uint64(part.data_ptr()), np.full(layers, size, np.uint64)
 
 
 def index(numbers: Ints, device: torch.device) -> Tensor:

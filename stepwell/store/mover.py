@@ -1,4 +1,4 @@
-"""The copy worker: a thread that carries out moves in order while the engine computes."""
+"""The copy workers: a thread for each direction, which carries out its moves in order while the engine computes."""
 
 from __future__ import annotations
 
@@ -6,34 +6,26 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from types import TracebackType
 
-from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import StoreError
-from stepwell.cache.moves import Move, Report, Task, Tier, moves_of
-from stepwell.store.copier import Copier, Fence, Flight
+from stepwell.cache.moves import LiveState, Move, Report, Task, moves_of
+from stepwell.store.copier import Copier, Flight
 from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    move: Move
-    fence: Fence
-
-
-@dataclass(frozen=True, slots=True)
 class _InFlight:
-    move: Move
+    moves: list[Move]
     flight: Flight
-    begun: float
 
 
 class CopyMover:
-    """A `Mover` (see `stepwell.sched.step`) with one worker thread: first come, first served.
+    """A `Mover` (see `stepwell.sched.step`) with two lanes, so that no load waits behind a save. Each: first come, first served.
 
-        start ──▶ jobs ──▶ worker: begin … land ──▶ reports ──▶ poll
-                             └─ at most `in_flight` begun and not landed ─┘
+        start ─┬▶ up    into the device:  worker: begin … land ─┬▶ reports ──▶ poll
+               └▶ down  out of it:        worker: begin … land ─┘
+                                             └─ at most `in_flight` begun and not landed ─┘
 
     Every ticket is reported exactly once, whatever happens: an exception becomes a report with its text, and closing
     the mover fails what had not begun. `start`, `poll`, `wait`, `drain` and `close` belong to one thread, the
@@ -43,17 +35,11 @@ class CopyMover:
     overlap.
     """
 
-    def __init__(self, copier: Copier, *, in_flight: int = 4, clock: Clock | None = None) -> None:
+    def __init__(self, copier: Copier, *, in_flight: int = 4) -> None:
         assert in_flight >= 1
-        self._copier = copier
-        self._limit = in_flight
-        self._clock = clock or WallClock()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._tickets = Tickets(copier.page_bytes)
+        self._up, self._down = (_Lane(name, copier, self._tickets, in_flight) for name in ("up", "down"))
         self._closing = False
-        self._landed: dict[Tier, float] = {}  # when the last copy out of a tier ended
-        self._thread = threading.Thread(target=self._work, name="stepwell-copies", daemon=True)
-        self._thread.start()
 
     def __enter__(self) -> CopyMover:
         return self
@@ -64,7 +50,7 @@ class CopyMover:
         self.close()
 
     def listen(self, ring: Callable[[], None]) -> None:
-        """Have `ring` called, on the worker's thread, after each report."""
+        """Have `ring` called, on a worker's thread, after each report."""
         self._tickets.listen(ring)
 
     def start(self, tasks: Sequence[Task]) -> None:
@@ -72,12 +58,9 @@ class CopyMover:
         moves = moves_of(tasks)
         if self._closing:
             raise StoreError("the copy worker is closed: it takes no more moves")
-        if not moves:
-            return
-        fence = self._copier.fence()
         self._tickets.open(moves)
-        for move in moves:
-            self._jobs.put(_Job(move, fence))
+        self._down.put([move for move in moves if _goes_down(move)])
+        self._up.put([move for move in moves if not _goes_down(move)])
 
     def poll(self) -> list[Report]:
         """Reports since the last call, in the order in which the copies ended; never waits."""
@@ -92,10 +75,12 @@ class CopyMover:
         return self._tickets.drain(seconds)
 
     def close(self) -> None:
-        """Finish what has begun, fail what has not, end the thread. Reports can still be polled. Twice does no harm."""
+        """Finish what has begun, fail what has not, end the threads. Reports can still be polled. Twice does no harm."""
         self._closing = True
-        self._jobs.put(None)
-        self._thread.join()
+        for lane in (self._up, self._down):
+            lane.close()
+        for lane in (self._up, self._down):
+            lane.join()
 
     @property
     def closing(self) -> bool:
@@ -106,50 +91,98 @@ class CopyMover:
         """Copies so far by (from, to); None is a live state. Bytes over seconds is the measured speed of that way."""
         return self._tickets.totals()
 
+
+class _Lane:
+    """One direction: a queue and the thread that works it off."""
+
+    def __init__(self, name: str, copier: Copier, tickets: Tickets, in_flight: int) -> None:
+        self._copier = copier
+        self._tickets = tickets
+        self._limit = in_flight
+        self._pages = copier.together // copier.page_bytes
+        self._moves: deque[Move] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name=f"stepwell-copies-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, moves: Sequence[Move]) -> None:
+        with self._changed:
+            self._moves.extend(moves)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def join(self) -> None:
+        self._thread.join()
+
     def _work(self) -> None:
         flying: deque[_InFlight] = deque()
         while True:
-            stop, job = self._next(wait=not flying)
-            if job is not None:
-                self._begin(job, flying)
-            must_wait = job is None or len(flying) >= self._limit
+            moves = self._take(wait=not flying)
+            if moves:
+                self._begin(moves, flying)
+            elif not flying:
+                return
+            must_wait = not moves or len(flying) >= self._limit
             while flying and (must_wait or _arrived(flying[0].flight)):
                 self._land(flying.popleft())
                 must_wait = False
-            if stop and not flying:
-                return
 
-    def _next(self, wait: bool) -> tuple[bool, _Job | None]:
-        """The next job, if there is one; True once the mover is closing and nothing is queued."""
-        try:
-            job = self._jobs.get(block=wait)
-        except Empty:
-            return self._closing, None
-        return job is None, job
+    def _take(self, wait: bool) -> list[Move]:
+        """The next moves that go together. None: nothing is queued, and with `wait` nothing ever will be."""
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._moves or self._closing)
+            taken: list[Move] = []
+            room = self._pages
+            while self._moves and (not taken or (_alike(taken[0], self._moves[0]) and room > 0)):
+                taken.append(self._moves.popleft())
+                room -= len(taken[-1].source.slots)
+            return taken
 
-    def _begin(self, job: _Job, flying: deque[_InFlight]) -> None:
+    def _begin(self, moves: list[Move], flying: deque[_InFlight]) -> None:
         if self._closing:
-            self._tickets.end(job.move, "the copy worker was closed before this copy began")
+            for move in moves:
+                self._tickets.end(move, "the copy worker was closed before this copy began")
             return
-        begun = self._clock.now()
         try:
-            flight = self._copier.begin(job.move, job.fence)
+            flight = self._copier.begin(moves)
         except Exception as error:
-            self._tickets.end(job.move, describe(error))
+            if len(moves) == 1:
+                self._tickets.end(moves[0], describe(error))
+            else:  # it is one of them: the others go on
+                for move in moves:
+                    self._begin([move], flying)
             return
-        flying.append(_InFlight(job.move, flight, begun))
+        flying.append(_InFlight(moves, flight))
 
     def _land(self, copy: _InFlight) -> None:
         try:
-            copy.flight.land()
+            seconds = copy.flight.land()
         except Exception as error:
-            self._tickets.end(copy.move, describe(error))
+            for move in copy.moves:
+                self._tickets.end(move, describe(error))
             return
-        now, source = self._clock.now(), copy.move.source.tier
-        # copies out of a tier follow each other: this one has moved since the one before it ended
-        began = max(copy.begun, self._landed.get(source, copy.begun))
-        self._landed[source] = now
-        self._tickets.end(copy.move, "", now - began)
+        pages = sum(len(move.source.slots) for move in copy.moves)
+        for move in copy.moves:
+            self._tickets.end(move, "", seconds * len(move.source.slots) / max(1, pages))
+
+
+def _alike(one: Move, other: Move) -> bool:
+    """Whether two moves lead from the same tier to the same other."""
+    ends = one.target, other.target
+    if isinstance(ends[0], LiveState) or isinstance(ends[1], LiveState):
+        return False
+    return (one.source.tier, ends[0].tier) == (other.source.tier, ends[1].tier)
+
+
+def _goes_down(move: Move) -> bool:
+    """Whether a move leads to a lower tier."""
+    return not isinstance(move.target, LiveState) and move.target.tier > move.source.tier
 
 
 def _arrived(flight: Flight) -> bool:

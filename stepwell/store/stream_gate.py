@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from stepwell.base.errors import StoreError
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Extent, LiveState, Tier
 from stepwell.store.arena import Rows, as_slice, check_slots
-from stepwell.store.copier import Fence
+from stepwell.store.disk.gate import Fence
 from stepwell.store.host import HostArena
-from stepwell.store.streams import DeviceImages
+
+
+class DeviceImages(Protocol):
+    """The live states on the device, as the target of a state leg."""
+
+    def unpack(self, rows: torch.Tensor, slot: int) -> None:
+        """Set live slot `slot` from an image, uint8 [pages, page_bytes] on the device, on the current stream."""
 
 
 class StreamGate:
     """A `Gate` (see `stepwell.store.disk.gate`) to `pages` (uint8 [pages, page_bytes], on one CUDA device), host arena and live states.
 
-    Each call waits for its own copies only; the fence is waited for on the device, as in `StreamCopier`.
+    Each call waits for its own copies only; the fence is waited for on the device.
     """
 
     def __init__(self, pages: torch.Tensor, host: HostArena | None, live: DeviceImages | None = None) -> None:

@@ -1,148 +1,199 @@
-"""Copies between device and host on a CUDA stream of their own, ordered by events.
+"""Copies between device and host on CUDA: page by page straight from slot to slot, a stream for each direction.
 
-    engine thread      compute stream ──┬── step n ──┬── step n+1 ──▶
-                                        fence: an event, recorded by `start`
-    worker thread      copy stream      └─wait─▶ gather · copy ─▶ event ─▶ land: wait, checksum, report
+    engine thread      compute stream ── step n ── step n+1 ──▶
+    a thread a lane    copy stream    ── begin ▸ pieces ▸ end ──▶ land: wait for `end`, checksums, report
 
-A save reads pages that a queued step may still write, a load overwrites pages that a queued step may still read: both
-wait for the fence on the device. The other direction needs no event: nobody touches the target before the report.
+No copy waits for the compute. What a save reads has been published, so the step that wrote it has been collected; what a load
+overwrites is free, so no launched step names it. Nobody touches either before the report.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from stepwell.base.errors import StoreError
 from stepwell.base.geometry import Ints
-from stepwell.cache.moves import LiveState, Move, Tier
-from stepwell.store.arena import as_slice, check_slots, joint_runs, region
-from stepwell.store.copier import Fence, Flight, check_lengths
+from stepwell.cache.moves import Extent, LiveState, Move, Tier
+from stepwell.store.arena import check_slots
+from stepwell.store.copier import Flight, check_lengths
+from stepwell.store.cudart import Cudart
 from stepwell.store.host import HostArena
+from stepwell.store.pieces import Pieces, Spans, pieces
+
+_TOGETHER = 32 << 20
+"""Bytes: a call takes a tenth of a millisecond of the interpreter's time, these at least six."""
 
 
-class DeviceImages(Protocol):
-    """The live states on the device, as the target of a state leg."""
+class Sent(Protocol):
+    """Pieces on their way."""
 
-    def unpack(self, rows: torch.Tensor, slot: int) -> None:
-        """Set live slot `slot` from an image, uint8 [pages, page_bytes] on the device, on the current stream."""
+    def arrived(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    def wait(self) -> float:
+        """Wait until all bytes are there; the seconds that they took, without what was ahead of them."""
+
+
+class Lane(Protocol):
+    """One direction of a link. What is sent goes in the order of the calls."""
+
+    @property
+    def name(self) -> str:
+        """What copies, for people."""
+
+    def send(self, pieces: Pieces, then: Callable[[], None] | None = None) -> Sent:
+        """Queue these copies, and behind them what `then` queues on the current stream. StoreError where they are refused."""
+
+
+class ImageMemory(Protocol):
+    """Live states, as the target of a state leg."""
+
+    def spans(self, slot: int) -> Spans:
+        """Where the bytes of an image lie in slot `slot`, in order."""
+
+    def filled(self, slot: int) -> None:
+        """The slot's bytes are, or on the current stream will be, an image's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OnStream:
-    """Work queued on the copy stream. `seal` are the host slots whose checksums can be taken once it is done."""
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
 
-    done: torch.cuda.Event
+    def arrived(self) -> bool:
+        return bool(self.end.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> float:
+        self.end.synchronize()
+        milliseconds: float = self.begin.elapsed_time(self.end)
+        return milliseconds / 1e3
+
+
+class CudaLane:
+    """A stream of one device."""
+
+    __slots__ = ("_device", "_send", "_stream", "name")
+
+    def __init__(self, device: torch.device, cudart: Cudart) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._send, self.name = cudart.sender()
+
+    def send(self, pieces: Pieces, then: Callable[[], None] | None = None) -> Sent:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            # blocking: whoever waits for it sleeps, and leaves the interpreter to the engine
+            begin, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record(self._stream)
+            self._send(pieces, self._stream.cuda_stream)
+            if then is not None:
+                then()
+            end.record(self._stream)
+        return _OnStream(begin, end)
+
+
+def cuda_lanes(device: torch.device) -> tuple[CudaLane, CudaLane]:
+    """A lane into the device and one out of it. StoreError where CUDA's runtime cannot be loaded."""
+    cudart = Cudart.load()
+    return CudaLane(device, cudart), CudaLane(device, cudart)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Copy:
+    """A move on its way. `seal` are the host slots whose checksums can be taken once it is done."""
+
+    sent: Sent
     host: HostArena
     seal: Ints | None
 
     def arrived(self) -> bool:
-        return bool(self.done.query())  # type: ignore[no-untyped-call]
+        return self.sent.arrived()
 
-    def land(self) -> None:
-        self.done.synchronize()
+    def land(self) -> float:
+        seconds = self.sent.wait()
         if self.seal is not None:
             self.host.seal(self.seal)
+        return seconds
+
+
+def _joined(extents: Sequence[Extent]) -> Extent:
+    """One extent of all their slots; they are of one tier."""
+    if len(extents) == 1:
+        return extents[0]
+    return Extent(extents[0].tier, np.concatenate([extent.slots for extent in extents]))
 
 
 class StreamCopier:
-    """A `Copier` between `pages` (uint8 [pages, page_bytes], on one CUDA device) and a pinned host arena.
+    """A `Copier` between device pages and a page-locked host arena. Pages and live states are only ever named by address.
 
-    Scattered pages go through a staging tensor on the device, so that the link sees one copy per run of host slots:
-    measured on PCIe 5, 480 KB pages move at 48 GiB/s that way and at 33–37 GiB/s one by one.
+    pages     uint8 [pages, page_bytes], contiguous
+    up, down  lanes into the device and out of it
     """
 
-    def __init__(self, pages: torch.Tensor, host: HostArena, live: DeviceImages | None = None) -> None:
-        assert pages.is_cuda and pages.dtype == torch.uint8 and pages.shape[1] == host.page_bytes
+    def __init__(
+        self, pages: torch.Tensor, host: HostArena, live: ImageMemory | None = None, *, up: Lane, down: Lane
+    ) -> None:
+        assert pages.is_contiguous() and pages.dtype == torch.uint8 and pages.shape[1] == host.page_bytes
         self._pages = pages
         self._host = host
-        self._host_rows = torch.from_numpy(host.rows)
         self._live = live
-        self._stream = torch.cuda.Stream(pages.device)  # type: ignore[no-untyped-call]
+        self._up, self._down = up, down
 
     @property
     def page_bytes(self) -> int:
         return self._host.page_bytes
 
-    def fence(self) -> Fence:
-        """An event after everything that the calling thread has queued on its current stream."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._pages.device))
-        return event
+    @property
+    def name(self) -> str:
+        return self._up.name
 
-    def begin(self, move: Move, fence: Fence) -> Flight:
-        """Queue one copy. StoreError on bad slots, a bad checksum, or tiers this copier does not know."""
-        with torch.cuda.device(self._pages.device), torch.cuda.stream(self._stream):
-            if isinstance(fence, torch.cuda.Event):
-                self._stream.wait_event(fence)
-            seal = self._queue(move)
-            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the worker sleeps, not spins
-            done.record(self._stream)
-        return _OnStream(done, self._host, seal)
+    @property
+    def together(self) -> int:
+        return _TOGETHER
 
-    def _queue(self, move: Move) -> Ints | None:
-        slots = move.source.slots
-        target = None if isinstance(move.target, LiveState) else move.target.tier
-        match move.source.tier, target:
+    def begin(self, moves: Sequence[Move]) -> Flight:
+        """Queue these copies as one. StoreError on bad slots, a bad checksum, or tiers this copier does not know."""
+        first = moves[0]
+        if isinstance(first.target, LiveState):
+            assert len(moves) == 1, "an image is begun alone"
+            return self._begin_image(first, first.target.slot, self._spans(first.source))
+        for move in moves:
+            check_lengths(move)
+        source = _joined([move.source for move in moves])
+        target = _joined([move.target for move in moves if isinstance(move.target, Extent)])
+        copied = pieces(self._spans(source), self._spans(target))
+        match source.tier, target.tier:
             case Tier.DEVICE, Tier.HOST:
-                return self._save(move)
+                return _Copy(self._down.send(copied), self._host, target.slots)
             case Tier.HOST, Tier.DEVICE:
-                self._load(move)
-            case Tier.HOST, None:
-                staging = torch.empty((len(slots), self.page_bytes), dtype=torch.uint8, device=self._pages.device)
-                self._upload(slots, staging)
-                self._to_live(move, staging)
-            case Tier.DEVICE, None:
-                self._to_live(move, self._gather(slots))
-            case source, _:
-                way = "a live state" if target is None else target.name.lower()
+                self._host.check(source.slots)
+                return _Copy(self._up.send(copied), self._host, None)
+            case same, _:
                 raise StoreError(
-                    f"no copy from {source.name.lower()} to {way}: move {move.ticket} cannot be carried out"
+                    f"move {first.ticket} copies from {same.name.lower()} to itself: no such copy is known"
                 )
-        return None
 
-    def _save(self, move: Move) -> Ints:
-        check_lengths(move)
-        assert not isinstance(move.target, LiveState)
-        slots = move.target.slots
-        check_slots(slots, self._host.slots, "the host arena")
-        rows = self._gather(move.source.slots)
-        for run in joint_runs(slots, slots):
-            self._host_rows[region(slots, run)].copy_(rows[run], non_blocking=True)
-        return slots
+    def _begin_image(self, move: Move, slot: int, source: Spans) -> Flight:
+        live = self._live
+        if live is None:
+            raise StoreError(f"move {move.ticket} goes to live state {slot}, but this mover has no live states")
+        if move.source.tier == Tier.HOST:
+            self._host.check(move.source.slots)
+        sent = self._up.send(pieces(source, live.spans(slot)), lambda: live.filled(slot))
+        return _Copy(sent, self._host, None)
 
-    def _load(self, move: Move) -> None:
-        check_lengths(move)
-        assert not isinstance(move.target, LiveState)
-        slots = move.target.slots
-        check_slots(slots, len(self._pages), "the device arena")
-        whole = as_slice(slots)
-        if whole is not None:
-            self._upload(move.source.slots, self._pages[whole])
-            return
-        staging = torch.empty((len(slots), self.page_bytes), dtype=torch.uint8, device=self._pages.device)
-        self._upload(move.source.slots, staging)
-        self._pages.index_copy_(0, self._index(slots), staging)
-
-    def _upload(self, slots: Ints, rows: torch.Tensor) -> None:
-        """Queue copies of these host slots into `rows`, in order, once their checksums hold."""
-        self._host.check(slots)
-        for run in joint_runs(slots, slots):
-            rows[run].copy_(self._host_rows[region(slots, run)], non_blocking=True)
-
-    def _gather(self, slots: Ints) -> torch.Tensor:
-        """Device pages in order: a view where they are consecutive, else a copy that the copy stream owns."""
-        check_slots(slots, len(self._pages), "the device arena")
-        whole = as_slice(slots)
-        return self._pages[whole] if whole is not None else self._pages.index_select(0, self._index(slots))
-
-    def _index(self, slots: Ints) -> torch.Tensor:
-        return torch.from_numpy(slots.astype("int64")).to(self._pages.device)
-
-    def _to_live(self, move: Move, rows: torch.Tensor) -> None:
-        assert isinstance(move.target, LiveState)
-        if self._live is None:
-            raise StoreError(f"move {move.ticket} goes to live state {move.target.slot}, but this mover has none")
-        self._live.unpack(rows, move.target.slot)
+    def _spans(self, extent: Extent) -> Spans:
+        """Where these slots lie. StoreError unless they exist. Each is a span of its own: page-locking may end between two."""
+        if extent.tier == Tier.DEVICE:
+            check_slots(extent.slots, len(self._pages), "the device arena")
+            return Spans.of_rows(self._pages.data_ptr(), self.page_bytes, extent.slots)
+        if extent.tier != Tier.HOST:
+            raise StoreError(
+                f"a move names slots of the {extent.tier.name.lower()} arena, which this mover does not have"
+            )
+        check_slots(extent.slots, self._host.slots, "the host arena")
+        return Spans.of_rows(self._host.rows.ctypes.data, self.page_bytes, extent.slots)

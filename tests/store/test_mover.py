@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from stepwell.base.errors import StoreError
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Extent, LiveState, Move, Report, Tier
 from stepwell.store.arena import Rows
-from stepwell.store.copier import Fence, Flight, HostCopier, Landed
+from stepwell.store.copier import Flight, HostCopier, Landed
 from stepwell.store.host import HostArena
 from stepwell.store.mover import CopyMover
 from stepwell.store.tickets import CopyTotal
@@ -74,21 +74,17 @@ def finish(mover: CopyMover) -> list[Report]:
 class Gate:
     """A copier whose copies begin only when let through, one permit each; `failing` tickets raise."""
 
-    page_bytes = PAGE
+    page_bytes, name, together = PAGE, "a gate", 0
 
     def __init__(self, failing: dict[int, Exception] | None = None) -> None:
         self.permits, self.entered = threading.Semaphore(0), threading.Semaphore(0)
         self.begun: list[int] = []
         self.landed: list[int] = []
         self.broken: set[int] = set()
-        self.fences = 0
         self._failing = failing or {}
 
-    def fence(self) -> Fence:
-        self.fences += 1
-        return self.fences
-
-    def begin(self, move: Move, fence: Fence) -> Flight:
+    def begin(self, moves: Sequence[Move]) -> Flight:
+        [move] = moves
         self.entered.release()
         assert self.permits.acquire(timeout=30)
         self.begun.append(move.ticket)
@@ -106,10 +102,11 @@ class _GateFlight:
             raise RuntimeError("device lost")
         return False
 
-    def land(self) -> None:
+    def land(self) -> float:
         if self._ticket in self._gate.broken:
             raise RuntimeError("device lost")
         self._gate.landed.append(self._ticket)
+        return self._ticket / 10
 
 
 @pytest.mark.parametrize(
@@ -145,10 +142,11 @@ def test_an_image_reaches_its_live_state_in_order(arenas: Arenas, mover: CopyMov
     assert arenas.images.loaded == {5: arenas.host.rows[[9, 3, 4]].tobytes()}
 
 
-def test_moves_are_carried_out_and_reported_in_order(arenas: Arenas, mover: CopyMover) -> None:
+def test_moves_of_one_direction_are_carried_out_and_reported_in_order(arenas: Arenas, mover: CopyMover) -> None:
     mover.start([save(t, ints(t), ints(t + 1)) for t in range(10)])
     mover.start([load(t, ints(t), ints(t)) for t in range(10, 20)])
-    assert [r.ticket for r in finish(mover)] == list(range(20))
+    ended = [r.ticket for r in finish(mover)]
+    assert [t for t in ended if t < 10] == list(range(10)) and [t for t in ended if t >= 10] == list(range(10, 20))
     assert mover.poll() == []
 
 
@@ -164,7 +162,7 @@ def test_a_move_that_cannot_be_carried_out_is_a_report_and_the_worker_lives(
     arenas: Arenas, mover: CopyMover, move: Move, why: str
 ) -> None:
     mover.start([move, save(2, ints(0), ints(0))])
-    first, second = finish(mover)
+    first, second = sorted(finish(mover), key=lambda report: report.ticket)
     assert (first.ticket, first.ok) == (1, False)
     assert why in first.error
     assert second == Report(2, True)
@@ -217,15 +215,89 @@ def test_start_returns_before_the_copy_is_made_and_wait_returns_after() -> None:
         mover.wait(0.0)
 
 
-def test_one_fence_marks_all_moves_of_a_call() -> None:
+class Batches:
+    """A copier that takes up to four pages at a time, each batch once it is let through; tickets in `failing` cannot begin."""
+
+    page_bytes, name, together = PAGE, "batches", 4 * PAGE
+
+    def __init__(self, failing: int = -1) -> None:
+        self.begun: list[list[int]] = []
+        self.entered, self.permit = threading.Event(), threading.Event()
+        self._failing = failing
+
+    def begin(self, moves: Sequence[Move]) -> Flight:
+        self.entered.set()
+        assert self.permit.wait(30)
+        if any(move.ticket == self._failing for move in moves):
+            raise StoreError("no such slot")
+        self.begun.append([move.ticket for move in moves])
+        return Landed(1.0)
+
+
+def test_small_moves_of_one_way_go_together_up_to_a_size() -> None:
+    copier = Batches()
+    image = Move(8, "image", Extent(Tier.HOST, ints(0, 1)), LiveState(0), 0)
+    with CopyMover(copier) as mover:
+        mover.start([load(0, ints(0), ints(0))])
+        assert copier.entered.wait(30)
+        mover.start([*(load(t, ints(t, 0, 0), ints(t, 0, 0)) for t in (1, 2, 3)), image, load(9, ints(0), ints(0))])
+        copier.permit.set()
+        reports = finish(mover)
+    assert copier.begun == [[0], [1, 2], [3], [8], [9]]
+    assert {report.ticket: report.seconds for report in reports} == {0: 1.0, 1: 0.5, 2: 0.5, 3: 1.0, 8: 1.0, 9: 1.0}
+
+
+def test_one_of_several_that_cannot_begin_fails_alone() -> None:
+    copier = Batches(failing=2)
+    with CopyMover(copier) as mover:
+        mover.start([load(t, ints(t), ints(t)) for t in range(4)])
+        copier.permit.set()
+        reports = finish(mover)
+    assert [(r.ticket, r.ok) for r in sorted(reports, key=lambda r: r.ticket)] == [
+        (0, True),
+        (1, True),
+        (2, False),
+        (3, True),
+    ]
+
+
+class OneWay:
+    """A copier whose copies from `held` begin only when let through."""
+
+    page_bytes, name, together = PAGE, "one way", 0
+
+    def __init__(self, held: Tier) -> None:
+        self.held, self.permit = held, threading.Event()
+
+    def begin(self, moves: Sequence[Move]) -> Flight:
+        [move] = moves
+        assert move.source.tier != self.held or self.permit.wait(30)
+        return Landed()
+
+
+@pytest.mark.parametrize("held", [Tier.DEVICE, Tier.HOST])
+def test_no_direction_waits_for_the_other(held: Tier) -> None:
+    copier = OneWay(held)
+    blocked, free = (save, load) if held == Tier.DEVICE else (load, save)
+    with CopyMover(copier, in_flight=1) as mover:
+        mover.start([blocked(t, ints(0), ints(0)) for t in range(3)])
+        mover.start([free(9, ints(1), ints(1))])
+        heard: list[Report] = []
+        while not heard:
+            mover.wait(30)
+            heard = mover.poll()
+        assert heard == [Report(9, True)]
+        copier.permit.set()
+        assert len(finish(mover)) == 3
+
+
+def test_a_report_says_how_long_the_bytes_took_whatever_was_ahead_of_them() -> None:
     gate = Gate()
     with CopyMover(gate) as mover:
         gate.permits.release(3)
-        mover.start([save(1, ints(0), ints(0)), save(2, ints(0), ints(0))])
-        mover.start([])
-        mover.start([save(3, ints(0), ints(0))])
-        finish(mover)
-    assert gate.fences == 2
+        mover.start([save(t, ints(0), ints(0)) for t in (1, 2, 3)])
+        assert [report.seconds for report in finish(mover)] == [0.1, 0.2, 0.3]
+        assert mover.totals()[Tier.DEVICE, Tier.HOST].seconds == pytest.approx(0.6)
 
 
 def test_no_more_than_the_limit_is_in_flight() -> None:
@@ -282,5 +354,5 @@ def test_a_ticket_in_flight_cannot_be_started_again() -> None:
 
 
 def test_a_plain_copy_has_landed_when_it_begins(arenas: Arenas) -> None:
-    assert isinstance(arenas.copier.begin(save(1, ints(0), ints(1))), Landed)
+    assert isinstance(arenas.copier.begin([save(1, ints(0), ints(1))]), Landed)
     assert (arenas.host.rows[1] == arenas.device.rows[0]).all()

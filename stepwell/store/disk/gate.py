@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from stepwell.base.errors import StoreError
 from stepwell.cache.moves import Extent, LiveState, Tier
 from stepwell.store.arena import Arena, LiveImages, Rows, as_slice, check_slots
-from stepwell.store.copier import Fence
+
+Fence: TypeAlias = object | None
+"""Whatever a gate needs to know about the moment at which a move was asked for."""
 
 
 class Gate(Protocol):

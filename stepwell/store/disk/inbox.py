@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Divide, Extent, Forget, Move, Order, Task, Tier, Touch
-from stepwell.store.copier import Fence
+from stepwell.store.disk.gate import Fence
 
 
 @dataclass(frozen=True, slots=True)

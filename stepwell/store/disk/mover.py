@@ -17,8 +17,7 @@ from stepwell.base.errors import StoreError
 from stepwell.base.units import ceil_to
 from stepwell.cache.moves import Extent, LiveState, Move, Report, Task, Tier
 from stepwell.store.arena import Rows
-from stepwell.store.copier import Fence
-from stepwell.store.disk.gate import Gate
+from stepwell.store.disk.gate import Fence, Gate
 from stepwell.store.disk.inbox import Copy, Job
 from stepwell.store.disk.layout import Kind
 from stepwell.store.disk.store import DiskStore

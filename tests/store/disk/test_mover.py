@@ -14,8 +14,7 @@ import pytest
 from stepwell.base.errors import StoreError
 from stepwell.cache.moves import Extent, Forget, LiveState, Move, Report, Tier
 from stepwell.store.arena import Rows
-from stepwell.store.copier import Fence
-from stepwell.store.disk.gate import MemoryGate
+from stepwell.store.disk.gate import Fence, MemoryGate
 from stepwell.store.disk.mover import DiskMover
 from tests.store.disk.rig import Chat, Rig, ints
 
