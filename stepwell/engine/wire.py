@@ -68,6 +68,7 @@ class Part(msgspec.Struct, array_like=True):
     cuts: list[tuple[int, bytes]]
     sample: tuple[SamplingParams, int, bytes | None, bool] | None
     score: tuple[bytes, int] | None
+    drafts: int
 
 
 class StepMessage(msgspec.Struct, array_like=True):
@@ -195,6 +196,7 @@ class StepReader:
             sample,
             None if part.score is None else Score(_ints(part.score[0]), part.score[1]),
             part.pages.first,
+            part.drafts,
         )
 
 
@@ -254,6 +256,7 @@ def _part(work: Work) -> Part:
         [(cut.position, cut.pages.tobytes()) for cut in work.cuts],
         None if sample is None else (sample.params, sample.index, history, sample.keep_logits),
         None if score is None else (score.targets.tobytes(), score.top),
+        work.drafts,
     )
 
 

@@ -1,4 +1,4 @@
-"""The next step: every decode first, then prompts, oldest first, up to the token budget.
+"""The next step: every decode first, drafts behind it, then prompts, oldest first, up to the token budget.
 
 Prefill is cut on the rung grid, so that a resume at a rung repeats exactly the segments of a cold run. Pages of prompts were
 promised at admission; an answer that grows may preempt the youngest request, never the oldest. Images for rungs are best
@@ -23,6 +23,7 @@ from stepwell.cache.room import make_room
 from stepwell.cache.shed import secure
 from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
+from stepwell.sched.drafts import drafts_of, is_idle
 from stepwell.sched.job import Job, Leaving, Running
 from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.step import NO_DECODES, Carry, Cut, Decodes, Guidance, Sample, Score, Step, Unguided, Work
@@ -35,11 +36,15 @@ LEAST_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """One request's part of a step: it computes up to `end` and leaves `rungs` (position, kind, pages)."""
+    """One request's part of a step: it computes up to `end` and leaves `rungs` (position, kind, pages).
+
+    The last `drafts` tokens up to there are guesses: how far it got is known once the step has been collected.
+    """
 
     running: Running
     end: int
     rungs: tuple[tuple[int, RungKind, Ints], ...]
+    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def build(
     for place, running in enumerate(list(queues.running)):
         if place >= len(queues.running):
             break  # only the youngest are preempted, so that all from here on have been
-        if not _can_decode(running) or _waits(running, guidance):
+        if not _can_decode(config, running) or _waits(running, guidance):
             continue
         if running.launched < len(running.table) * block:
             growing.append(running)  # nearly every decode has room on its last page
@@ -95,11 +100,21 @@ def build(
             growing.append(running)
     shares = [
         Share(running, running.launched + 1, ())
-        if (running.launched + 1) % every and not running.rungs  # nearly every decode: it leaves no rung
-        else share_of(queues, directory, config, running, running.launched + 1)
+        if (running.launched + 1) % every
+        and not running.rungs
+        and not config.drafts  # nearly every decode: it leaves no rung
+        else share_of(
+            queues,
+            directory,
+            config,
+            running,
+            running.launched + 1,
+            drafts_of(directory, config, running) if _goes_on(running) else 0,
+        )
         for running in growing
     ]
-    budget, grid = config.max_num_batched_tokens - len(shares), directory.config.geometry.rung_grid
+    budget = config.max_num_batched_tokens - sum(1 + share.drafts for share in shares)
+    grid = directory.config.geometry.rung_grid
     seconds = inf
     if shares and config.max_step_s:
         left = config.max_step_s - costs.decode_s - costs.prompt_step_s
@@ -121,13 +136,13 @@ def build(
     return built_of(shares) if shares else None
 
 
-def _can_decode(running: Running) -> bool:
+def _can_decode(config: SchedConfig, running: Running) -> bool:
     """Whether one more token can be computed: of an answer at its limit none is left to draw, and one whose next token depends on the
-    last one in ways that the model does not know of waits until that is collected."""
+    last one in ways that the model does not know of, or that may have come by several tokens further, waits until that is collected."""
     if running.remaining != 1:
         return False
     job = running.job
-    return running.drawn < job.limit and (running.drawn == job.tokens.count or not job.looks_back)
+    return running.drawn < job.limit and (running.drawn == job.tokens.count or not (job.looks_back or config.drafts))
 
 
 def _waits(running: Running, guidance: Guidance) -> bool:
@@ -151,7 +166,7 @@ def built_of(shares: Sequence[Share]) -> Built:
     decoding: list[Share] = []
     others: list[Share] = []
     for share in shares:
-        (decoding if _goes_on(share) else others).append(share)
+        (others if share.drafts or not _goes_on(share.running) else decoding).append(share)
     step = Step(tuple([_work(share) for share in others]), _decodes(decoding) if decoding else NO_DECODES)
     for share in shares:
         running = share.running
@@ -161,9 +176,8 @@ def built_of(shares: Sequence[Share]) -> Built:
     return Built(step, tuple(decoding + others))
 
 
-def _goes_on(share: Share) -> bool:
-    """Whether it carries an answer on: the token is not the prompt's, and the state is where it was left."""
-    running = share.running
+def _goes_on(running: Running) -> bool:
+    """Whether its next step carries an answer on: the token is not the prompt's, and the state is where it was left."""
     return (
         isinstance(running.start, Carry)
         and running.remaining == 1
@@ -314,8 +328,11 @@ def _let_go(directory: Directory, running: Running) -> None:
     directory.close(running.table)
 
 
-def share_of(queues: Queues, directory: Directory, config: SchedConfig, running: Running, end: int) -> Share:
-    """Decide the rungs of this part and take their pages."""
+def share_of(
+    queues: Queues, directory: Directory, config: SchedConfig, running: Running, end: int, drafts: int = 0
+) -> Share:
+    """Decide the rungs of this part, `drafts` tokens past `end` included, and take their pages."""
+    end += drafts
     rungs: list[tuple[int, RungKind, Ints]] = []
     for position, kind in _cuts(directory, config, running, end):
         pages = _image_pages(directory)
@@ -324,7 +341,7 @@ def share_of(queues: Queues, directory: Directory, config: SchedConfig, running:
         else:
             queues.rungs_left += 1
             rungs.append((position, kind, pages))
-    return Share(running, end, tuple(rungs))
+    return Share(running, end, tuple(rungs), drafts)
 
 
 def _cuts(directory: Directory, config: SchedConfig, running: Running, end: int) -> list[tuple[int, RungKind]]:
@@ -343,8 +360,7 @@ def _cuts(directory: Directory, config: SchedConfig, running: Running, end: int)
 def _image_pages(directory: Directory) -> Ints | None:
     """Pages for one image, if that costs no one anything that was promised or could still be copied down."""
     count = directory.config.geometry.image_pages
-    room = directory.room()
-    if room.free + room.idle - room.reserved < count or not secure(directory, count):
+    if not is_idle(directory, count):
         return None
     directory.epoch += 1
     return directory.pools[Tier.DEVICE].take(count)
@@ -359,7 +375,7 @@ def _work(share: Share) -> Work:
         slot=running.slot,
         root=job.root,
         start=start,
-        tokens=job.tokens.view[start : share.end],
+        tokens=job.tokens.view[start : share.end - share.drafts],
         pages=pages,
         write_from=running.shared,
         state=running.start,
@@ -367,6 +383,7 @@ def _work(share: Share) -> Work:
         sample=_sample(running) if share.end >= running.drawn else None,
         score=_score(job, start, share.end),
         known=known,
+        drafts=share.drafts,
     )
 
 

@@ -27,6 +27,7 @@ class SchedConfig:
     max_step_s               seconds that a step with decodes in it should take at most; 0: any time
     deterministic            costs stay as they were given: no measured time is used
     think_prefetch           bring back what a session is about to ask for (`stepwell.sched.retention`)
+    drafts                   tokens that the runner may draft for each answer and step; 0: it does not draft
     """
 
     max_num_seqs: int = 32
@@ -44,15 +45,21 @@ class SchedConfig:
     async_scheduling: bool = False
     max_step_s: float = 0.0
     deterministic: bool = False
+    drafts: int = 0
 
     def validate(self, geometry: Geometry) -> None:
         """Raise ConfigError where a step could not make progress."""
         if self.max_num_seqs < 1:
             raise ConfigError(f"--max-num-seqs must be at least 1, not {self.max_num_seqs}")
-        least = self.max_num_seqs - 1 + geometry.rung_grid
-        if self.max_num_batched_tokens < least:
+        if not 0 <= self.drafts < geometry.block:
             raise ConfigError(
-                f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least {least}: a decode for each of "
+                f"num_speculative_tokens must be from 0 to {geometry.block - 1} with --block-size {geometry.block}, not {self.drafts}"
+            )
+        least = (self.max_num_seqs - 1) * (1 + self.drafts) + geometry.rung_grid
+        if self.max_num_batched_tokens < least:
+            drafts = f", with {self.drafts} drafts," if self.drafts else ""
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least {least}: a decode{drafts} for each of "
                 f"--max-num-seqs {self.max_num_seqs} and one --rung-grid of {geometry.rung_grid} prompt tokens"
             )
         if self.decode_rung_tokens < geometry.block or self.decode_rung_tokens % geometry.block:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stepwell.cache.content import advance, leave_rung, publish, retract
 from stepwell.cache.directory import Directory
 from stepwell.cache.ladder import Trail
@@ -32,12 +34,23 @@ def finish(
         elif index in errors:
             _discard(queues, directory, share, errors[index])
         else:
+            settled = _settled(share, len(sampled))
             job, start = share.running.job, share.running.computed
             kept, reason = _take(job, sampled, config)
             own = scores.get(index, ())[: len(kept)]
             said = Tokens(job.request.id, kept, own, of_prompt.get(index, ()), start + 1)
-            _apply(queues, directory, config, share, said, reason, now)
+            _apply(queues, directory, config, settled, said, reason, now)
     return dropped
+
+
+def _settled(share: Share, drawn: int) -> Share:
+    """`share` up to where it got: where it had drafts, by a token for each that was drawn, and all else is as if never computed."""
+    if not share.drafts:
+        return share
+    running = share.running
+    end = running.launched = running.computed + drawn
+    running.drawn = end + 1
+    return replace(share, end=end, drafts=0)
 
 
 def _discard(queues: Queues, directory: Directory, share: Share, message: str) -> None:

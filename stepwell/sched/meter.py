@@ -32,16 +32,17 @@ class Meter:
         costs = self.costs
         if self._frozen or seconds <= 0:
             return
-        if not step.parts:
+        prompts = [work for work in step.parts if not work.drafts]
+        if not prompts:
             known = costs.decode_s or seconds
             self.costs = replace(costs, decode_s=known * _drift(known, seconds))
             return
-        if sum(len(work.tokens) for work in step.parts) < LEAST_TOKENS:
+        if sum(len(work.tokens) for work in prompts) < LEAST_TOKENS:
             return
-        seconds -= costs.decode_s if len(step.decodes) else 0.0
+        seconds -= costs.decode_s if len(step) > len(prompts) else 0.0
         if seconds <= 0:  # the decodes are not what they were: this says nothing of prompts
             return
-        tokens = sum(costs.prefill_seconds(work.start, work.start + len(work.tokens)) for work in step.parts)
+        tokens = sum(costs.prefill_seconds(work.start, work.start + len(work.tokens)) for work in prompts)
         slower = _drift(costs.prompt_step_s + tokens, seconds)
         self.costs = replace(
             costs,

@@ -54,7 +54,7 @@ StateStart: TypeAlias = Fresh | FromImage | Carry
 class Cut:
     """Copy the state that has folded exactly `position` tokens to these device pages.
 
-    `start < position <= start + len(tokens)`; the recurrent op runs segment by segment between cuts, everything else once.
+    `start < position <= reach`; the recurrent op runs segment by segment between cuts, everything else once.
     """
 
     position: int
@@ -94,6 +94,9 @@ class Work:
     pages       int32 [≥ ceil((start+n)/block)], the block table: page i holds the KV of tokens [i·block, (i+1)·block)
     known       the slot's last step named pages[:known] as they are here
     write_from  KV of positions below it is already there and shared: computed for the state's sake, never written
+    drafts      tokens behind `tokens` that the runner has drafted itself, and computes too. It draws behind each; drafts that are what
+                was drawn are accepted, up to the first that is not, and the result brings a token more than were accepted. The live
+                state folds no other, and what else was computed of them, KV and cuts, is nobody's
     slot        live state slot; root numbers the salt's tree (only the tell-tale looks at it)
 
     `tokens` and `pages` never change: what the request goes on to do happens behind their end, or in another array.
@@ -111,11 +114,17 @@ class Work:
     sample: Sample | None
     score: Score | None = None
     known: int = 0
+    drafts: int = 0
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence once this has been computed."""
+        """Tokens of the sequence once this has been computed, without any draft."""
         return self.start + len(self.tokens)
+
+    @property
+    def reach(self) -> int:
+        """The same if all drafts are accepted."""
+        return self.end + self.drafts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +206,8 @@ NO_DECODES = Decodes((), _EMPTY, _EMPTY.astype(np.int64), _EMPTY, _EMPTY, (), _E
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass: parts of prompts, and answers that go on. Results are aligned with `works`: decodes come first."""
+    """One forward pass: parts of prompts and answers with drafts, and answers that go on without. Results are aligned with `works`:
+    decodes come first."""
 
     parts: tuple[Work, ...]
     decodes: Decodes = NO_DECODES
@@ -213,13 +223,14 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        """Tokens computed."""
-        return len(self.decodes) + sum(len(work.tokens) for work in self.parts)
+        """Tokens computed, drafts included."""
+        return len(self.decodes) + sum(len(work.tokens) + work.drafts for work in self.parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """Sampled tokens, aligned with `Step.works`: one where the work samples, none where it does not.
+    """Sampled tokens, aligned with `Step.works`: one where the work samples, and one more for each draft that was accepted; none
+    where it does not sample.
 
     `errors` maps the index of a work whose own numbers went wrong (NaN logits) to what to tell its caller; the others stand.
     `logits`, by index of the work, where they are to be kept; a runner that has none (a cost model) leaves them out.

@@ -309,10 +309,12 @@ class Harness:
             assert running is not None
             if self.loop.queues.is_leaving(running):
                 continue
-            end = self._got[work.request_id] = work.start + len(work.tokens)
+            end = self._got[work.request_id] = work.start + len(sampled) if work.drafts else work.end
             if index not in wrong and running.job.request.write_cache and self.loop.config.cache:  # others may find it
                 known = np.concatenate([running.job.tokens.view, np.array(sampled, np.int32)])[:end]
-                self.reference.computed(running.job.request.salt, known, [cut.position for cut in work.cuts])
+                self.reference.computed(
+                    running.job.request.salt, known, [cut.position for cut in work.cuts if cut.position <= end]
+                )
         return replace(result, errors=errors)
 
     def _enter(self, work: Work) -> None:

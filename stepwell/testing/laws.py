@@ -90,8 +90,7 @@ class Truth:
 
 def written(work: Work, block: int) -> Ints:
     """Pages whose KV `work` writes."""
-    end = work.start + len(work.tokens)
-    return work.pages[max(work.start, work.write_from) // block : ceil_div(end, block)]
+    return work.pages[max(work.start, work.write_from) // block : ceil_div(work.reach, block)]
 
 
 def check_writes(loop: EngineLoop, step: Step) -> Ints:

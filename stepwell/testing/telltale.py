@@ -222,11 +222,21 @@ class Memory:
 class TellTaleRunner:
     """Computes steps exactly as told, faults included, on every rank; raises only where a work contradicts itself.
 
+    Of what it drafts, about `acceptance` of a hundred tokens are right.
+
     draws  the last draw from each live slot
     """
 
-    def __init__(self, memory: Memory, sizes: Geometry, vocab: int = 1000, others: Sequence[Memory] = ()) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        sizes: Geometry,
+        vocab: int = 1000,
+        others: Sequence[Memory] = (),
+        acceptance: int = 60,
+    ) -> None:
         self.vocab = vocab
+        self.acceptance = acceptance
         self.draws = np.full(len(memory.live), UNDRAWN, np.int32)
         self._ranks = (memory, *others)
         self._block = sizes.block
@@ -253,16 +263,32 @@ class TellTaleRunner:
             memory.live[work.slot] = memory.unpack(memory.arenas[Tier.DEVICE][work.state.pages])
 
     def _run(self, work: Work) -> tuple[tuple[int, ...], list[int]]:
-        """The token of one work, if it samples, and what the ranks have read for it."""
+        """The tokens of one work, if it samples, and what the ranks have read for the first."""
         tokens = np.where(work.tokens == LAST_DRAW, self.draws[work.slot], work.tokens)
         for memory in self._ranks:
             self._forward(memory, work, tokens, work.start)
         if work.sample is None:
             return (), []
-        read_outs = [self._read(memory, work, work.start + len(tokens)) for memory in self._ranks]
-        drawn = _choose(read_outs, self.vocab)
-        self.draws[work.slot] = drawn
-        return (drawn,), read_outs
+        first = self._read_all(work, work.end)
+        drawn = [_choose(first, self.vocab)]
+        self._verify(work, drawn)
+        self.draws[work.slot] = drawn[-1]
+        return tuple(drawn), first
+
+    def _verify(self, work: Work, drawn: list[int]) -> None:
+        """Compute the drafts behind `drawn`, the draw of a work, and draw behind those that are right. The live states fold no other,
+        but cells are written of all, and images left."""
+        states, right = [memory.live[work.slot].copy() for memory in self._ranks], True
+        for position in range(work.end, work.reach):
+            right = right and (drawn[-1] * 40503 + position * 30011 >> 4) % 100 < self.acceptance
+            draft = np.array([drawn[-1] if right else (drawn[-1] + 1) % self.vocab], np.int32)
+            for memory in self._ranks:
+                self._forward(memory, work, draft, position)
+            if right:
+                drawn.append(_choose(self._read_all(work, position + 1), self.vocab))
+                states = [memory.live[work.slot].copy() for memory in self._ranks]
+        for memory, state in zip(self._ranks, states, strict=True):
+            memory.live[work.slot] = state
 
     def _forward(self, memory: Memory, work: Work, tokens: Ints, start: int) -> None:
         """Fold the tokens, write their cells, leave images at the cuts."""
@@ -281,6 +307,10 @@ class TellTaleRunner:
                 state = (int(states[cut.position - start - 1]), (count + cut.position - start) & _MASK)
                 memory.arenas[Tier.DEVICE][cut.pages] = memory.pack(state, len(cut.pages))
         memory.live[work.slot] = (int(states[-1]), (count + len(tokens)) & _MASK)
+
+    def _read_all(self, work: Work, count: int) -> list[int]:
+        """Each rank's part in the choice after `count` tokens."""
+        return [self._read(memory, work, count) for memory in self._ranks]
 
     def _read(self, memory: Memory, work: Work, count: int) -> int:
         """A rank's part in the choice after `count` tokens: of its live state, and of the cells of positions [0, count)."""

@@ -69,9 +69,12 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         keep_share=(0.5, 1.0, 0.2, 0.0)[seed // 4 % 4],
     )
     seqs = rng.randint(1, 4)
+    drafts = min(
+        random.Random(f"drafts {seed}").choice((0, 0, 0, 1, 2, 3)), block - 1
+    )  # drawn apart: other actions are those of any run
     sched = SchedConfig(
         max_num_seqs=seqs,
-        max_num_batched_tokens=seqs - 1 + grid + rng.randint(0, 30),
+        max_num_batched_tokens=(seqs - 1) * (1 + drafts) + grid + rng.randint(0, 30),
         max_model_len=number(rng, 200, rng.randint(2, 60)),
         decode_rung_tokens=block * number(rng, 1, 2, 4),
         eos=(3,) if chance(rng, 30) else (),
@@ -84,6 +87,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         fair_salts=seed % 2 == 1,
         async_scheduling=random.Random(seed).random() < 0.5,
         max_step_s=(0.0, 0.02, 0.1)[seed % 5 % 3],
+        drafts=drafts,
     )
     disk = number(rng, 10**9, 10**9, 10**5)  # bytes a second; the least is hardly worth a write
     costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, disk), latency_s=1e-6)

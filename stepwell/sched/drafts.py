@@ -1,0 +1,30 @@
+"""How many drafts an answer's next step computes."""
+
+from __future__ import annotations
+
+from stepwell.cache.directory import Directory
+from stepwell.cache.shed import secure
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.job import Running
+
+
+def drafts_of(directory: Directory, config: SchedConfig, running: Running) -> int:
+    """Drafts that the next decode of an answer computes; none where the next token depends on the last in ways that the model does not
+    know of.
+
+    Takes the pages for these, and for those that the runner drafts next, if they are had at nobody's cost.
+    """
+    job, start = running.job, running.launched
+    if not config.drafts or job.looks_back:
+        return 0
+    wanted = min(config.drafts, job.limit - running.drawn - 1)
+    count = directory.config.geometry.pages_for(min(job.limit, start + 1 + 2 * config.drafts)) - len(running.table)
+    if wanted and count > 0 and is_idle(directory, count):
+        directory.grow(running.table, count)
+    return min(wanted, len(running.table) * directory.tree.block - start - 1)
+
+
+def is_idle(directory: Directory, count: int) -> bool:
+    """Whether `count` pages can be taken at no one's cost; if so, they are free now."""
+    room = directory.room()
+    return room.free + room.idle - room.reserved >= count and secure(directory, count)
