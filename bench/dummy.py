@@ -28,13 +28,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from stepwell.engine.batching import lay_out
+from stepwell.engine.batching import Layout, lay_out
+from stepwell.engine.wishes import Wishes
 from stepwell.model import torch_backend
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.loading import dummy_decoder
 from stepwell.sched.request import SamplingParams
-from stepwell.sched.step import Carry, Fresh, Sample, Work
+from stepwell.sched.step import Carry, Fresh, Sample, Step, Work
 from stepwell.store.device import DeviceArena, LiveStates, Precision
 
 ROWS, BLOCK = 64, 16
@@ -113,10 +114,10 @@ class Sequences:
             )
             for slot in range(ROWS)
         ]
-        batch = lay_out(works, BLOCK, self.arena.spare, held=False).batch
+        batch = lay_out(Step(tuple(works)), Layout(BLOCK, self.arena.spare, False), Wishes(ROWS + 1)).batch
         none = live.new_images(0)
         forward = self.decoder.backend.plan(batch, memory, States(none.conv, none.recurrent))
-        chosen: np.ndarray = self.decoder.logits(self.decoder.hidden(forward)).argmax(-1).numpy()
+        chosen: np.ndarray = self.decoder.compute(forward).logits.float().argmax(-1).numpy()
         return chosen
 
 

@@ -78,11 +78,13 @@ class Rig:
         self.runner.prepare(graphs, each)
         self.prepared = time.perf_counter() - began
 
-    def work(self, slot: int, start: int, tokens: Ints, keep: bool = False) -> Work:
+    def work(self, slot: int, start: int, tokens: Ints, keep: bool = False, known: int = 0) -> Work:
         end = start + len(tokens)
         sample = Sample(SamplingParams(), 0, keep_logits=keep)
         state = Carry() if start else Fresh()
-        return Work(f"{slot}", slot, 0, start, tokens, self.pages[slot, : -(-end // 16)], 0, state, (), sample)
+        return Work(
+            f"{slot}", slot, 0, start, tokens, self.pages[slot, : -(-end // 16)], 0, state, (), sample, known=known
+        )
 
     def prefill(self, slot: int, tokens: Ints, chunk: int = 16384) -> float:
         """Seconds."""
@@ -99,7 +101,9 @@ class Rig:
             if i == 5:
                 torch.cuda.synchronize()
                 began = time.perf_counter()
-            launched = self.runner.launch(Step(tuple(self.work(row, start + i, last) for row in range(rows))))
+            known = -(-(start + i) // 16) if i else 0
+            works = tuple(self.work(row, start + i, last, known=known) for row in range(rows))
+            launched = self.runner.launch(Step(works))
             if waiting is not None:
                 waiting.result()
             waiting = launched

@@ -1,15 +1,54 @@
-"""From a step's works to the arrays of one forward pass. Everything here is on the host."""
+"""From a step to the arrays of one forward pass. Everything here is on the host; decodes stay arrays all the way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.model.batch import Batch, Cuts, Longs
-from stepwell.sched.step import Cut, Work
+from stepwell.engine.wishes import Wishes
+from stepwell.model.batch import Batch, Cuts, Draws, Longs
+from stepwell.sched.request import SamplingParams
+from stepwell.sched.step import Cut, Sample, Step, Work
+
+_NO_SAMPLE = Sample(SamplingParams(), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How steps are laid out.
+
+    block   tokens of a page
+    spare   the page that takes what must not be stored
+    held    live slots keep the inputs of single tokens pending: a cut behind such a token is one of the batch
+    """
+
+    block: int
+    spare: int
+    held: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """The sequences whose next token is drawn, in the order of their logits.
+
+    works      index in the step of each
+    names      request ids
+    indices    int64, counts of earlier draws
+    histories  (row, prompt and answer so far), where the params look back on it
+    special    rows whose logits are looked at, or changed, before the draw
+    kept       rows whose logits are handed out as they come
+    """
+
+    works: tuple[int, ...]
+    names: tuple[str, ...]
+    params: tuple[SamplingParams, ...]
+    indices: Longs
+    histories: tuple[tuple[int, Ints], ...] = ()
+    special: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,72 +56,155 @@ class Laid:
     """A step laid out.
 
     inner     pages that receive the state at each cut of the batch, in order
-    sampling  index in the step of each work whose logits are asked for, in the logits' order
-    scoring   behind those rows come, for each of these works, the rows of all its targets
+    ends      (slot, pages) for each cut whose state is the live one after the pass
+    scoring   (index in the step, work) of those whose targets are scored: their rows of logits follow those of `asked`
     """
 
     batch: Batch
     inner: tuple[Ints, ...]
-    sampling: tuple[int, ...]
-    scoring: tuple[int, ...] = ()
+    ends: tuple[tuple[int, Ints], ...]
+    asked: Asked
+    scoring: tuple[tuple[int, Work], ...]
 
 
-def lay_out(works: Sequence[Work], block: int, spare: int, held: bool) -> Laid:
-    """Lay the works end to end, those of one token first, by slot: a full set of decodes is then one run of live states.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sequences:
+    """In the order of the batch; `works` are indices in the step, `tokens` lie end to end."""
 
-    spare   the page that takes what must not be stored
-    held    live slots keep the inputs of single tokens pending: a cut behind such a token is one of the batch
-    """
-    decoding = sorted((i for i, w in enumerate(works) if len(w.tokens) == 1), key=lambda i: works[i].slot)
-    order = [*decoding, *(i for i, w in enumerate(works) if len(w.tokens) > 1)]
-    laid = [works[i] for i in order]
-    starts, counts = (_longs(values) for values in ([w.start for w in laid], [len(w.tokens) for w in laid]))
-    firsts = np.cumsum(counts) - counts
-    positions = np.arange(int(counts.sum())) + np.repeat(starts - firsts, counts)
-    pages = np.concatenate([_page_of_each(w, block) for w in laid])
-    shared = positions < np.repeat([w.write_from for w in laid], counts)
-    cuts = [(row, cut) for row, w in enumerate(laid) for cut in inner_cuts(w, held)]
-    sampling = [row for row, w in enumerate(laid) if w.sample is not None]
-    scoring = [(row, w.score) for row, w in enumerate(laid) if w.score is not None]
-    asked = [firsts[sampling] + counts[sampling] - 1]
-    asked += [firsts[row] + np.arange(len(score.targets)) for row, score in scoring]
+    works: list[int]
+    tokens: Longs
+    slots: Longs
+    starts: Longs
+    counts: Longs
+    known: Longs
+    write_from: Longs
+    tables: list[Ints]
+    decodes: int
+
+
+def lay_out(step: Step, layout: Layout, wishes: Wishes) -> Laid:
+    """Lay the sequences end to end, those of one token first, by slot: a full set of decodes is then one run of live states."""
+    of = _sequences(step)
+    ends = np.cumsum(of.counts)
+    firsts, parts = ends - of.counts, step.parts
+    positions = np.arange(len(of.tokens)) + np.repeat(of.starts - firsts, of.counts)
+    shared = positions < np.repeat(of.write_from, of.counts)
+    past = len(step.decodes)
+    sampled = [row for row, i in enumerate(of.works) if i < past or parts[i - past].sample is not None]
+    asked, draws = _asked(step, of, sampled, wishes)
+    scoring = [(row, i) for row, i in enumerate(of.works) if i >= past and parts[i - past].score is not None]
+    works = tuple((i, parts[i - past]) for _, i in scoring)
+    targets = [firsts[row] + np.arange(_targets(work)) for (row, _), (_, work) in zip(scoring, works, strict=True)]
+    inner, live = _cuts(step, of, layout.held)
     batch = Batch(
-        tokens=np.concatenate([w.tokens for w in laid]).astype(np.int64),
+        tokens=of.tokens,
         positions=positions,
-        page=np.where(shared, spare, pages).astype(np.int64),
-        offset=positions % block,
-        decodes=len(decoding),
-        slots=_longs([w.slot for w in laid]),
-        starts=starts,
-        counts=counts,
-        tables=tuple(w.pages for w in laid),
-        cuts=Cuts(_longs([row for row, _ in cuts]), _longs([cut.position - laid[row].start for row, cut in cuts])),
-        asked=np.concatenate(asked),
+        page=np.where(shared, layout.spare, _page_of_each(of, layout.block)),
+        offset=positions % layout.block,
+        decodes=of.decodes,
+        slots=of.slots,
+        starts=of.starts,
+        counts=of.counts,
+        tables=tuple(of.tables),
+        known=of.known,
+        cuts=Cuts(_longs([row for row, _ in inner]), _longs([cut.position - int(of.starts[row]) for row, cut in inner])),
+        asked=np.concatenate((ends[sampled] - 1, *targets)),
+        draws=draws,
+        plain=not asked.special,
+    )  # fmt: skip
+    return Laid(batch, tuple(cut.pages for _, cut in inner), live, asked, works)
+
+
+def _sequences(step: Step) -> _Sequences:
+    decodes, first = step.decodes, len(step.decodes)
+    parts = list(enumerate(step.parts, first))
+    ones, longs = ([one for one in parts if (len(one[1].tokens) == 1) is single] for single in (True, False))
+    slots = np.concatenate((decodes.slots, _longs([work.slot for _, work in ones])))
+    by_slot = np.argsort(slots, kind="stable")
+
+    def column(of_decodes: Ints, of_works: Callable[[Work], int]) -> Longs:
+        singles = np.concatenate((of_decodes, _longs([of_works(work) for _, work in ones])))[by_slot]
+        return np.concatenate((singles, _longs([of_works(work) for _, work in longs])))
+
+    singles = np.concatenate((decodes.tokens, *(work.tokens for _, work in ones)))[by_slot]
+    works, tables = [*range(first), *(i for i, _ in ones)], [*decodes.tables, *(work.pages for _, work in ones)]
+    order = by_slot.tolist()
+    return _Sequences(
+        works=[works[row] for row in order] + [i for i, _ in longs],
+        tokens=np.concatenate((singles, *(work.tokens for _, work in longs))).astype(np.int64),
+        slots=column(decodes.slots, lambda work: work.slot),
+        starts=column(decodes.starts, lambda work: work.start),
+        counts=np.concatenate((np.ones(len(order), np.int64), _longs([len(work.tokens) for _, work in longs]))),
+        known=column(decodes.known, lambda work: work.known),
+        write_from=column(np.zeros(first, np.int32), lambda work: work.write_from),
+        tables=[tables[row] for row in order] + [work.pages for _, work in longs],
+        decodes=len(order),
     )
-    inner = tuple(cut.pages for _, cut in cuts)
-    return Laid(batch, inner, tuple(order[row] for row in sampling), tuple(order[row] for row, _ in scoring))
 
 
-def inner_cuts(work: Work, held: bool) -> list[Cut]:
-    """Cuts whose state is not the live one after the pass, ascending."""
-    return sorted((cut for cut in work.cuts if not _is_live(cut, work, held)), key=lambda cut: cut.position)
+def _asked(step: Step, of: _Sequences, rows: Sequence[int], wishes: Wishes) -> tuple[Asked, Draws]:
+    """Those of these rows of the batch, which draw a token."""
+    decodes, first = step.decodes, len(step.decodes)
+    told = dict(decodes.histories)
+    names, params, indices = list(decodes.names), list(decodes.params), decodes.indices.tolist()
+    kept = set()
+    for i, work in enumerate(step.parts, first):
+        sample = work.sample or _NO_SAMPLE
+        names.append(work.request_id)
+        params.append(sample.params)
+        indices.append(sample.index)
+        if sample.history is not None:
+            told[i] = sample.history
+        if sample.keep_logits:
+            kept.add(i)
+    works = [of.works[row] for row in rows]
+    own, counts = tuple([params[i] for i in works]), _longs([indices[i] for i in works])
+    draws = wishes.draws(of.slots[rows], own, counts)
+    asked = Asked(
+        works=tuple(works),
+        names=tuple([names[i] for i in works]),
+        params=own,
+        indices=counts,
+        histories=tuple([(at, told[i]) for at, i in enumerate(works) if i in told]),
+        special=tuple(wishes.special(draws.slots, counts)),
+        kept=tuple([at for at, i in enumerate(works) if i in kept]),
+    )
+    return asked, draws
 
 
-def end_cuts(works: Sequence[Work], held: bool) -> list[tuple[int, Ints]]:
-    """(slot, pages) for each cut whose state is the live one after the pass."""
-    return [(w.slot, cut.pages) for w in works for cut in w.cuts if _is_live(cut, w, held)]
+def _cuts(step: Step, of: _Sequences, held: bool) -> tuple[list[tuple[int, Cut]], tuple[tuple[int, Ints], ...]]:
+    """(row, cut) for cuts whose state is not the live one after the pass, ascending; (slot, pages) for the others."""
+    first = len(step.decodes)
+    every = [*step.decodes.cuts, *((i, cut) for i, work in enumerate(step.parts, first) for cut in work.cuts)]
+    if not every:
+        return [], ()
+    row_of = {work: row for row, work in enumerate(of.works)}
+    inner, live = [], []
+    for i, cut in every:
+        row = row_of[i]
+        count = int(of.counts[row])
+        if cut.position == of.starts[row] + count and not (held and count == 1):
+            live.append((int(of.slots[row]), cut.pages))
+        else:
+            inner.append((row, cut))
+    return sorted(inner, key=lambda one: (one[0], one[1].position)), tuple(live)
 
 
-def _is_live(cut: Cut, work: Work, held: bool) -> bool:
-    return cut.position == work.end and not (held and len(work.tokens) == 1)
-
-
-def _page_of_each(work: Work, block: int) -> Ints:
+def _page_of_each(of: _Sequences, block: int) -> Longs:
     """The page of each token."""
-    if len(work.tokens) == 1:
-        return work.pages[work.start // block : work.start // block + 1]
-    pages: Ints = work.pages[np.arange(work.start, work.end) // block]
-    return pages
+    singles = (of.starts[: of.decodes] // block).tolist()
+    pages = _longs([int(table[at]) for table, at in zip(of.tables, singles, strict=False)])
+    longs = [
+        table[np.arange(start, start + count) // block]
+        for table, start, count in zip(
+            of.tables[of.decodes :], of.starts[of.decodes :].tolist(), of.counts[of.decodes :].tolist(), strict=True
+        )
+    ]
+    return np.concatenate((pages, *longs))
+
+
+def _targets(work: Work) -> int:
+    return 0 if work.score is None else len(work.score.targets)
 
 
 def _longs(values: Sequence[int]) -> Longs:

@@ -1,4 +1,4 @@
-"""From the logits of a step to its result: adjusts each row as its request asks, draws, and says what the model thought.
+"""From the logits of a pass to a step's result: adjusts rows as their requests ask, has tokens drawn, and says what the model thought.
 
     logits ─▶ scores ─▶ penalties ▸ allowed, bad words ▸ bias ▸ grammar ▸ ends before min_tokens ─▶ draw
 
@@ -9,45 +9,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stepwell.base.geometry import Ints
+from stepwell.engine.batching import Asked
 from stepwell.engine.grammars import GuideError
-from stepwell.engine.guide import Guides
-from stepwell.ops.adjust import Rated, add_bias, forbid, keep_only, penalise, repeat_less, score
-from stepwell.ops.sampling import NO_TOKEN, Draw, sample
+from stepwell.engine.guide import Allowed, Guides
+from stepwell.model.backend import Output
+from stepwell.model.batch import Longs
+from stepwell.ops.adjust import Rated, add_bias, completing, forbid, keep_only, penalise, repeat_less, score
+from stepwell.ops.sampling import NO_TOKEN
 from stepwell.sched.request import SamplingParams, Scored
-from stepwell.sched.step import Sample, StepResult, Work
+from stepwell.sched.step import StepResult, Work
 
 _BROKEN = "the model's logits for this request were not finite: send it again without reading the cache"
 _NO_GUIDES = "this engine was built without grammars"
 _ROWS_AT_ONCE = 256  # rows of a prompt that are scored at once: their logits are large
+
+Upload: TypeAlias = Callable[[Sequence[Longs]], list[Tensor]]
+"""`Backend.upload`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
     """What a step has drawn, still where it was drawn.
 
-    tokens   int64 [n], of the works that sample, in the order of `sampling`; NO_TOKEN where the logits were not finite
+    sampling  indices in the step of the works that sample
+    tokens   int64 [n], theirs; NO_TOKEN where the logits were not finite
     failed   by work: why it has no token, as far as that was known before
     scores   by work: of its token, where that is wanted
     """
 
-    works: int
     sampling: tuple[int, ...]
     tokens: Tensor
     failed: dict[int, str]
     scores: tuple[tuple[int, Rated], ...]
 
-    def result(self, tokens: list[int]) -> StepResult:
-        """What the scheduler hears, once `tokens` are here."""
+    def result(self, works: int, tokens: list[int]) -> StepResult:
+        """What the scheduler hears of a step of so many works, once `tokens` are here."""
         drawn = {i: t for i, t in zip(self.sampling, tokens, strict=True) if t != NO_TOKEN and i not in self.failed}
         failed = {i: _BROKEN for i in self.sampling if i not in drawn} | self.failed
         return StepResult(
-            tuple((drawn[i],) if i in drawn else () for i in range(self.works)),
+            tuple((drawn[i],) if i in drawn else () for i in range(works)),
             tuple(sorted(failed.items())),
             tuple((i, scored([rated])) for i, rated in self.scores if i in drawn),
         )
@@ -63,60 +70,86 @@ class Sampler:
         self._eos = eos_token_ids
         self._guides = guides
 
-    def choose(self, step: Sequence[Work], sampling: Sequence[int], logits: Tensor) -> Chosen:
-        """Sample each work of a step that is in `sampling` from its row of float32 [n, vocab], which may be written to."""
-        works = [step[i] for i in sampling]
-        samples = [work.sample for work in works if work.sample is not None]
-        wanting = [row for row, one in enumerate(samples) if one.params.logprobs is not None]
-        untouched = logits[wanting] if wanting else logits  # a copy: rows picked by a list
-        failed: dict[int, str] = {}
-        for row, (work, one) in enumerate(zip(works, samples, strict=True)):
+    def choose(self, asked: Asked, output: Output, draw: Callable[[Tensor], Tensor], upload: Upload) -> Chosen:
+        """The tokens of a pass: those that it has drawn itself, or, where some logits are special, drawn by `draw` once these are adjusted.
+
+        `output.logits` may be written to. Waits for nothing that the device computes.
+        """
+        if output.tokens is not None or not asked.works:
+            tokens = output.logits.new_empty(0, dtype=torch.int64) if output.tokens is None else output.tokens
+            return Chosen(asked.works, tokens, {}, ())
+        logits = output.logits.float()
+        wanting = [row for row in asked.special if asked.params[row].logprobs is not None]
+        untouched = logits.index_select(0, upload([np.array(wanting, np.int64)])[0]) if wanting else logits
+        failed, histories = {}, dict(asked.histories)
+        for row in asked.special:
+            one = _One(asked.names[row], asked.params[row], int(asked.indices[row]), histories.get(row), upload)
             try:
-                self._adjust(logits[row], work, one)
+                self._adjust(logits[row], one)
             except GuideError as error:
-                failed[sampling[row]] = str(error)
-        tokens = sample(logits, [self._draw(one, logits.shape[1]) for one in samples])
+                failed[asked.works[row]] = str(error)
+        tokens = draw(logits)
         scores = []
         for at, row in enumerate(wanting):
-            rated = score(untouched[at : at + 1], tokens[row : row + 1], samples[row].params.logprobs or 0)
-            scores.append((sampling[row], rated))
-        return Chosen(len(step), tuple(sampling), tokens, failed, tuple(scores))
+            rated = score(untouched[at : at + 1], tokens[row : row + 1], asked.params[row].logprobs or 0)
+            scores.append((asked.works[row], rated))
+        return Chosen(asked.works, tokens, failed, tuple(scores))
 
-    def _adjust(self, row: Tensor, work: Work, one: Sample) -> None:
+    def _adjust(self, row: Tensor, one: _One) -> None:
         params = one.params
         if params.looks_back:
-            assert one.history is not None, "a request that looks back brings its tokens"
             if params.penalises:
-                _penalise(row, params, one.history, one.index)
+                _penalise(row, one)
             if params.allowed:
-                keep_only(row, params.allowed)
+                keep_only(row, one.sent(params.allowed))
             if params.bad_words:
-                forbid(row, params.bad_words, _answer(one).tolist())
+                forbid(row, one.sent(completing(params.bad_words, one.answer.tolist())))
         if params.logit_bias:
-            add_bias(row, params.logit_bias)
+            _bias(row, one)
         if params.grammar and one.history is not None:
             if self._guides is None:
                 raise GuideError(_NO_GUIDES)
-            allowed = self._guides.allowed(work.request_id, params, _answer(one))
+            allowed = self._guides.allowed(one.name, params, one.answer)
             if allowed is not None:
-                row.masked_fill_(~torch.from_numpy(allowed).to(row.device), float("-inf"))
-
-    def _draw(self, one: Sample, vocab: int) -> Draw:
-        params = one.params
-        banned: tuple[int, ...] = ()
+                _only(row, allowed, one.upload)
         if one.index < params.min_tokens:
             ends = params.stop_token_ids + (() if params.ignore_eos else self._eos)
-            banned = tuple(token for token in ends if 0 <= token < vocab)
-        return Draw(params.temperature, params.top_k, params.top_p, params.seed, one.index, banned, params.min_p)
+            forbid(row, one.sent([token for token in ends if 0 <= token < row.shape[0]]))
 
 
-def score_targets(works: Sequence[Work], hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> list[list[Rated]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _One:
+    """A row to be adjusted: its request, the count of its earlier draws, and prompt and answer so far where they are looked back on."""
+
+    name: str
+    params: SamplingParams
+    index: int
+    history: Ints | None
+    upload: Upload
+
+    @property
+    def past(self) -> Ints:
+        assert self.history is not None, "a request that looks back brings its tokens"
+        return self.history
+
+    @property
+    def answer(self) -> Ints:
+        """The answer so far."""
+        return self.past[len(self.past) - self.index :]
+
+    def sent(self, tokens: Sequence[int] | Ints) -> Tensor:
+        return self.upload([np.asarray(tokens, np.int64)])[0]
+
+
+def score_targets(
+    works: Sequence[Work], hidden: Tensor, logits: Callable[[Tensor], Tensor], upload: Upload
+) -> list[list[Rated]]:
     """Each work's targets, rated in parts. `hidden` holds their rows one after the other; `logits` makes float32 [n, vocab] of rows."""
     out: list[list[Rated]] = []
     first = 0
     for work in works:
         assert work.score is not None
-        targets = torch.from_numpy(work.score.targets.astype(np.int64)).to(hidden.device)
+        (targets,) = upload([work.score.targets.astype(np.int64)])
         found: list[Rated] = []
         for at in range(0, len(targets), _ROWS_AT_ONCE):
             part = targets[at : at + _ROWS_AT_ONCE]
@@ -132,15 +165,24 @@ def scored(parts: Sequence[Rated]) -> tuple[Scored, ...]:
     return tuple(Scored(own, tuple(top)) for part in parts for own, top in part.rows())
 
 
-def _answer(one: Sample) -> Ints:
-    """The answer so far."""
-    assert one.history is not None, "a request that looks back brings its tokens"
-    return one.history[len(one.history) - one.index :]
-
-
-def _penalise(row: Tensor, params: SamplingParams, history: Ints, index: int) -> None:
-    seen = torch.as_tensor(history, dtype=torch.int64, device=row.device)
+def _penalise(row: Tensor, one: _One) -> None:
+    params = one.params
+    seen = one.sent(one.past)
     if params.repetition_penalty != 1.0:
         repeat_less(row, seen, params.repetition_penalty)
-    if index and (params.presence_penalty or params.frequency_penalty):
-        penalise(row, seen[len(history) - index :], params.presence_penalty, params.frequency_penalty)
+    if one.index and (params.presence_penalty or params.frequency_penalty):
+        penalise(row, seen[len(seen) - one.index :], params.presence_penalty, params.frequency_penalty)
+
+
+def _bias(row: Tensor, one: _One) -> None:
+    tokens, values = (np.array(column) for column in zip(*one.params.logit_bias, strict=True))
+    (sent,) = one.upload([values.astype(np.float64).view(np.int64)])
+    add_bias(row, one.sent(tokens), sent.view(torch.float64))
+
+
+def _only(row: Tensor, allowed: Allowed, upload: Upload) -> None:
+    """Make impossible what is not allowed, bool [vocab]."""
+    words = np.zeros(-(-len(allowed) // 8) * 8, np.bool_)
+    words[: len(allowed)] = allowed
+    (sent,) = upload([words.view(np.int64)])
+    row.masked_fill_(~sent.view(torch.bool)[: len(allowed)], float("-inf"))

@@ -1,7 +1,10 @@
-"""Computes steps with a real model: restores states, runs one forward pass, leaves rungs, samples.
+"""Computes steps with a real model: restores states, runs one forward pass, leaves rungs, draws tokens.
 
 A step happens in this order, so that works of one step never see each other: every restore, the forward pass, every
 image, the draws. Images of cuts inside a work come out of that same pass.
+
+Launching a step waits for nothing that the device computes: what the device has to know is sent through `Backend.upload`, what it has
+drawn is read in `TorchPass.result` alone.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import torch
 from torch import Tensor
 
 from stepwell.base.geometry import Ints
-from stepwell.engine.batching import end_cuts, lay_out
+from stepwell.engine.batching import Laid, Layout, lay_out
 from stepwell.engine.sampler import Chosen, Sampler, score_targets, scored
+from stepwell.engine.wishes import Wishes
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
 from stepwell.ops.adjust import Rated
@@ -29,8 +33,10 @@ _IMAGES_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchPass:
-    """A launched step. `tokens` are those that `chosen` has drawn, on their way to the host until `ready`; None: they are there."""
+    """A launched step of so many works. `tokens` are those that `chosen` has drawn, on their way to the host until `ready`; None: they
+    are there."""
 
+    works: int
     chosen: Chosen
     tokens: Tensor
     ready: torch.cuda.Event | None
@@ -42,19 +48,22 @@ class TorchPass:
             self.ready.synchronize()
         logits = tuple((i, row.cpu().numpy()) for i, row in self.logits)
         targets = tuple((i, scored(parts)) for i, parts in self.targets)
-        return replace(self.chosen.result(self.tokens.tolist()), logits=logits, target_scores=targets)
+        told = self.chosen.result(self.works, self.tokens.tolist())
+        return replace(told, logits=logits, target_scores=targets)
 
 
 class TorchRunner:
     """The `Runner` that serves. Owns no bytes but the last draws: pages are the arena's, live states the running set's."""
 
-    __slots__ = ("_arena", "_decoder", "_live", "_memory", "_sampler")
+    __slots__ = ("_arena", "_decoder", "_layout", "_live", "_memory", "_sampler", "_wishes")
 
     def __init__(self, decoder: HybridDecoder, arena: DeviceArena, live: LiveStates, sampler: Sampler) -> None:
         self._decoder = decoder
         self._arena = arena
         self._live = live
         self._sampler = sampler
+        self._layout = Layout(arena.geometry.block, arena.spare, bool(live.rings))
+        self._wishes = Wishes(live.slots + 1)
         draws = torch.full((live.slots + 1,), NO_TOKEN, dtype=torch.int64, device=arena.device)
         states = States(live.conv, live.recurrent)
         drafts = draws.new_zeros(live.slots + 1, 0)
@@ -69,48 +78,43 @@ class TorchRunner:
     @torch.inference_mode()
     def launch(self, step: Step) -> Pass:
         """Queue one step on the device. The CPU has computed it when this returns."""
-        works = step.works
-        if not works:
+        if not len(step):
             return Done(StepResult(()))
-        for work in works:
-            self._restore(work)
-        laid = lay_out(works, self._arena.geometry.block, self._arena.spare, held := bool(self._live.rings))
+        backend = self._decoder.backend
+        laid = lay_out(step, self._layout, self._wishes)
+        self._restore(step.parts)
         inner = self._live.new_images(len(laid.inner))
-        forward = self._decoder.backend.plan(laid.batch, self._memory, States(inner.conv, inner.recurrent))
-        hidden = self._decoder.hidden(forward)
-        self._put(laid.inner, inner)
-        self._put_ends(end_cuts(works, held))
-        count = len(laid.sampling)
-        logits = self._decoder.logits(hidden[:count])
-        kept = _kept(works, laid.sampling, logits)
-        chosen = self._sampler.choose(works, laid.sampling, logits)
-        # a row that broke drew no token: whatever is computed after it is dropped, but has to be a word of the vocabulary
-        self._memory.draws[[works[i].slot for i in laid.sampling]] = chosen.tokens.clamp_min(0)
-        scoring = [works[i] for i in laid.scoring]
-        targets = score_targets(scoring, hidden[count:], self._decoder.logits)
-        return TorchPass(chosen, *_on_its_way(chosen.tokens), kept, tuple(zip(laid.scoring, targets, strict=True)))
+        forward = backend.plan(laid.batch, self._memory, States(inner.conv, inner.recurrent))
+        output = self._decoder.compute(forward)
+        self._leave(laid, inner)
+        kept = tuple((laid.asked.works[row], output.logits[row].float().clone()) for row in laid.asked.kept)
+        chosen = self._sampler.choose(laid.asked, output, forward.draw, backend.upload)
+        rows, works = output.hidden[len(laid.asked.works) :], [work for _, work in laid.scoring]
+        rated = score_targets(works, rows, self._decoder.logits, backend.upload)
+        targets = tuple((i, parts) for (i, _), parts in zip(laid.scoring, rated, strict=True))
+        return TorchPass(len(step), chosen, *_on_its_way(chosen.tokens), kept, targets)
 
-    def _restore(self, work: Work) -> None:
-        if isinstance(work.state, Fresh):
-            self._live.zero(work.slot)
-        elif isinstance(work.state, FromImage):
-            self._live.unpack(self._arena.get(work.state.pages), work.slot)
+    def _restore(self, parts: Sequence[Work]) -> None:
+        """Set the live states of parts of prompts that do not carry theirs on."""
+        images = [(work.slot, work.state.pages) for work in parts if isinstance(work.state, FromImage)]
+        for (slot, _), pages in zip(images, self._sent([pages for _, pages in images]), strict=True):
+            self._live.unpack(self._arena.get(pages), slot)
+        for work in parts:
+            if isinstance(work.state, Fresh):
+                self._live.zero(work.slot)
 
-    def _put(self, pages: Sequence[Ints], images: Images) -> None:
-        if pages:
-            self._arena.put(np.concatenate(pages), images.rows)
+    def _leave(self, laid: Laid, inner: Images) -> None:
+        """Copy states to the pages of rungs: those at cuts inside works from `inner`, the others from the live states."""
+        if laid.inner:
+            (pages,) = self._sent([np.concatenate(laid.inner)])
+            self._arena.put(pages, inner.rows)
+        for at in range(0, len(laid.ends), _IMAGES_AT_ONCE):
+            part = laid.ends[at : at + _IMAGES_AT_ONCE]
+            slots, pages = self._sent([np.array([slot for slot, _ in part]), np.concatenate([own for _, own in part])])
+            self._arena.put(pages, self._live.pack(slots).rows)
 
-    def _put_ends(self, cuts: Sequence[tuple[int, Ints]]) -> None:
-        """Copy live states to pages; `cuts` as (slot, pages)."""
-        for at in range(0, len(cuts), _IMAGES_AT_ONCE):
-            part = cuts[at : at + _IMAGES_AT_ONCE]
-            self._put([pages for _, pages in part], self._live.pack(np.array([slot for slot, _ in part])))
-
-
-def _kept(works: Sequence[Work], sampling: tuple[int, ...], logits: Tensor) -> tuple[tuple[int, Tensor], ...]:
-    """A copy of the logits that works want to see, by work: the sampler writes to its own."""
-    rows = [(row, i) for row, i in enumerate(sampling) if (sample := works[i].sample) and sample.keep_logits]
-    return tuple((i, logits[row].float().clone()) for row, i in rows)
+    def _sent(self, numbers: Sequence[Ints]) -> list[Tensor]:
+        return self._decoder.backend.upload([one.astype(np.int64) for one in numbers]) if numbers else []
 
 
 def _on_its_way(tokens: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -10,26 +10,46 @@ The backend in plain torch (`torch_backend.py`) is the reference and serves CPUs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from stepwell.model.batch import Batch, Memory, States
+    from stepwell.model.batch import Batch, Longs, Memory, States
     from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.ops.linear import Linear, LinearStack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """What a pass leaves: `hidden` [rows asked for, hidden], `logits` [sampled, vocab] in the model's type, and the tokens drawn from them,
+    int64 [sampled]; None where the pass is not plain. A later pass may write to them."""
+
+    hidden: Tensor
+    logits: Tensor
+    tokens: Tensor | None
 
 
 class Forward(Protocol):
     """One planned pass. Every operation works on all rows of the batch.
 
+    sampled   of the rows asked for, how many draw a token; the others are scored
+    plain     their tokens are drawn from the model's own logits
+
     The operations of half a layer share their form: `x` [rows, hidden] is the normed residual, what they compute is added to
     `residual` in place, and they return that residual normed by `then`.
     """
 
-    def run(self, body: Callable[[], Tensor]) -> Tensor:
-        """Compute the pass: `body` calls the operations below for all layers and ends with `asked`. A backend that has captured an equal
-        pass replays that instead, and does not call `body`."""
+    @property
+    def sampled(self) -> int: ...
+
+    @property
+    def plain(self) -> bool: ...
+
+    def run(self, body: Callable[[], Output]) -> Output:
+        """Compute the pass: `body` calls the operations below for all layers, `asked` and, where the pass is plain, `draw`. A backend that
+        has captured an equal pass replays that instead, and does not call `body`."""
 
     def embed(self, table: Tensor) -> Tensor:
         """Rows of `table` [vocab, hidden] for the batch's tokens: the first residual, [rows, hidden]."""
@@ -52,6 +72,10 @@ class Forward(Protocol):
     def asked(self, x: Tensor) -> Tensor:
         """The rows whose logits are wanted."""
 
+    def draw(self, logits: Tensor) -> Tensor:
+        """A token for each of the first `sampled` rows asked for, from its logits [sampled, vocab]: int64 [sampled], NO_TOKEN where a row's
+        largest logit is not finite. Each live slot remembers its own (`Memory.draws`). The logits may be written to."""
+
 
 class Backend(Protocol):
     """Places weights and plans passes."""
@@ -69,7 +93,10 @@ class Backend(Protocol):
     def names(self) -> tuple[str, ...]:
         """Which kernels compute what, for people; what is missing is named with what is used instead."""
 
-    def prepare(self, memory: Memory, compute: Callable[[Forward], Tensor], rows: Sequence[int], width: int) -> None:
+    def upload(self, arrays: Sequence[Longs]) -> list[Tensor]:
+        """The arrays on the device, as int64. Nothing waits for the device; the arrays may change afterwards."""
+
+    def prepare(self, memory: Memory, compute: Callable[[Forward], Output], rows: Sequence[int], width: int) -> None:
         """Compile and capture what decoding will need: passes of `rows` sequences each, with block tables of up to `width` pages.
 
         `compute` runs a planned pass. Called once, before the first request; spare slot and page are all that it may write to.

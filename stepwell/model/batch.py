@@ -12,6 +12,7 @@ from stepwell.base.geometry import Ints
 from stepwell.ops.pending import Ring
 
 Longs = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +71,39 @@ class Cuts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """How the token behind each sampled row is chosen, arrays of [rows].
+
+    temperature   0: the likeliest token
+    top_k         0: any token
+    top_p, min_p  1 and 0: any token
+    seed, index   `index` counts the request's earlier draws: a draw depends on logits, settings, seed and index alone
+    slots         live slots that remember what was drawn
+    """
+
+    temperature: Reals
+    top_p: Reals
+    min_p: Reals
+    top_k: Longs
+    seed: Longs
+    index: Longs
+    slots: Longs
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every row takes its likeliest token."""
+        return not self.temperature.any()
+
+
+_REALS: Reals = np.empty(0)
+_WHOLES: Longs = np.empty(0, np.int64)
+NO_DRAWS = Draws(_REALS, _REALS, _REALS, _WHOLES, _WHOLES, _WHOLES, _WHOLES)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """The sequences of one pass, end to end. The first `decodes` of them go on from their slots' rings by one token each, and by drafts.
 
@@ -82,9 +116,12 @@ class Batch:
     starts     int64 [sequences], tokens before the first row of each, folded or pending
     counts     int64 [sequences], rows of each
     tables     block table of each
+    known      int64 [sequences], entries at the start of each table that the last batch with its slot named as they are here
     cuts       where states are handed out. Where tokens are folded at once none lies behind the last row of its sequence: that state is
                the live one after the pass
-    asked      int64, the rows whose logits are wanted
+    asked      int64, the rows whose logits are wanted: first those that `draws` are for, then those that are scored
+    draws      how tokens are chosen
+    plain      the model's own logits are drawn from; else somebody looks at them first, and calls `Forward.draw`
     """
 
     tokens: Longs
@@ -96,5 +133,8 @@ class Batch:
     starts: Longs
     counts: Longs
     tables: tuple[Ints, ...]
+    known: Longs
     cuts: Cuts
     asked: Longs
+    draws: Draws = NO_DRAWS
+    plain: bool = True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stepwell.model.backend import Backend, Forward
+from stepwell.model.backend import Backend, Forward, Output
 from stepwell.model.batch import Memory
 from stepwell.model.config import HybridConfig
 from stepwell.model.drafter import Drafter, DraftForward
@@ -55,8 +55,8 @@ class HybridDecoder:
         self._head = head
 
     @torch.inference_mode()
-    def hidden(self, forward: Forward) -> Tensor:
-        """Compute a planned pass; returns what `logits` reads of the rows asked for, [rows, hidden].
+    def compute(self, forward: Forward) -> Output:
+        """Compute a planned pass, and draw its tokens if it is plain.
 
         A decoder that drafts also keeps the draft layer's keys and values of all rows.
         """
@@ -64,9 +64,9 @@ class HybridDecoder:
 
     def prepare(self, memory: Memory, rows: Sequence[int], width: int) -> None:
         """Make the backend ready to decode batches of each of these sizes, with block tables of up to `width` pages."""
-        self.backend.prepare(memory, self.hidden, rows, width)
+        self.backend.prepare(memory, self.compute, rows, width)
 
-    def _compute(self, forward: Forward) -> Tensor:
+    def _compute(self, forward: Forward) -> Output:
         residual = forward.embed(self._embedding)
         after = (*(layer.mixer_norm for layer in self._layers[1:]), self._norm)
         x = forward.norm(residual, self._layers[0].mixer_norm)
@@ -76,7 +76,11 @@ class HybridDecoder:
         if self.drafter is not None:
             assert isinstance(forward, DraftForward), "a decoder that drafts has a backend that does"
             self.drafter.keep(forward, self._embedding, x)
-        return forward.asked(x)
+        hidden = forward.asked(x)
+        if not forward.sampled:
+            return Output(hidden, hidden[:0], None)
+        logits = self._head(hidden[: forward.sampled])
+        return Output(hidden, logits, forward.draw(logits) if forward.plain else None)
 
     @torch.inference_mode()
     def draft(self, forward: DraftForward, hidden: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepwell.model.backend import Forward
-from stepwell.model.batch import Batch, Longs, Memory, States
+from stepwell.model.backend import Forward, Output
+from stepwell.model.batch import Batch, Draws, Longs, Memory, States
 from stepwell.model.config import HybridConfig
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.ops.attention import PagedAttention, write_kv
@@ -23,6 +23,7 @@ from stepwell.ops.linear import Dense, DenseStack, Linear, LinearStack, placed
 from stepwell.ops.norm import gated_rms_norm, inverse_rms, rms_norm
 from stepwell.ops.pending import Lanes, conv_step, delta_step, fold_pending
 from stepwell.ops.rotary import Angles, Rotary, rotate
+from stepwell.ops.sampling import Draw, sample
 from stepwell.sched.step import FIRST_DRAFT, LAST_DRAW
 
 
@@ -50,8 +51,11 @@ class TorchBackend:
     def names(self) -> tuple[str, ...]:
         return ("all operations: plain torch",)
 
-    def prepare(self, memory: Memory, compute: Callable[[Forward], Tensor], rows: Sequence[int], width: int) -> None:
+    def prepare(self, memory: Memory, compute: Callable[[Forward], Output], rows: Sequence[int], width: int) -> None:
         return
+
+    def upload(self, arrays: Sequence[Longs]) -> list[Tensor]:
+        return [self._upload(array) for array in arrays]
 
     def plan(self, batch: Batch, memory: Memory, checkpoints: States) -> TorchForward:
         shape, device = self._shape, self._device
@@ -70,6 +74,9 @@ class TorchBackend:
             slots=self._upload(batch.slots),
             folds=self._folds(batch, memory, starts[batch.decodes :], counts[batch.decodes :]),
             asked_rows=self._upload(batch.asked),
+            draws=batch.draws,
+            draw_slots=self._upload(batch.draws.slots),
+            plain=batch.plain,
         )
 
     def glance(self, batch: Batch, memory: Memory) -> TorchForward:
@@ -91,6 +98,9 @@ class TorchBackend:
             slots=self._upload(batch.slots),
             folds=None,
             asked_rows=self._upload(batch.asked),
+            draws=batch.draws,
+            draw_slots=self._upload(batch.draws.slots),
+            plain=batch.plain,
         )
 
     def _tokens(self, batch: Batch, memory: Memory) -> Tensor:
@@ -234,8 +244,15 @@ class TorchForward:
     slots: Tensor
     folds: Folds | None
     asked_rows: Tensor
+    draws: Draws
+    draw_slots: Tensor
+    plain: bool
 
-    def run(self, body: Callable[[], Tensor]) -> Tensor:
+    @property
+    def sampled(self) -> int:
+        return len(self.draws)
+
+    def run(self, body: Callable[[], Output]) -> Output:
         return body()
 
     def embed(self, table: Tensor) -> Tensor:
@@ -246,6 +263,15 @@ class TorchForward:
 
     def asked(self, x: Tensor) -> Tensor:
         return x.index_select(0, self.asked_rows)
+
+    def draw(self, logits: Tensor) -> Tensor:
+        d = self.draws
+        columns = (d.temperature, d.top_k, d.top_p, d.seed, d.index, d.min_p)
+        wanted = [Draw(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        tokens = sample(logits.float(), wanted)
+        # a row that broke drew no token: whatever is computed after it is dropped, but has to be a word of the vocabulary
+        self.memory.draws.index_copy_(0, self.draw_slots, tokens.clamp_min(0))
+        return tokens
 
     def attention(self, layer: Attention, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         q, gate = self._store(layer, x)

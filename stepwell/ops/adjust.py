@@ -1,4 +1,7 @@
-"""What is done to one row of logits before a token is chosen from it, and what the model itself thought of the token."""
+"""What is done to one row of logits before a token is chosen from it, and what the model itself thought of the token.
+
+Tokens are int64 tensors beside the row: nothing here waits for the device, but for `Rated.rows`.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +15,38 @@ _FLOOR = -9999.0  # JSON has no minus infinity
 
 
 def repeat_less(row: Tensor, seen: Tensor, penalty: float) -> None:
-    """Divide the positive and multiply the negative logits of the `seen` tokens by `penalty` (Keskar et al., 2019)."""
-    seen = torch.unique(seen)
-    logits = row[seen]
-    row[seen] = torch.where(logits > 0, logits / penalty, logits * penalty)
+    """Divide the positive and multiply the negative logits of the `seen` tokens by `penalty`, once each (Keskar et al., 2019)."""
+    logits = row.index_select(
+        0, seen
+    )  # equal tokens have equal logits: it does not matter which of them is written last
+    row.index_copy_(0, seen, torch.where(logits > 0, logits / penalty, logits * penalty))
 
 
 def penalise(row: Tensor, answer: Tensor, presence: float, frequency: float) -> None:
-    """Lower each token of the answer by `presence`, and by `frequency` for each time that it is there."""
-    said, times = torch.unique(answer, return_counts=True)
-    row[said] -= presence + frequency * times.to(row.dtype)
+    """Lower each token of the answer by `presence`, and by `frequency` for each time that it is there. O(vocab)."""
+    times = torch.zeros_like(row).index_add_(0, answer, torch.ones_like(answer, dtype=row.dtype))
+    row.sub_(presence * (times > 0) + frequency * times)
 
 
-def add_bias(row: Tensor, bias: Sequence[tuple[int, float]]) -> None:
-    """Add to the logits of single tokens."""
-    tokens = torch.tensor([token for token, _ in bias], device=row.device)
-    row[tokens] += torch.tensor([value for _, value in bias], device=row.device, dtype=row.dtype)
+def add_bias(row: Tensor, tokens: Tensor, values: Tensor) -> None:
+    """Add `values` to the logits of single tokens."""
+    row.index_add_(0, tokens, values.to(row.dtype))
 
 
-def keep_only(row: Tensor, tokens: Sequence[int]) -> None:
+def keep_only(row: Tensor, tokens: Tensor) -> None:
     """Make every other token impossible."""
-    kept = torch.tensor(tokens, dtype=torch.int64, device=row.device)
-    values = row[kept]
-    row.fill_(float("-inf"))
-    row[kept] = values
+    values = row.index_select(0, tokens)
+    row.fill_(float("-inf")).index_copy_(0, tokens, values)
 
 
-def forbid(row: Tensor, words: Sequence[Sequence[int]], answer: Sequence[int]) -> None:
-    """Make impossible what would complete one of `words`, which are token sequences, behind the answer so far."""
-    last = [word[-1] for word in words if list(word[:-1]) == list(answer[len(answer) + 1 - len(word) :])]
-    if last:
-        row[last] = float("-inf")
+def forbid(row: Tensor, tokens: Tensor) -> None:
+    """Make these tokens impossible."""
+    row.index_fill_(0, tokens, float("-inf"))
+
+
+def completing(words: Sequence[Sequence[int]], answer: Sequence[int]) -> list[int]:
+    """Tokens that would complete one of `words`, which are token sequences, behind the answer so far."""
+    return [word[-1] for word in words if list(word[:-1]) == list(answer[len(answer) + 1 - len(word) :])]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,15 +15,14 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How to choose one row's token. `index` counts the request's earlier draws; `banned` tokens are never chosen,
-    nor those whose chance is below `min_p` of the likeliest."""
+    """How to choose one row's token. `index` counts the request's earlier draws; tokens whose chance is below `min_p` of the likeliest are
+    never chosen."""
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
     index: int = 0
-    banned: tuple[int, ...] = ()
     min_p: float = 0.0
 
     @property
@@ -33,13 +32,10 @@ class Draw:
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """One token for each row of float32 [n, vocab], int64 [n] beside them; NO_TOKEN where the row has no finite largest logit (NaN,
-    ∞, all banned).
+    ∞, everything forbidden).
 
-    `logits` may be written to. Waits for nothing that the device computes, unless a row has a `top_k`.
+    Waits for nothing that the device computes, unless a row has a `top_k`.
     """
-    for row, draw in enumerate(draws):
-        if draw.banned:
-            logits[row, list(draw.banned)] = float("-inf")
     largest, tokens = logits.max(-1)
     for row, draw in enumerate(draws):
         if not draw.greedy:

@@ -74,11 +74,11 @@ class DeviceArena:
         check_slots(slots, self.rows.shape[0], "the device")
         self.put(slots, torch.from_numpy(rows).to(self.device))
 
-    def put(self, pages: Ints, rows: Tensor) -> None:
+    def put(self, pages: Ints | Tensor, rows: Tensor) -> None:
         """Write uint8 rows [n, page_bytes] to these n pages."""
         self.rows.index_copy_(0, index(pages, self.device), rows)
 
-    def get(self, pages: Ints) -> Tensor:
+    def get(self, pages: Ints | Tensor) -> Tensor:
         """A copy of these n pages, uint8 [n, page_bytes]."""
         return self.rows.index_select(0, index(pages, self.device))
 
@@ -166,7 +166,7 @@ class LiveStates:
             _layers_first(flat[:, behind:], self.hidden),
         )
 
-    def pack(self, slots: Ints) -> Images:
+    def pack(self, slots: Ints | Tensor) -> Images:
         """A copy of these slots' states; nothing may be pending in them."""
         images, at = self.new_images(len(slots)), index(slots, self.recurrent.device)
         images.recurrent.copy_(self.recurrent.index_select(1, at))
@@ -213,6 +213,6 @@ def _layer_spans(part: Tensor) -> tuple[Words, Words]:
     return begins + np.uint64(part.data_ptr()), np.full(layers, size, np.uint64)
 
 
-def index(numbers: Ints, device: torch.device) -> Tensor:
-    """Page or slot numbers as int64 on the device."""
-    return torch.from_numpy(numbers.astype(np.int64)).to(device)
+def index(numbers: Ints | Tensor, device: torch.device) -> Tensor:
+    """Page or slot numbers as int64 on the device, which is waited for, unless they are there."""
+    return numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers.astype(np.int64)).to(device)

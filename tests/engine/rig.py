@@ -11,7 +11,7 @@ import torch
 from stepwell.base.geometry import Ints
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.torch_runner import TorchRunner
-from stepwell.model.backend import Forward
+from stepwell.model.backend import Forward, Output
 from stepwell.model.decoder import HybridDecoder
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Carry, Cut, Fresh, Sample, StateStart, Step, StepResult, Work
@@ -28,13 +28,13 @@ class Recorder:
         self.backend = decoder.backend
         self.last = torch.empty(0)
 
-    def hidden(self, forward: Forward) -> torch.Tensor:
-        return self.decoder.hidden(forward)
+    def compute(self, forward: Forward) -> Output:
+        output = self.decoder.compute(forward)
+        self.last = output.logits.float().clone()
+        return output
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.decoder.logits(hidden)
-        self.last = logits.clone()
-        return logits
+        return self.decoder.logits(hidden)
 
 
 class Rig:

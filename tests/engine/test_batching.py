@@ -7,9 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepwell.engine.batching import end_cuts, lay_out  # noqa: E402
+from stepwell.engine.batching import Laid, Layout, lay_out  # noqa: E402
+from stepwell.engine.wishes import Wishes  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
-from stepwell.sched.step import LAST_DRAW, Carry, Cut, Sample, Score, Work  # noqa: E402
+from stepwell.sched.step import LAST_DRAW, Carry, Cut, Decodes, Sample, Score, Step, Work  # noqa: E402
 
 BLOCK, SPARE = 4, 99
 GREEDY = Sample(SamplingParams(), 0)
@@ -38,8 +39,12 @@ WORKS = (
 )
 
 
+def laid_out(step: Step, held: bool = False) -> Laid:
+    return lay_out(step, Layout(BLOCK, SPARE, held), Wishes(8))
+
+
 def test_rows_are_decodes_by_slot_then_the_others_as_they_come() -> None:
-    batch = lay_out(WORKS, BLOCK, SPARE, False).batch
+    batch = laid_out(Step(WORKS), False).batch
     assert batch.decodes == 2
     assert batch.slots.tolist() == [1, 2, 3, 0]
     assert batch.tokens.tolist() == [6, LAST_DRAW, 7, 8, 9, 1, 2, 3, 4, 5]
@@ -48,26 +53,75 @@ def test_rows_are_decodes_by_slot_then_the_others_as_they_come() -> None:
 
 
 def test_what_is_shared_goes_to_the_spare_page() -> None:
-    batch = lay_out(WORKS, BLOCK, SPARE, False).batch
+    batch = laid_out(Step(WORKS), False).batch
     assert batch.page.tolist() == [SPARE, 21, SPARE, SPARE, 32, 0, 0, 0, 0, 1]
     assert batch.offset.tolist() == [1, 1, 2, 3, 0, 0, 1, 2, 3, 0]
 
 
 def test_cuts_inside_works_have_columns_and_those_at_ends_are_live_states() -> None:
-    laid = lay_out(WORKS, BLOCK, SPARE, False)
+    laid = laid_out(Step(WORKS), False)
     assert laid.batch.cuts.pairs() == [(2, 2), (3, 4)]
     assert [pages.tolist() for pages in laid.inner] == [[8], [4]]
-    assert [(slot, pages.tolist()) for slot, pages in end_cuts(WORKS, False)] == [(3, [9]), (1, [10])]
+    assert [(slot, pages.tolist()) for slot, pages in laid.ends] == [(3, [9]), (1, [10])]
 
 
 def test_where_single_tokens_stay_pending_a_cut_behind_one_has_a_column_too() -> None:
-    laid = lay_out(WORKS, BLOCK, SPARE, True)
+    laid = laid_out(Step(WORKS), True)
     assert laid.batch.cuts.pairs() == [(0, 1), (2, 2), (3, 4)]
     assert [pages.tolist() for pages in laid.inner] == [[10], [8], [4]]
-    assert [(slot, pages.tolist()) for slot, pages in end_cuts(WORKS, True)] == [(3, [9])]
+    assert [(slot, pages.tolist()) for slot, pages in laid.ends] == [(3, [9])]
 
 
 def test_logits_are_asked_for_by_row_of_the_batch_and_told_by_work_of_the_step() -> None:
-    laid = lay_out(WORKS, BLOCK, SPARE, False)
-    assert laid.sampling == (3, 1, 0) and laid.scoring == (2,)
+    laid = laid_out(Step(WORKS), False)
+    assert laid.asked.works == (3, 1, 0) and [i for i, _ in laid.scoring] == [2]
     assert laid.batch.asked.tolist() == [0, 1, 4, 5, 6]
+
+
+PARAMS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.5, top_k=9, top_p=0.9, min_p=0.1, seed=(1 << 64) - 3),
+    SamplingParams(logprobs=0),
+)
+DECODES = Decodes(
+    names=("a", "b", "c"),
+    slots=np.array([5, 4, 6], np.int32),
+    roots=np.zeros(3, np.int64),
+    starts=np.array([7, 8, 3], np.int32),
+    tokens=np.array([LAST_DRAW, LAST_DRAW, 1], np.int32),
+    tables=tuple(np.arange(3, dtype=np.int32) + 10 * slot for slot in (5, 4, 6)),
+    known=np.array([2, 3, 0], np.int32),
+    params=PARAMS,
+    indices=np.array([4, 5, 2], np.int32),
+    cuts=((0, Cut(8, np.array([77], np.int32))),),
+)
+
+
+def test_decodes_are_laid_out_as_the_works_they_stand_for() -> None:
+    step = Step(WORKS, DECODES)
+    one, other = laid_out(step), laid_out(Step(step.works))
+    for name in ("tokens", "positions", "page", "offset", "slots", "starts", "counts", "known", "asked"):
+        assert getattr(one.batch, name).tolist() == getattr(other.batch, name).tolist(), name
+    assert [table.tolist() for table in one.batch.tables] == [table.tolist() for table in other.batch.tables]
+    assert (one.asked.works, one.asked.params) == (other.asked.works, other.asked.params)
+    assert [(slot, pages.tolist()) for slot, pages in one.ends] == [(5, [77]), (3, [9]), (1, [10])]
+    assert one.batch.decodes == 5 and one.batch.slots.tolist() == [1, 2, 4, 5, 6, 3, 0]
+
+
+def test_how_tokens_are_drawn_is_columns_of_the_rows_that_draw() -> None:
+    laid = laid_out(Step((), DECODES))
+    draws = laid.batch.draws
+    assert draws.slots.tolist() == [4, 5, 6]
+    assert (draws.temperature.tolist(), draws.top_k.tolist()) == ([0.5, 0, 0], [9, 0, 0])
+    assert (draws.top_p.tolist(), draws.min_p.tolist()) == ([0.9, 1, 1], [0.1, 0, 0])
+    assert (draws.seed.tolist(), draws.index.tolist()) == ([-3, 0, 0], [5, 4, 2])
+    assert not draws.greedy and laid.asked.special == (2,) and not laid.batch.plain
+
+
+def test_a_slot_that_changes_hands_draws_as_its_new_request_wants() -> None:
+    wishes = Wishes(3)
+    slots, index = np.array([1]), np.array([3])
+    assert not wishes.draws(slots, (SamplingParams(temperature=1, min_tokens=9),), index).greedy
+    assert wishes.special(slots, index) == [0]
+    assert wishes.draws(slots, (SamplingParams(temperature=1, top_k=1),), index).greedy
+    assert wishes.special(slots, index) == []

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from stepwell.engine.batching import Layout, lay_out  # noqa: E402
 from stepwell.engine.sampler import Sampler, score_targets, scored  # noqa: E402
+from stepwell.engine.wishes import Wishes  # noqa: E402
+from stepwell.model.backend import Output  # noqa: E402
+from stepwell.ops.sampling import Draw, sample  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
 from stepwell.sched.step import Fresh, Sample, Score, Step, StepResult, Work  # noqa: E402
 
 
-def choose(step: Step, sampling: tuple[int, ...], rows: torch.Tensor) -> StepResult:
-    chosen = Sampler().choose(step.works, sampling, rows)
-    return chosen.result(chosen.tokens.tolist())
+def sent(arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+    return [torch.from_numpy(array) for array in arrays]
 
 
-NONE = np.empty(0, np.int32)
+def choose(step: Step, rows: torch.Tensor, eos: tuple[int, ...] = ()) -> StepResult:
+    laid = lay_out(step, Layout(4, 9, False), Wishes(4))
+    d = laid.batch.draws
+
+    def draw(logits: torch.Tensor) -> torch.Tensor:
+        return sample(
+            logits, [Draw(*row) for row in zip(d.temperature, d.top_k, d.top_p, d.seed, d.index, strict=True)]
+        )
+
+    output = Output(rows[:, :0], rows, draw(rows) if laid.batch.plain else None)
+    chosen = Sampler(eos).choose(laid.asked, output, draw, sent)
+    return chosen.result(len(step), chosen.tokens.tolist())
+
+
+ONE = np.zeros(1, np.int32)
 
 
 def work(name: str, params: SamplingParams, answer: list[int], score: Score | None = None) -> Work:
     history = np.array([7, *answer], np.int32) if params.looks_back else None
     sample = Sample(params, len(answer), history)
-    return Work(name, 0, 0, 0, NONE, NONE, 0, Fresh(), (), sample, score)
+    slot = {"b": 1, "good": 1, "c": 2, "no grammar here": 2, "silent": 3}.get(name, 0)  # each has its own
+    return Work(name, slot, 0, 0, ONE, ONE, 0, Fresh(), (), sample, score)
 
 
 def logits(*rows: list[float]) -> torch.Tensor:
@@ -37,10 +57,10 @@ def test_penalties_count_the_answer_and_repetition_the_prompt_too() -> None:
         work("c", SamplingParams(presence_penalty=2), []),
     )
     row = [0.0, 2.0, 1.0]
-    assert choose(Step(works), (0, 1, 2), logits(row, row, row)).sampled == ((2,), (2,), (1,))
+    assert choose(Step(works), logits(row, row, row)).sampled == ((2,), (2,), (1,))
     seen = work("d", SamplingParams(repetition_penalty=3), [])
     tall = [0.0] * 7 + [3.0, 2.0]
-    assert choose(Step((seen,)), (0,), logits(tall)).sampled == ((8,),)
+    assert choose(Step((seen,)), logits(tall)).sampled == ((8,),)
 
 
 def test_one_rows_trouble_is_not_the_others() -> None:
@@ -51,7 +71,7 @@ def test_one_rows_trouble_is_not_the_others() -> None:
         work("silent", SamplingParams(), []),
     )
     row = [0.0, 1.0]
-    result = choose(Step(works), (0, 1, 2, 3), logits([float("nan"), 1.0], row, row, row))
+    result = choose(Step(works), logits([float("nan"), 1.0], row, row, row))
     assert result.sampled == ((), (1,), (), (1,))
     assert [index for index, _ in result.errors] == [0, 2]
     assert [index for index, _ in result.scores] == [1]
@@ -59,10 +79,26 @@ def test_one_rows_trouble_is_not_the_others() -> None:
 
 def test_scores_are_of_the_logits_as_they_came() -> None:
     forced = work("a", SamplingParams(logprobs=1, logit_bias=((0, 100.0),)), [])
-    result = choose(Step((forced,)), (0,), logits([0.0, 0.0]))
+    result = choose(Step((forced,)), logits([0.0, 0.0]))
     assert result.sampled == ((0,),)
     ((_, (scored,)),) = result.scores
     assert scored.logprob == pytest.approx(np.log(0.5))
+
+
+def test_answers_do_not_end_before_their_least_length() -> None:
+    wanted = SamplingParams(min_tokens=3, stop_token_ids=(2,))
+    tall = [0.0, 3.0, 2.0, 1.0]
+    early, late = work("a", wanted, [5, 5]), work("b", wanted, [5, 5, 5])
+    assert choose(Step((early, late)), logits(tall, tall), eos=(1,)).sampled == ((3,), (1,))
+    ignoring = work("a", SamplingParams(min_tokens=3, ignore_eos=True), [])
+    assert choose(Step((ignoring,)), logits(tall), eos=(1,)).sampled == ((1,),)
+
+
+def test_words_that_must_not_be_and_tokens_that_must() -> None:
+    bad = work("a", SamplingParams(bad_words=((4, 1), (5, 2))), [4])
+    only = work("b", SamplingParams(allowed=(0, 3)), [])
+    tall = [0.0, 3.0, 2.0, 1.0]
+    assert choose(Step((bad, only)), logits(tall, tall)).sampled == ((2,), (3,))
 
 
 def test_targets_are_scored_in_slices_as_in_one_piece() -> None:
@@ -71,7 +107,7 @@ def test_targets_are_scored_in_slices_as_in_one_piece() -> None:
     weight = torch.randn(9, 4, generator=torch.Generator().manual_seed(2))
     targets = [np.arange(count, dtype=np.int32) % 9 for count in counts]
     works = [work("w", SamplingParams(), [], Score(target, 2)) for target in targets]
-    scores = [scored(parts) for parts in score_targets(works, hidden, lambda rows: rows @ weight.T)]
+    scores = [scored(parts) for parts in score_targets(works, hidden, lambda rows: rows @ weight.T, sent)]
     expected = (hidden @ weight.T).log_softmax(-1)
     flat = [one for per_work in scores for one in per_work]
     assert [len(s) for s in scores] == list(counts)

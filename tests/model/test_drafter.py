@@ -43,8 +43,14 @@ def drafted(directory: Path, chunks: list[int], poison: int = 0xFF) -> list[int]
     rig = Rig(decoder, pages=8, slots=2, depth=2 + 2 * DRAFTS, poison=poison)
     live, pages = rig.live, rig.table(75 + DRAFTS + 1)
     hidden: list[Any] = []
-    original = decoder.hidden
-    rig.recorder.hidden = lambda forward: hidden.append(original(forward)) or hidden[-1]  # type: ignore[assignment,func-returns-value]
+    original = decoder.compute
+
+    def compute(forward: Any) -> Any:
+        output = original(forward)
+        hidden.append(output.hidden)
+        return output
+
+    rig.recorder.decoder = type("Kept", (), {"compute": staticmethod(compute), "logits": decoder.logits})()
     for start, end in zip([0, *chunks], chunks, strict=False):
         rig.last(work(TOKENS, pages, start, end, slot=1))
         live.hidden[0, 1] = hidden[-1][0]
@@ -69,7 +75,7 @@ def one(position: int, token: int, pages: Any) -> Batch:
     at, none = np.array([position]), np.empty(0, np.int64)
     return Batch(
         tokens=np.array([token]), positions=at, page=pages[at // 16].astype(np.int64), offset=at % 16, decodes=1,
-        slots=np.array([1]), starts=at, counts=np.array([1]), tables=(pages,), cuts=Cuts(none, none), asked=np.array([0]),
+        slots=np.array([1]), starts=at, counts=np.array([1]), tables=(pages,), known=none, cuts=Cuts(none, none), asked=np.array([0]),
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def test_presence_counts_once_and_frequency_each_time() -> None:
 
 def test_bias_is_added_to_its_token() -> None:
     row = torch.ones(4)
-    add_bias(row, [(0, 2.0), (3, float("-inf"))])
+    add_bias(row, torch.tensor([0, 3]), torch.tensor([2.0, float("-inf")], dtype=torch.float64))
     assert row.tolist() == [3.0, 1.0, 1.0, float("-inf")]
 
 

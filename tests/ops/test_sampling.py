@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from stepwell.ops.adjust import forbid  # noqa: E402
 from stepwell.ops.sampling import NO_TOKEN, Draw, sample, uniform  # noqa: E402
 
 VOCAB = 50
@@ -59,11 +60,12 @@ def test_equal_logits_are_cut_by_token_number() -> None:
     assert set(draws(flat, replace(WARM, top_k=4), 200)) == {0, 1, 2, 3}
 
 
-def test_banned_tokens_are_never_chosen() -> None:
-    best = LOGITS[0].topk(3).indices.tolist()
-    banned = tuple(best[:2])
-    assert told(sample(LOGITS[:1].clone(), [Draw(banned=banned)])) == [best[2]]
-    assert not set(draws(LOGITS[0], replace(WARM, banned=banned), 200)) & set(banned)
+def test_forbidden_tokens_are_never_chosen() -> None:
+    best = LOGITS[0].topk(3).indices
+    row = LOGITS[0].clone()
+    forbid(row, best[:2])
+    assert told(sample(row[None], [Draw()])) == [int(best[2])]
+    assert not set(draws(row, WARM, 200)) & set(best[:2].tolist())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -8,11 +8,21 @@ import torch
 from torch import Tensor
 
 from stepwell.base.errors import ConfigError
+from stepwell.model.backend import Output
 from stepwell.model.batch import Batch, Longs, Memory, States
 from stepwell.model.config import HybridConfig
 from stepwell.model.cuda.forward import CudaForward, KernelLinear
-from stepwell.model.cuda.graphs import DecodeGraphs
-from stepwell.model.cuda.plans import Decodes, Uploader, padded_table, plan_prompts
+from stepwell.model.cuda.graphs import STATIC, DecodeGraphs
+from stepwell.model.cuda.plans import (
+    SETTINGS,
+    Decodes,
+    Drawing,
+    Tables,
+    Uploader,
+    plan_prompts,
+    setting_columns,
+    settings_from,
+)
 from stepwell.model.cuda.prompts import choose
 from stepwell.ops.linear import DenseStack, Linear, LinearStack
 from stepwell.ops.pending import Lanes, Ring
@@ -24,7 +34,7 @@ from stepwell.sched.step import LAST_DRAW
 class CudaBackend:
     """A `Backend` of kernels. Passes of decodes alone are replayed from graphs, once `prepare` has captured them."""
 
-    __slots__ = ("_device", "_frequencies", "_graphs", "_kernels", "_ring", "_shape", "_upload")
+    __slots__ = ("_device", "_frequencies", "_graphs", "_kernels", "_ring", "_shape", "_tables", "_upload")
 
     def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ConfigError for a shape that the kernels are not written for."""
@@ -39,6 +49,7 @@ class CudaBackend:
         self._frequencies = 1.0 / config.rope_theta**powers
         self._upload = Uploader(device)
         self._ring: Ring | None = None
+        self._tables: Tables | None = None
         self._graphs: DecodeGraphs | None = None
 
     @property
@@ -55,37 +66,64 @@ class CudaBackend:
     def stack(self, weights: Tensor) -> LinearStack:
         return DenseStack(weights.to(self._device).contiguous())
 
+    def upload(self, arrays: Sequence[Longs]) -> list[Tensor]:
+        return self._upload(arrays)
+
+    def fill(self, target: Tensor, array: Longs) -> None:
+        """Write the array into `target`, int64 of as many elements, in the order of what the device has been told to do."""
+        self._upload.into(target, [array])
+
     def plan(self, batch: Batch, memory: Memory, checkpoints: States) -> CudaForward:
-        decodes_only = batch.decodes == len(batch.slots)
-        if decodes_only and self._graphs is not None and self._graphs.fit(batch, memory):
-            return self._graphs.load(batch)
-        rows = [batch.tokens, batch.positions, batch.page, batch.offset, batch.asked]
-        tokens, positions, page, offset, asked = self._upload(rows)
-        decodes = self._decodes(batch) if batch.decodes else None
+        tables = self.tables(memory, max(map(len, batch.tables)))
+        new = tables.new(batch)
+        if self._graphs is not None and self._graphs.fit(batch, memory):
+            return self._graphs.load(batch, new)
+        draws, first, few = batch.draws, batch.decodes, len(batch.slots) > batch.decodes
+        arrays = [*new, batch.tokens, batch.positions, batch.page, batch.offset, batch.asked, draws.slots]
+        arrays += [batch.slots[:first], batch.starts[:first] + 1]
+        settings = [] if draws.greedy else setting_columns(draws)
+        own, made = plan_prompts(batch, memory.keys[0].shape[1]) if few else ([], None)
+        sent = self._upload([*arrays, *settings, *own])
+        cells, values, tokens, positions, page, offset, asked, drawers, slots, lengths = sent[: len(arrays)]
+        tables.store(cells, values)
+        decodes = self._decodes(slots, lengths, tables) if first else None
         cos, sin = self.angles(positions)
+        behind = sent[len(arrays) :]
+        drawing = Drawing(len(draws), batch.plain, drawers, settings_from(behind[:SETTINGS]) if settings else None)
         return CudaForward(
             memory, checkpoints, drawn(tokens, decodes, memory), page, offset, cos, sin, asked, self.ring(memory), decodes,
-            None if decodes_only else plan_prompts(batch, memory.keys[0].shape[1], self._upload), self._kernels,
+            made(behind[len(settings) :]) if made else None, self._kernels, drawing,
         )  # fmt: skip
 
     def prepare(
-        self, memory: Memory, compute: Callable[[CudaForward], Tensor], rows: Sequence[int], width: int
+        self, memory: Memory, compute: Callable[[CudaForward], Output], rows: Sequence[int], width: int
     ) -> None:
         """Capture passes of `rows` decodes each, with block tables of `width` pages. `compute` runs a pass."""
-        if self._device.type == "cuda":
-            self._graphs = DecodeGraphs.capture(self, memory, compute, rows, width)
+        self.tables(memory, width)
+        self._graphs = DecodeGraphs.capture(self, memory, compute, rows) if rows else None
 
-    def static(self, memory: Memory, ints: Tensor, table: Tensor) -> CudaForward:
-        """A pass of decodes over tensors that stay: int64 [6, rows] of tokens, positions, pages, offsets, slots, lengths, and their
-        table [rows, width]."""
-        tokens, positions, page, offset, slots, lengths = ints.unbind()
-        decodes = self._as_decodes(slots, table, lengths)
+    def static(self, memory: Memory, inputs: Tensor) -> CudaForward:
+        """A pass of greedy decodes over tensors that stay: `inputs` as in `graphs.Inputs`."""
+        tokens, positions, page, offset, slots, lengths, cells, values = inputs[: len(STATIC)]
+        tables = self.tables(memory, 1)
+        tables.store(cells, values)
+        decodes = self._decodes(slots, lengths, tables)
         cos, sin = self.angles(positions)
         checkpoints = States(memory.live.conv[:, :0], memory.live.recurrent[:, :0])
         return CudaForward(
             memory, checkpoints, drawn(tokens, decodes, memory), page, offset, cos, sin, None, self.ring(memory), decodes, None,
-            self._kernels,
+            self._kernels, Drawing(inputs.shape[1], True, slots, None),
         )  # fmt: skip
+
+    def tables(self, memory: Memory, width: int) -> Tables:
+        """The block tables of this memory's slots, at least so wide."""
+        slots = memory.live.conv.shape[1]
+        if self._tables is None or self._tables.rows.shape[0] != slots:
+            self._tables = Tables(slots, width, self._device)
+        if self._tables.width < width:
+            assert self._graphs is None, f"{width} pages, where graphs read tables of {self._tables.width}"
+            self._tables = self._tables.widened(2 * width)
+        return self._tables
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = positions.float().unsqueeze(1) * self._frequencies
@@ -97,21 +135,10 @@ class CudaBackend:
             self._ring = Ring.empty(slots, 1, s.key_heads, s.key_dim, s.value_heads, s.value_dim, self._device)
         return self._ring
 
-    def upload(self, arrays: Sequence[Longs]) -> list[Tensor]:
-        """int64 tensors on the device, without waiting for it."""
-        return self._upload(arrays)
-
-    def _decodes(self, batch: Batch) -> Decodes:
-        count = batch.decodes
-        width = max(len(table) for table in batch.tables[:count])
-        table, slots, lengths = self._upload(
-            [padded_table(batch.tables[:count], width, 0), batch.slots[:count], batch.starts[:count] + 1]
-        )
-        return self._as_decodes(slots, table, lengths)
-
-    def _as_decodes(self, slots: Tensor, table: Tensor, lengths: Tensor) -> Decodes:
+    def _decodes(self, slots: Tensor, lengths: Tensor, tables: Tables) -> Decodes:
         zero = torch.zeros_like(slots)
         lanes = Lanes(slots, zero, zero, zero - 1, zero - 1)
+        table = tables.rows.index_select(0, slots)
         return Decodes(slots.shape[0], lanes, table, lengths, splits_for(slots.shape[0], self._shape.kv_heads))
 
 

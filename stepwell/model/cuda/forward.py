@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepwell.model.backend import Output
 from stepwell.model.batch import Memory, States
-from stepwell.model.cuda.plans import Decodes, Prompts
+from stepwell.model.cuda.plans import Decodes, Drawing, Prompts
 from stepwell.model.cuda.prompts import PromptKernels
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.ops.linear import DenseStack, Linear
 from stepwell.ops.pending import Ring
-from stepwell.ops.triton import attention, chunked, experts, grouped, linear, norm, recurrent
+from stepwell.ops.triton import attention, chunked, experts, grouped, linear, norm, recurrent, sampling
 from stepwell.ops.triton.chunked import Chunks
 
 _FEW = 128
@@ -46,7 +47,8 @@ class CudaForward:
     tokens, page, offset   int64 [rows]
     cos, sin               float32 [rows, rotary / 2]
     asked_rows             int64; None: all rows, in order
-    replay                 what computes all of the pass' layers at once, and returns all rows; None: the layers do
+    drawing                how its tokens are drawn
+    replay                 what computes and draws all of the pass at once; None: the operations do
     ring                   scratch between convolution and delta rule, shared by all layers
     """
 
@@ -62,10 +64,19 @@ class CudaForward:
     decodes: Decodes | None
     prompts: Prompts | None
     kernels: PromptKernels
-    replay: Callable[[], Tensor] | None = None
+    drawing: Drawing
+    replay: Callable[[], Output] | None = None
 
-    def run(self, body: Callable[[], Tensor]) -> Tensor:
-        return body() if self.replay is None else self.asked(self.replay())
+    @property
+    def sampled(self) -> int:
+        return self.drawing.sampled
+
+    @property
+    def plain(self) -> bool:
+        return self.drawing.plain
+
+    def run(self, body: Callable[[], Output]) -> Output:
+        return body() if self.replay is None else self.replay()
 
     def embed(self, table: Tensor) -> Tensor:
         return F.embedding(self.tokens, table)
@@ -75,6 +86,13 @@ class CudaForward:
 
     def asked(self, x: Tensor) -> Tensor:
         return x if self.asked_rows is None else x.index_select(0, self.asked_rows)
+
+    def draw(self, logits: Tensor) -> Tensor:
+        settings = self.drawing.settings
+        tokens = sampling.greedy(logits) if settings is None else sampling.sample(logits, settings)
+        # a row that broke drew no token: whatever is computed after it is dropped, but has to be a word of the vocabulary
+        self.memory.draws.index_copy_(0, self.drawing.slots, tokens.clamp_min(0))
+        return tokens
 
     def attention(self, layer: Attention, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         inner, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim

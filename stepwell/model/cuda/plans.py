@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stepwell.base.geometry import Ints
-from stepwell.model.batch import Batch, Longs
+from stepwell.model.batch import Batch, Draws, Longs
 from stepwell.model.cuda.chunk_plan import plan_chunks
 from stepwell.ops.pending import Lanes
 from stepwell.ops.triton.chunked import Chunks
+from stepwell.ops.triton.sampling import Settings
 
-_STAGES = 4
+_NONE: Longs = np.empty(0, np.int64)
+_ODD: Longs = np.zeros(1, np.int64)
+
+_STAGES = 16
 
 
 class Uploader:
@@ -30,32 +33,75 @@ class Uploader:
         self._next = 0
 
     def __call__(self, arrays: Sequence[Longs]) -> list[Tensor]:
-        """int64 tensors of the arrays' shapes. Does not wait for the device, unless it lags four uploads behind."""
-        flat = np.concatenate([np.ravel(array) for array in arrays]) if arrays else np.empty(0, np.int64)
-        parts = self._send(flat).split_with_sizes([array.size for array in arrays])
-        return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+        """int64 tensors of the arrays' shapes. Does not wait for the device, unless it lags sixteen uploads behind.
 
-    def _send(self, flat: Longs) -> Tensor:
-        if self._device.type != "cuda":
-            return torch.from_numpy(flat).to(self._device)
+        Each begins at a multiple of 16 bytes: a kernel is compiled once more for a pointer that does not.
+        """
+        rooms = [array.size + array.size % 2 for array in arrays]
+        target = torch.empty(sum(rooms), dtype=torch.int64, device=self._device)
+        self.into(target, [part for array in arrays for part in (array, _ODD[: array.size % 2])])
+        parts = target.split_with_sizes(rooms)
+        return [part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+    def into(self, target: Tensor, arrays: Sequence[Longs]) -> None:
+        """Fill `target`, int64 [sum of the sizes], with the arrays end to end, behind what the device has been told to do so far."""
+        if not target.numel():
+            return
         at, self._next = self._next, (self._next + 1) % _STAGES
         ended = self._ended[at]
         if ended is not None:
             ended.synchronize()
-        if self._buffers[at].numel() < flat.size:
-            self._buffers[at] = torch.empty(max(4096, 2 * flat.size), dtype=torch.int64, pin_memory=True)
-        pinned = self._buffers[at][: flat.size]
-        pinned.numpy()[:] = flat
-        sent = pinned.to(self._device, non_blocking=True)
-        ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ended.record()
-        self._ended[at] = ended
-        return sent
+        cuda = self._device.type == "cuda"
+        if self._buffers[at].numel() < target.numel():
+            self._buffers[at] = torch.empty(max(4096, 2 * target.numel()), dtype=torch.int64, pin_memory=cuda)
+        staged = self._buffers[at][: target.numel()]
+        np.concatenate([np.ravel(array) for array in arrays], out=staged.numpy())
+        target.view(-1).copy_(staged, non_blocking=True)
+        if cuda:
+            ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ended.record()
+            self._ended[at] = ended
+
+
+class Tables:
+    """The block tables of all live slots, where kernels read them: int32 [slots, width]. A batch sends what is new in them."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, slots: int, width: int, device: torch.device) -> None:
+        self.rows = torch.zeros(slots, width, dtype=torch.int32, device=device)
+
+    @property
+    def width(self) -> int:
+        return self.rows.shape[1]
+
+    def new(self, batch: Batch) -> tuple[Longs, Longs]:
+        """Cells of the flattened tables that change with this batch, and what they will hold. O(sequences + new entries)."""
+        lengths = np.fromiter(map(len, batch.tables), np.int64, len(batch.tables))
+        grown = (batch.known < lengths).nonzero()[0].tolist()
+        if not grown:
+            return _NONE, _NONE
+        firsts, ends = batch.known.tolist(), lengths.tolist()
+        starts = (batch.slots * self.width).tolist()
+        cells = [np.arange(starts[row] + firsts[row], starts[row] + ends[row]) for row in grown]
+        return np.concatenate(cells), np.concatenate([batch.tables[row][firsts[row] :] for row in grown]).astype(
+            np.int64
+        )
+
+    def store(self, cells: Tensor, values: Tensor) -> None:
+        if cells.numel():
+            self.rows.view(-1).index_copy_(0, cells, values.int())
+
+    def widened(self, width: int) -> Tables:
+        """The same tables with room for more pages."""
+        wider = Tables(self.rows.shape[0], width, self.rows.device)
+        wider.rows[:, : self.width] = self.rows
+        return wider
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decodes:
-    """The first `count` rows: one token each. `table` int64 [count, width], `lengths` int64 [count] with the new token."""
+    """The first `count` rows: one token each. `table` int32 [count, width], `lengths` int64 [count] with the new token."""
 
     count: int
     lanes: Lanes
@@ -83,16 +129,39 @@ class Prompts:
     lengths: tuple[int, ...]
 
 
-def padded_table(tables: Sequence[Ints], width: int, fill: int) -> Longs:
-    """Block tables as int64 [n, width]."""
-    out = np.full((len(tables), width), fill, np.int64)
-    for row, table in enumerate(tables):
-        used = min(width, len(table))
-        out[row, :used] = table[:used]
-    return out
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawing:
+    """How the tokens of a pass are drawn.
+
+    sampled    rows that draw, of those asked for
+    plain      they are drawn from the model's own logits
+    slots      int64 [sampled], live slots that remember their draws
+    settings   None: every row takes its likeliest token
+    """
+
+    sampled: int
+    plain: bool
+    slots: Tensor
+    settings: Settings | None
 
 
-def plan_prompts(batch: Batch, block: int, upload: Uploader) -> Prompts:
+SETTINGS = 6
+
+
+def setting_columns(draws: Draws) -> list[Longs]:
+    """Six int64 columns for `settings_from`; the bits of float64 where numbers are real."""
+    reals = (draws.temperature, draws.top_p, draws.min_p)
+    return [*(np.ascontiguousarray(column).view(np.int64) for column in reals), draws.top_k, draws.seed, draws.index]
+
+
+def settings_from(sent: Sequence[Tensor]) -> Settings:
+    temperature, top_p, min_p = (column.view(torch.float64).float() for column in sent[:3])
+    top_k, seed, index = sent[3:]
+    return Settings(temperature, top_k.int(), top_p, min_p, seed, index)
+
+
+def plan_prompts(batch: Batch, block: int) -> tuple[list[Longs], Callable[[Sequence[Tensor]], Prompts]]:
+    """What has to be sent for the sequences of several new tokens, and what makes their plan of it once it is there."""
     first = batch.decodes
     starts, counts, slots = batch.starts[first:], batch.counts[first:], batch.slots[first:]
     lengths = starts + counts
@@ -107,8 +176,12 @@ def plan_prompts(batch: Batch, block: int, upload: Uploader) -> Prompts:
         np.concatenate(tables), base + offsets, np.minimum(block, total - offsets),
         np.concatenate(([0], np.cumsum(counts))), np.concatenate(([0], key_ends)), *plan_chunks(counts, slots, cuts),
     ]  # fmt: skip
-    pages, page_first, page_count, queries, keys, *chunks = upload(arrays)
-    return Prompts(
-        Chunks(*chunks), pages, page_first, page_count, queries.int(), keys.int(), tuple(counts.tolist()),
-        tuple(lengths.tolist()),
-    )  # fmt: skip
+
+    def made(sent: Sequence[Tensor]) -> Prompts:
+        pages, page_first, page_count, queries, keys, *chunks = sent
+        return Prompts(
+            Chunks(*chunks), pages, page_first, page_count, queries.int(), keys.int(), tuple(counts.tolist()),
+            tuple(lengths.tolist()),
+        )  # fmt: skip
+
+    return arrays, made
