@@ -103,14 +103,7 @@ def build(
         if (running.launched + 1) % every
         and not running.rungs
         and not config.drafts  # nearly every decode: it leaves no rung
-        else share_of(
-            queues,
-            directory,
-            config,
-            running,
-            running.launched + 1,
-            drafts_of(directory, config, running) if _goes_on(running) else 0,
-        )
+        else share_of(queues, directory, config, running, running.launched + 1, drafts_of(directory, config, running))
         for running in growing
     ]
     budget = config.max_num_batched_tokens - sum(1 + share.drafts for share in shares)
@@ -166,7 +159,7 @@ def built_of(shares: Sequence[Share]) -> Built:
     decoding: list[Share] = []
     others: list[Share] = []
     for share in shares:
-        (others if share.drafts or not _goes_on(share.running) else decoding).append(share)
+        (others if share.drafts or not share.running.goes_on else decoding).append(share)
     step = Step(tuple([_work(share) for share in others]), _decodes(decoding) if decoding else NO_DECODES)
     for share in shares:
         running = share.running
@@ -174,15 +167,6 @@ def built_of(shares: Sequence[Share]) -> Built:
         if share.end >= running.drawn:
             running.drawn = share.end + 1
     return Built(step, tuple(decoding + others))
-
-
-def _goes_on(running: Running) -> bool:
-    """Whether its next step carries an answer on: the token is not the prompt's, and the state is where it was left."""
-    return (
-        isinstance(running.start, Carry)
-        and running.remaining == 1
-        and running.launched >= len(running.job.request.prompt)
-    )
 
 
 def _decodes(shares: list[Share]) -> Decodes:

@@ -15,7 +15,7 @@ def drafts_of(directory: Directory, config: SchedConfig, running: Running) -> in
     Takes the pages for these, and for those that the runner drafts next, if they are had at nobody's cost.
     """
     job, start = running.job, running.launched
-    if not config.drafts or job.looks_back:
+    if not config.drafts or job.looks_back or not running.goes_on:
         return 0
     wanted = min(config.drafts, job.limit - running.drawn - 1)
     count = directory.config.geometry.pages_for(min(job.limit, start + 1 + 2 * config.drafts)) - len(running.table)

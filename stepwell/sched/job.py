@@ -21,7 +21,7 @@ from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Node, Rung, RungKind
 from stepwell.sched.request import Request
-from stepwell.sched.step import LAST_DRAW, StateStart
+from stepwell.sched.step import LAST_DRAW, Carry, StateStart
 
 
 class Tokens:
@@ -191,6 +191,11 @@ class Running:
     def remaining(self) -> int:
         """Tokens, known or being drawn, that no step has been given yet; 1: the next step decodes."""
         return self.drawn - self.launched
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its next step carries an answer on: the token is not the prompt's, and the state is where it was left."""
+        return isinstance(self.start, Carry) and self.remaining == 1 and self.launched >= len(self.job.request.prompt)
 
     @property
     def uncollected(self) -> int:
