@@ -51,7 +51,8 @@ class Account:
         sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
         self.pools = {tier: Pool(size) for tier, size in sizes if size}
         self.policy = policy_named(config.policy)
-        self.offers = Offers(tuple(self.pools), self.policy, config.geometry.image_pages * config.geometry.block)
+        tokens = config.geometry.image_pages * config.geometry.block
+        self.offers = Offers(tuple(self.pools), self.policy, tokens, config.write_idle)
         self.epoch = self.tickets = 0
         self.clean = self.backed = self.items = self.ghost_blocks = 0
         self.cached = dict.fromkeys(self.pools, 0)

@@ -170,6 +170,9 @@ def _check_candidates(directory: Directory, nodes: list[Node]) -> None:
     for item in _items(nodes):
         for ranking, ids in offered:
             assert not ranking.live(item) or id(item) in ids, f"{item!r} is a candidate that nobody offers"
+        if Tier.DISK in directory.pools and directory.config.write_idle:
+            known = item in directory.offers.backlog
+            assert known or not directory.offers.unsaved(item), f"{item!r} is not on disk, and nobody will look at it"
 
 
 def _check_condemned(directory: Directory) -> None:

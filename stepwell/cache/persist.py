@@ -9,7 +9,6 @@ only what is sooner read back than computed again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import nlargest
 
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
@@ -21,7 +20,9 @@ from stepwell.cache.shed import begin
 from stepwell.cache.tree import Item, Node, RungKind, path_tokens
 
 AT_ONCE = 256
-"""Items that one turn of `persist_rest` looks at closely: a request that arrives meanwhile has to wait for the turn."""
+"""Items that one turn of `persist_rest` looks at: a request that arrives meanwhile has to wait for the turn."""
+TOKENS_AT_ONCE = 1 << 20
+"""Tokens of their prompts, which may have to be hashed: a few milliseconds."""
 
 
 def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int = 0) -> None:
@@ -47,32 +48,26 @@ def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int =
 
 
 def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
-    """Begin writing what has been of use most recently and is not on disk, at most `AT_ONCE` items in one call; False if nothing is
-    left that is worth it."""
+    """Begin writing what has been of use most recently and is not on disk: at most `AT_ONCE` items and `TOKENS_AT_ONCE` tokens of prompts
+    are looked at in one call. False if nothing is left that is worth it."""
     if Tier.DISK not in directory.pools or not directory.config.write_idle:
         return False
-    unsaved = (item for node in directory.tree.nodes() for item in node.items() if _unsaved(item))
-    if not _may_begin(directory, now):
-        return bool(directory.in_flight) or next(unsaved, None) is not None
-    found = nlargest(AT_ONCE + 1, unsaved, key=_last_use)
-    for item in found[:AT_ONCE]:
-        if not _may_begin(directory, now):
-            return True
-        if _unsaved(item) and attached(item):  # a write of another may have brought it along
-            _write(directory, item, costs, now)
-    return len(found) > AT_ONCE or bool(directory.in_flight)
-
-
-def _unsaved(item: Item) -> bool:
-    """Whether an image, or KV without which the disk has something in vain, is in a tier above the disk alone."""
-    rung = item.node.rung
-    wanted = item.what == "image" or item.below[Tier.DISK] > 0 or (rung is not None and rung.image.has(Tier.DISK))
-    return wanted and item.best() is not None and not _settled(item)
-
-
-def _last_use(item: Item) -> float:
-    node = item.node
-    return node.rung.used if item.what == "image" and node.rung is not None else node.used
+    offers = directory.offers
+    offers.settle()
+    later: list[Item] = []
+    looked = tokens = 0
+    while looked < AT_ONCE and tokens < TOKENS_AT_ONCE and _may_begin(directory, now):
+        item = offers.backlog.pop()
+        if item is None:
+            break
+        looked, tokens = looked + 1, tokens + item.node.end
+        _write(directory, item, costs, now)
+        if offers.unsaved(item):  # a part of it is on its way elsewhere
+            later.append(item)
+    more = bool(directory.in_flight) or not offers.backlog.empty
+    for item in later:
+        offers.backlog.add(item, directory.items)
+    return more
 
 
 def _settled(item: Item) -> bool:

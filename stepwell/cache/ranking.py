@@ -3,6 +3,7 @@
     drops[tier]   copies that can go now without losing what is meant to be kept
     dirty[tier]   copies that are the only one meant to be kept: to be copied down first
     twice         copies in host of KV that a running request holds on the device: the first to make room in host
+    backlog       what may be worth a write to disk while nothing else is to be done
 
 A copy in a tier is safe once the next tier has one too, or will not get one. KV goes leaf first: a run is a candidate only when no
 child's KV is in the same tier. An image is a candidate of its own. What each is worth is the policy's to say (`stepwell.cache.policy`).
@@ -16,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from stepwell.cache.life import HERE, REFUSED
+from stepwell.cache.backlog import Backlog
+from stepwell.cache.life import ABSENT, HERE, REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.placement import needed
 from stepwell.cache.policy import Policy, Regret, Value
@@ -189,9 +191,24 @@ class Offers:
     What is offered is looked at when somebody next asks for a candidate: a request changes the same few items many times over.
     """
 
-    __slots__ = ("_fresh", "_image_tokens", "_items", "_tiers", "dirty", "drops", "latest", "lower", "regret", "twice")
+    __slots__ = (
+        "_fresh",
+        "_image_tokens",
+        "_items",
+        "_tiers",
+        "_writes",
+        "backlog",
+        "dirty",
+        "drops",
+        "latest",
+        "lower",
+        "regret",
+        "twice",
+    )
 
-    def __init__(self, tiers: tuple[Tier, ...], policy: Policy, image_tokens: int) -> None:
+    def __init__(self, tiers: tuple[Tier, ...], policy: Policy, image_tokens: int, write_idle: bool = False) -> None:
+        """`write_idle`: keep a backlog of what the disk lacks."""
+
         def ranking(tier: Tier, live: Callable[[Item], bool], spares: Callable[[Item], bool]) -> Ranking:
             return Ranking(tier, live, policy, self.latest, spares, self.settle)
 
@@ -202,6 +219,8 @@ class Offers:
         # what is copied down is not lost: the order is the policy's
         self.dirty = {tier: ranking(tier, partial(self.demotable, tier), lambda item: False) for tier in tiers[:-1]}
         self.twice = ranking(Tier.HOST, self.doubled, lambda item: False)
+        self.backlog = Backlog(self.unsaved)
+        self._writes = write_idle and Tier.DISK in tiers
         self._image_tokens = image_tokens
         self._tiers = tiers
         self._fresh: dict[Item, None] = {}
@@ -240,6 +259,8 @@ class Offers:
         for item in fresh:
             if item.at[Tier.HOST] is not None and self.doubled(item):
                 self.twice.add(item, self._items)
+            if self._writes:
+                self._note(item)
             for tier in self._tiers:
                 if item.at[tier] is None or item.locks[tier]:
                     continue
@@ -247,6 +268,21 @@ class Offers:
                     self.drops[tier].add(item, self._items)
                 elif self.demotable(tier, item):
                     self.dirty[tier].add(item, self._items)
+
+    def _note(self, item: Item) -> None:
+        """Add to the backlog `item`, or what it hangs on if `item` is on disk: without that it is there in vain."""
+        if item.life[Tier.DISK] >= HERE:
+            above = item.node if item.what == "image" else item.node.parent
+            item = item if above is None else above.kv
+        if self.unsaved(item):
+            self.backlog.add(item, self._items)
+
+    def unsaved(self, item: Item) -> bool:
+        """Whether an image, or KV without which the disk has something in vain, is in a tier above the disk alone."""
+        if item.life[Tier.DISK] != ABSENT or item.best() is None or not attached(item):
+            return False
+        rung = item.node.rung
+        return item.what == "image" or item.below[Tier.DISK] > 0 or (rung is not None and rung.image.has(Tier.DISK))
 
     def droppable(self, tier: Tier, item: Item) -> bool:
         """Whether the copy of `item` in `tier` may go as it is."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stepwell.base.geometry import Ints
+from stepwell.cache import persist
 from stepwell.cache.archive import Archive
+from stepwell.cache.backlog import Backlog
 from stepwell.cache.budget import Budget
 from stepwell.cache.check import check
 from stepwell.cache.config import Costs
@@ -14,8 +16,9 @@ from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Divide, Forget, Move, Report, Tier, Touch
 from stepwell.cache.names import Names
 from stepwell.cache.persist import persist_ahead, persist_rest
+from stepwell.cache.ranking import Offers
 from stepwell.cache.shed import landed
-from stepwell.cache.tree import OLD, RungKind
+from stepwell.cache.tree import OLD, Item, Node, Root, RungKind, Tree
 from tests.cache.builders import config, copy_down, forget, join, keep, numbers, planned, rung_at
 
 DEAR = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9), latency_s=0.0)
@@ -290,3 +293,55 @@ class TestOrders:
         assert isinstance(order, Forget) and order.slots.tolist() == slots.tolist()
         directory.archive.touch(slots)
         assert isinstance(directory.archive.send()[0], Touch) and not directory.archive.send()
+
+
+class TestIdle:
+    """Idle turns look at what has changed, however large the tree is."""
+
+    def test_no_turn_walks_the_tree(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        directory = shelf()
+        keep(directory, PROMPT, 48, rungs=(16, 40))
+        with monkeypatch.context() as patch:
+            patch.setattr(Tree, "nodes", lambda self: pytest.fail("the tree was walked"))
+            while persist_rest(directory, DEAR, 0.0):
+                for move in moves(directory):
+                    assert landed(directory, Report(move.ticket, True))
+        assert on_disk(directory, PROMPT) == [16, 40]
+
+    def test_what_has_been_looked_at_is_not_looked_at_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        directory = Directory(config(4000, 0, disk=8000), Archive(NAMES))
+        for seed in range(200):
+            keep(directory, numbers(40, seed), 40, rungs=(40,))
+        write_all(directory)
+        keep(directory, numbers(40, 1000), 40, rungs=(40,))
+        looks: list[Item] = []
+        real = Offers.unsaved
+        monkeypatch.setattr(Offers, "unsaved", lambda self, item: looks.append(item) or real(self, item))
+        while persist_rest(directory, DEAR, 0.0):
+            for move in moves(directory):
+                assert landed(directory, Report(move.ticket, True))
+        assert on_disk(directory, numbers(44, 1000)) == [40] and len(looks) < 20
+
+    def test_long_prompts_share_several_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(persist, "TOKENS_AT_ONCE", 60)
+        directory = Directory(config(400, 0, disk=800), Archive(NAMES))
+        for seed in range(4):
+            keep(directory, numbers(40, seed), 40, rungs=(40,))
+        assert persist_rest(directory, DEAR, 0.0)
+        begun = moves(directory)
+        assert sum(move.what == "image" for move in begun) == 2
+        land(directory, begun)
+        write_all(directory)
+        assert all(on_disk(directory, numbers(44, seed)) == [40] for seed in range(4))
+
+    def test_what_has_gone_takes_no_memory_though_no_turn_is_idle(self) -> None:
+        root = Root("", 0.0)
+        alive: set[Item] = set()
+        backlog = Backlog(alive.__contains__)
+        for _ in range(5000):
+            alive.clear()
+            item = Node(root, 0, bytes(16), 0.0).kv
+            alive.add(item)
+            backlog.add(item, items=1)
+            assert len(backlog) <= 4 + 1024 + 1
+        assert backlog.pop() is item and backlog.empty and not len(backlog)
