@@ -183,10 +183,10 @@ class Account:
 
     def vacate(self, item: Item, tier: Tier) -> None:
         """Forget the unlocked copy of `item` in `tier` and give its slots back."""
-        slots = item.at[tier]
+        slots, told = item.at[tier], item.life[tier] == CONDEMNED  # the disk forgets what is condemned at once
         self.transition(item, tier, ABSENT)
         assert slots is not None, f"{item!r} has gone from {tier.name.lower()}, where it was nowhere"
-        self.give(tier, slots)
+        self.give(tier, slots, forget=not told)
 
     def refuse(self, item: Item, tier: Tier) -> None:
         """No copy of `item` will be made in `tier`, unless there is one or it is on its way: the one above it may be dropped as it is."""

@@ -138,10 +138,13 @@ class Directory(Account):
         self.tidy(node)
 
     def condemn(self, item: Item, tier: Tier) -> None:
-        """Nobody is to find this copy again, and it goes when the last reader lets go. What is being written to disk from it is
-        forgotten as soon as it is there, so that not even the next process finds it."""
-        if not item.has(tier):
+        """Nobody is to find this copy again, and it goes when the last reader lets go. The disk forgets its own copy at once, and what is
+        being written from this one as soon as it is there, so that not even the next process finds it."""
+        slots = item.at[tier]
+        if slots is None or not item.has(tier):
             return
+        if tier == Tier.DISK:
+            self.archive.forget(slots)
         coming = item.pending
         if coming is not None and coming.tier == Tier.DISK and coming.source == tier:
             self.archive.forget(coming.slots)

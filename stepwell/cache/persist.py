@@ -114,7 +114,7 @@ def _write(directory: Directory, item: Item, costs: Costs, now: float) -> bool:
     batch = _batch(item)
     if batch is None:
         return False
-    if not (_worth(directory, item, batch, costs) and _room_on_disk(directory, item.node, batch.pages)):
+    if not (_worth(directory, item, batch, costs) and _room_on_disk(directory, item.node, batch)):
         if attached(item):
             directory.refuse(item, Tier.DISK)
         return True
@@ -163,10 +163,11 @@ def _worth(directory: Directory, item: Item, batch: _Batch, costs: Costs) -> boo
     return costs.prefill_seconds(anchor, node.end) > size / costs.bytes_per_s[Tier.DISK]
 
 
-def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
-    """Free disk slots for `pages` pages: of what nobody has asked for since an earlier process, then of what is worth less than the
-    rung at `node`; never of anything else, or two runs that do not fit together would be written in turn for ever."""
-    pool, catalogue = directory.pools[Tier.DISK], directory.archive.catalogue
+def _room_on_disk(directory: Directory, node: Node, batch: _Batch) -> bool:
+    """Free disk slots for `batch`: of what nobody has asked for since an earlier process, then of what is worth less than the rung at
+    `node` and than each part of the batch; never of anything else, or two runs that do not fit together would be written in turn for
+    ever."""
+    pool, catalogue, pages = directory.pools[Tier.DISK], directory.archive.catalogue, batch.pages
     last = node.rung.image if node.rung is not None else node.kv
     ranking = directory.offers.drops[Tier.DISK]
     # what it is built on must not make room for it
@@ -178,7 +179,7 @@ def _room_on_disk(directory: Directory, node: Node, pages: int) -> bool:
         victim = ranking.pop()
         if victim is None:
             break
-        if ranking.outlasts(victim, last):
+        if any(ranking.outlasts(victim, part) for part in (last, *batch.items)):
             directory.offer(victim)
             break
         directory.drop(victim, Tier.DISK)

@@ -194,8 +194,10 @@ class Running:
 
     @property
     def goes_on(self) -> bool:
-        """Whether its next step carries an answer on: the token is not the prompt's, and the state is where it was left."""
-        return isinstance(self.start, Carry) and self.remaining == 1 and self.launched >= len(self.job.request.prompt)
+        """Whether its next step carries an answer on: the token is not the prompt's, the state is where it was left, and the page is its
+        own. After a return the page may be another's, which has computed the same meanwhile; a decode would write it."""
+        own = self.launched >= max(self.shared, len(self.job.request.prompt))
+        return own and isinstance(self.start, Carry) and self.remaining == 1
 
     @property
     def uncollected(self) -> int:

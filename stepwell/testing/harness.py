@@ -392,7 +392,7 @@ class Harness:
     def _check_progress(self, waits: bool, events: list[Event]) -> None:
         """Law 9: this step computed, told someone something, or a byte is moving; and bytes do not move for ever."""
         moving = bool(self._watch.outstanding)
-        alive = self._ran or bool(events) or not waits or not self.loop.busy
+        alive = self._ran or bool(events) or not (waits and self.loop.serving)
         require(9, alive or moving or bool(self._watch.reported), f"stuck: {self.loop.stats()}")
         excused = self.ranks.lost and not (self._waited_for and self.loop.config.load_timeout)
         alive = alive or bool(self._watch.reported or excused)

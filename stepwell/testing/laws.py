@@ -226,7 +226,7 @@ def check_shelf(loop: EngineLoop, shelf: Shelf) -> None:
     block = directory.tree.block
     place = {slot: (record, i) for record in shelf.records.values() for i, slot in enumerate(record.slots)}
     for item in cached_items(loop):
-        slots = _slots(item, Tier.DISK).tolist()
+        slots = _slots(item, Tier.DISK).tolist() if item.has(Tier.DISK) else []
         trail = directory.archive.trail(item.node) if slots else None
         for index, slot in enumerate(slots):
             require(3, slot in place, f"{item!r} is on disk in slot {slot}, which no record has")

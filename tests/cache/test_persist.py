@@ -19,7 +19,7 @@ from stepwell.cache.persist import persist_ahead, persist_rest
 from stepwell.cache.ranking import Offers
 from stepwell.cache.shed import landed
 from stepwell.cache.tree import OLD, Item, Node, Root, RungKind, Tree
-from tests.cache.builders import config, copy_down, forget, join, keep, numbers, planned, rung_at
+from tests.cache.builders import config, copy_down, forget, join, keep, node_ending, numbers, planned, rung_at
 
 DEAR = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9), latency_s=0.0)
 """Prefill so slow that everything is worth a write."""
@@ -177,6 +177,19 @@ class TestRoom:
         keep(directory, PROMPT, 40, rungs=(40,), now=1.0)
         assert not write_all(directory), "or the two would take turns for ever"
         assert on_disk(directory, other) == [40]
+
+    def test_nor_does_what_is_older_than_one_part_of_it_and_newer_than_another(self) -> None:
+        directory = shelf(disk=16)
+        other = numbers(48, 7)
+        keep(directory, PROMPT, 40, rungs=(40,), now=3.0)
+        node_ending(directory, PROMPT, 40).used = 1.0  # its rung has been used since
+        keep(directory, other, 40, rungs=(40,), now=2.0)
+        turns = 0
+        while persist_rest(directory, DEAR, 0.0):
+            land(directory, moves(directory))
+            turns += 1
+            assert turns < 9, "the two take turns for ever"
+        assert on_disk(directory, other) != on_disk(directory, PROMPT)
 
     def test_what_it_is_built_on_does_not_make_room_for_it(self) -> None:
         directory = shelf(disk=14)

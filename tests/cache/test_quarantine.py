@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.archive import Archive
+from stepwell.cache.check import check
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import Forget, Move, Report, Tier
+from stepwell.cache.names import Names
+from stepwell.cache.persist import persist_rest
 from stepwell.cache.quarantine import quarantine
 from stepwell.cache.recall import recall
+from stepwell.cache.shed import landed
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.testing.harness import Harness
-from tests.cache.builders import join, numbers
+from tests.cache.builders import config, join, keep, node_ending, numbers
 from tests.cases.serving import DEAR, rules
 
 PROMPT = numbers(200)
@@ -38,3 +45,20 @@ def test_a_branch_that_an_earlier_process_left_goes_too() -> None:
     harness.step()
     assert serve(harness, "prompt again", PROMPT) == 0
     assert serve(harness, "fork again", FORK) <= 100
+
+
+def test_the_disk_forgets_at_once_what_is_condemned_while_it_is_read() -> None:
+    """A process that ends before the reader does must leave nothing of it to the next."""
+    shelf = Directory(config(64, 64, disk=64), Archive(Names(b"n" * 32, 16)))
+    keep(shelf, PROMPT[:48], 40, rungs=(40,))
+    while persist_rest(shelf, DEAR, 0.0):
+        for task in shelf.archive.send():
+            assert isinstance(task, Move) and landed(shelf, Report(task.ticket, True))
+    kv = node_ending(shelf, PROMPT, 40).kv
+    lease, slots = shelf.lease(kv, Tier.DISK), kv.at[Tier.DISK]
+    assert slots is not None and quarantine(shelf, "", PROMPT) > 0
+    told = [task for task in shelf.archive.send() if isinstance(task, Forget)]
+    assert set(slots.tolist()) <= {slot for order in told for slot in order.slots.tolist()}
+    shelf.release(lease)
+    assert not shelf.archive.send(), "its slots may be another's by the time a second order comes"
+    check(shelf)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from stepwell.cache.check import check
+from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Report, Tier
-from stepwell.cache.shed import demote, landed, secure
-from tests.cache.builders import content, copy_down, directory, join, keep, node_ending, numbers, rung_at, where
+from stepwell.cache.shed import begin, demote, landed, secure
+from tests.cache.builders import config, content, copy_down, directory, join, keep, node_ending, numbers, rung_at, where
 
 PROMPT = numbers(40)
 
@@ -35,6 +36,16 @@ class TestSecure:
             assert secure(shelf, need, force=True) == (need <= room.free + room.idle)
             check(shelf, [], 0)
             shelf.release(lease)
+
+    def test_by_force_goes_what_a_write_that_will_come_to_nothing_reads_in_host(self) -> None:
+        shelf = Directory(config(64, 64, disk=64))
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        copy_down(shelf)
+        image = rung_at(shelf, PROMPT, 40).image
+        begin(shelf, image, Tier.HOST, Tier.DISK)
+        shelf.condemn(image, Tier.HOST)
+        assert secure(shelf, 64, force=True)
+        check(shelf, [], 0)
 
     def test_by_force_it_goes_from_the_leaves_up_past_what_is_clean(self) -> None:
         """A stem that is dirty, above a run that is clean, above one that is dirty: the stem cannot go first."""

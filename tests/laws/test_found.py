@@ -1,8 +1,9 @@
-"""What random runs have found, reduced to a few lines each."""
+"""What random runs have found, reduced to a few lines each; where that takes too many, by their seeds."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
@@ -12,6 +13,7 @@ from stepwell.sched.request import Request, SamplingParams
 from stepwell.testing import telltale
 from stepwell.testing.faults import LIVE, FaultPlan, Where
 from stepwell.testing.harness import Harness
+from tests.laws.many import run
 
 
 def _prompt(count: int) -> Ints:
@@ -41,3 +43,18 @@ def test_a_copy_that_failed_to_load_is_not_copied_over_while_another_load_reads_
     assert harness.told["failing"].finished is not None
     assert "slow" in harness.loop.queues.parked
     harness.drain()
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        5002016,  # state loaded, one token left, whose page is shared: a decode wrote it
+        5002668,
+        4003219,  # a device copy was out of reach while a write read its condemned twin in host
+        4001326,  # two runs wrote each other off the disk for ever
+        4003888,  # a restart brought back from disk what had been condemned while it was read
+        5001264,  # an audit that ended in silence looked like a wait
+    ],
+)
+def test_a_run_that_broke_a_law_does_so_no_more(seed: int) -> None:
+    run(seed)
