@@ -84,7 +84,7 @@ def build(
     """
     maker = _Maker(queues, directory, costs, now)
     growing: list[Running] = []
-    block, every = directory.tree.block, config.decode_rung_tokens
+    block = directory.tree.block
     for place, running in enumerate(list(queues.running)):
         if place >= len(queues.running):
             break  # only the youngest are preempted, so that all from here on have been
@@ -98,14 +98,7 @@ def build(
             return grown
         if grown:
             growing.append(running)
-    shares = [
-        Share(running, running.launched + 1, ())
-        if (running.launched + 1) % every
-        and not running.rungs
-        and not config.drafts  # nearly every decode: it leaves no rung
-        else share_of(queues, directory, config, running, running.launched + 1, drafts_of(directory, config, running))
-        for running in growing
-    ]
+    shares = [_decode(queues, directory, config, running) for running in growing]
     budget = config.max_num_batched_tokens - sum(1 + share.drafts for share in shares)
     grid = directory.config.geometry.rung_grid
     seconds = inf
@@ -127,6 +120,14 @@ def build(
             seconds -= costs.prefill_seconds(running.launched, end)
             shares.append(share_of(queues, directory, config, running, end))
     return built_of(shares) if shares else None
+
+
+def _decode(queues: Queues, directory: Directory, config: SchedConfig, running: Running) -> Share:
+    """The next token of an answer, or the last of a prompt, and what is drafted behind it."""
+    end = running.launched + 1
+    if end % config.decode_rung_tokens and not running.rungs and not config.drafts:
+        return Share(running, end, ())  # nearly every decode: it leaves no rung
+    return share_of(queues, directory, config, running, end, drafts_of(directory, config, running))
 
 
 def _can_decode(config: SchedConfig, running: Running) -> bool:
