@@ -26,7 +26,7 @@ from recorder import Recorder
 from rich.console import Console
 from rich.table import Table
 
-from stepwell.testing.agents import TEMPLATE, forgetful, write_agent_tokenizer
+from stepwell.testing.agents import TEMPLATE, forgetful, thoughtless, write_agent_tokenizer
 
 HERE = Path(__file__).parent
 _SERVER = """
@@ -47,13 +47,16 @@ _UPSTREAM, _PORT = 8124, 8123
 
 async def play(program: Program, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Run one program's turns against a server of its own; the records of its calls."""
+    template = forgetful(TEMPLATE) if options.forgetful else TEMPLATE
     model = write_agent_tokenizer(
-        _made(folder / "model"), template=forgetful(TEMPLATE) if options.forgetful else TEMPLATE
+        _made(folder / "model"), template=thoughtless(template) if options.no_thinking else template
     )
     environment = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "HOME": str(_made(folder / "home"))}
     command = [sys.executable, "-c", _SERVER, str(model), str(_UPSTREAM), str(program.context)]
     log = (folder / "server.log").open("w")
-    recorder = Recorder(f"http://127.0.0.1:{_UPSTREAM}", model, program.script(), raw=_made(folder / "raw"))
+    recorder = Recorder(
+        f"http://127.0.0.1:{_UPSTREAM}", model, program.script(), _made(folder / "raw"), options.no_thinking
+    )
     config = uvicorn.Config(recorder, port=_PORT, lifespan="off", log_config=None, access_log=False)  # type: ignore[arg-type]
     front = uvicorn.Server(config)
     serving = asyncio.create_task(front.serve())
@@ -176,6 +179,7 @@ def main() -> None:
     parser.add_argument("--keep", help="folder for logs, bodies and records, kept afterwards")
     parser.add_argument("--fixtures", help="folder for what each program sent, with lengths for texts")
     parser.add_argument("--forgetful", action="store_true", help="a template without preserve_thinking")
+    parser.add_argument("--no-thinking", action="store_true", help="a template of a model that never thinks")
     options = parser.parse_args()
     console, line = Console(width=160), {}
     root = Path(options.keep or tempfile.mkdtemp(prefix="agents-"))

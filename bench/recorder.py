@@ -59,8 +59,9 @@ class Recorder:
     upstream: str
     model: Path
     script: Script
-    asked: list[dict[str, Any]] = field(default_factory=list)
     raw: Path | None = None
+    thoughtless: bool = False
+    asked: list[dict[str, Any]] = field(default_factory=list)
     shapes: Shapes = field(default_factory=lambda: Shapes())
     began: float = field(default_factory=time.monotonic)
     _client: httpx.AsyncClient | None = None
@@ -108,7 +109,7 @@ class Recorder:
             if path in GENERATE:
                 record["kind"], answer = self.script(path, asked, headers)
                 record["seed"] = number + 1
-                self._write(number + 1, answer.text(_thinks(path, asked)))
+                self._write(number + 1, answer.text(not self.thoughtless and _thinks(path, asked)))
         self.asked.append(record)
         return record
 

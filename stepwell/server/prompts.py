@@ -109,7 +109,7 @@ class PromptReader:
         )
         ids = self._encoded("messages", rendered.text, lambda: self.renderer.encode(rendered), most)
         start = self.dialect.start(rendered.text, continued)
-        return Prompt(ids, rendered.text, start, self.renderer.places(ids, talk.messages, tools))
+        return Prompt(ids, rendered.text, start, self.renderer.places(ids, rendered, talk, tools))
 
     def ids(self, value: Sequence[object], field: str) -> Ints:
         """Token ids of this vocabulary as int32. Raises RequestError."""

@@ -11,11 +11,13 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.dialect import PRESERVE, Dialect
+from stepwell.server.heads import Heads
 from stepwell.server.places import places
 from stepwell.server.read.marks import CLOSE, OPEN
 from stepwell.server.read.reply import THINK, THOUGHT
 from stepwell.server.template_use import TemplateUse
 from stepwell.server.written import Answers, Written
+from stepwell.talk.conversation import Conversation
 from stepwell.talk.guard import Guard
 from stepwell.talk.history import Message
 
@@ -29,11 +31,24 @@ class Rendered:
     text: str
     pieces: tuple[tuple[str, bool], ...]
 
+    def head(self, mark: str) -> str:
+        """Up to the second `mark`, with which every message begins; empty where there is none."""
+        before, seen = "", 0
+        for text, plain in self.pieces:
+            at = -1
+            while not plain and seen < 2 and (at := text.find(mark, at + 1)) >= 0:
+                seen += 1
+            if seen == 2:
+                return before + text[:at]
+            before += text
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
     """Renders conversations with one template.
 
+    heads      what prompts begin with
     variables  what the template is told where a call says nothing
     plain      words of the vocabulary's own tokens are only text where they stand in contents
     answers    what the model wrote earlier
@@ -41,6 +56,7 @@ class Renderer:
 
     tokenizer: Tokenizer
     dialect: Dialect
+    heads: Heads
     variables: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = True
     answers: Answers = field(default_factory=Answers)
@@ -50,7 +66,7 @@ class Renderer:
         """As the flags of a server say."""
         dialect = Dialect.of(tokenizer)
         own = {PRESERVE: True} if use.preserve and dialect.preserves else {}
-        return cls(tokenizer, dialect, {**own, **use.variables}, use.plain)
+        return cls(tokenizer, dialect, Heads(tokenizer), {**own, **use.variables}, use.plain)
 
     def render(
         self,
@@ -89,9 +105,15 @@ class Renderer:
         parts = [self.tokenizer.encode(text, special=False, plain=plain) for text, plain in rendered.pieces]
         return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else np.empty(0, np.int32)
 
-    def places(self, ids: Ints, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    def places(
+        self, ids: Ints, rendered: Rendered, talk: Conversation, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[int, ...]:
         """Where this prompt and others like it tend to part."""
-        return places(ids, self.dialect.turn, bool(tools) or messages[0]["role"] == "system")
+        turn, led = self.dialect.turn, bool(tools) or talk.messages[0]["role"] == "system"
+        if turn is None:
+            return ()
+        head = rendered.head(self.tokenizer.token_bytes(turn).decode()) if led else ""
+        return places(ids, turn, led, self.heads.parts(head, tools, talk.leading) if head else ())
 
 
 def _stand_in(message: Message, written: Written, i: int, guard: Guard) -> Message:

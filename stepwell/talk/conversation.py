@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from stepwell.base.errors import RequestError
@@ -17,10 +18,11 @@ _ROLES = {"developer": "system", "function": "tool"}  # the newer name, the olde
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template renders, and the parts, by kind, that it cannot show."""
+    """What a template renders; the parts, by kind, that it cannot show; and the system texts that came first, as many as there were."""
 
     messages: tuple[Message, ...]
     left_out: Mapping[str, int]
+    leading: tuple[str, ...] = ()
 
 
 def conversation(given: Sequence[Mapping[str, Any]], manners: Manners, field: str = "messages") -> Conversation:
@@ -37,7 +39,8 @@ def conversation(given: Sequence[Mapping[str, Any]], manners: Manners, field: st
         name = f"{field}.{len(messages) - 1}.content"
         kinds = ", ".join(sorted(reader.left_out))
         raise RequestError(f"{name} holds no text: this model reads text alone, not {kinds}", name)
-    return Conversation(tuple(ordered(in_order(messages), manners)), Counter(reader.left_out))
+    leading = tuple(message["content"] for message in takewhile(lambda one: one["role"] == "system", messages))
+    return Conversation(tuple(ordered(in_order(messages), manners)), Counter(reader.left_out), leading)
 
 
 def _message(message: Mapping[str, Any], field: str, reader: Reader) -> Message:

@@ -93,6 +93,11 @@ def forgetful(template: str) -> str:
     return template.replace(" or (preserve_thinking is defined and preserve_thinking)", "")
 
 
+def thoughtless(template: str) -> str:
+    """The same for a model that never thinks: every prompt ends in an empty thought, whatever is asked for."""
+    return template.replace("if enable_thinking is defined and not enable_thinking", "if true")
+
+
 def write_agent_tokenizer(
     path: Path, vocab: int = 2048, max_positions: int = 262_144, template: str = TEMPLATE
 ) -> Path:

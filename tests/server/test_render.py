@@ -14,7 +14,7 @@ from stepwell.server.places import places
 from stepwell.server.read.answer import Answer
 from stepwell.server.read.reply import Reading, ReplyReader, Start
 from stepwell.server.read.signatures import Signatures
-from stepwell.server.render import Renderer
+from stepwell.server.render import Rendered, Renderer
 from stepwell.server.template_use import TemplateUse
 from stepwell.server.written import Answers, Written
 from stepwell.talk.conversation import conversation
@@ -202,12 +202,22 @@ def test_effort_is_told_in_words_that_the_template_knows(
 def test_it_is_known_where_prompts_part(tokenizer: Tokenizer, renderer: Renderer) -> None:
     system = {"role": "system", "content": "word " * 500}
     talk = conversation([system, USER, {"role": "assistant", "content": "well"}, USER], renderer.dialect.manners)
-    ids = renderer.encode(renderer.render(talk.messages, TOOLS, {}))
+    rendered = renderer.render(talk.messages, TOOLS, {})
+    ids = renderer.encode(rendered)
     starts = np.flatnonzero(ids == tokenizer.token_id("<|im_start|>"))
     head = int(starts[1])
-    assert renderer.places(ids, talk.messages, TOOLS) == (
+    assert renderer.places(ids, rendered, talk, TOOLS) == (
         *(head - before for before in (1024, 256, 64, 0)),
         int(starts[-2]),
     )
-    assert places(ids, None, True) == ()
     assert places(np.array([7, 1, 2, 7, 3], np.int32), 7, False) == ()
+
+
+def test_what_leads_ends_at_the_second_message_whatever_words_its_contents_hold(
+    tokenizer: Tokenizer, renderer: Renderer
+) -> None:
+    mark = "<|im_start|>"
+    talk = conversation([{"role": "system", "content": f"say {mark}user and go on"}, USER], renderer.dialect.manners)
+    head = renderer.render(talk.messages, (), {}).head(mark)
+    assert head.startswith(mark) and head.endswith("go on<|im_end|>\n")
+    assert Rendered("", (("no mark", False), (mark + mark, True))).head(mark) == ""

@@ -15,6 +15,7 @@ import torch
 from stepwell.engine.build import build_engine
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server.heads import APART
 from stepwell.server.template_use import TemplateUse
 from stepwell.testing.agents import TEMPLATE, forgetful, write_agent_tokenizer
 from stepwell.testing.checkpoint import write_checkpoint
@@ -156,3 +157,43 @@ def test_a_new_process_of_a_client_resumes_before_its_instructions_part(tmp_path
         head = second["usage"]["prompt_tokens"] - asked
         assert recomputed(first) == first["usage"]["prompt_tokens"] > 1024
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= head - 64 - GRID
+
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"What {name} does takes some words to say. " * 8,
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+        },
+    }
+    for name in ("read", "write", "list", "search", "ask", "task", "fetch", "run", "stop")
+]
+
+
+def test_a_sub_agent_with_fewer_tools_resumes_before_the_one_that_it_lacks(tmp_path: Path) -> None:
+    with serving(tmp_path, TEMPLATE) as server:
+        whole = chat(server, [SYSTEM, ASK], tools=TOOLS, max_tokens=1)
+        fewer = [tool for tool in TOOLS if tool["function"]["name"] != "task"]
+        same = _common(*(tokens(server, [SYSTEM, ASK], tools=tools) for tools in (TOOLS, fewer)))
+        sub = chat(server, [SYSTEM, ASK], tools=fewer, max_tokens=1)
+        assert recomputed(whole) == whole["usage"]["prompt_tokens"] > 2 * same > 2 * 512
+        assert same - APART - GRID <= sub["usage"]["prompt_tokens_details"]["cached_tokens"] <= same
+
+
+def test_what_a_client_leaves_out_of_its_instructions_parts_where_the_next_message_begins(tmp_path: Path) -> None:
+    """Instructions come as several messages; after a compaction only the first of them leads."""
+    first, second = (
+        {"role": "developer", "content": f"{name} instructions say this. " * 60} for name in ("My", "Other")
+    )
+    with serving(tmp_path, TEMPLATE) as server:
+        chat(server, [first, second, ASK], max_tokens=1)
+        same = _common(tokens(server, [first, second, ASK]), tokens(server, [first, ASK]))
+        later = chat(server, [first, ASK, second, AGAIN], max_tokens=1)
+        assert later["usage"]["prompt_tokens_details"]["cached_tokens"] >= same - 2 * GRID > 512
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """Tokens before the two differ."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
