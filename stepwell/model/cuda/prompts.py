@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from stepwell.model.cuda.plans import Prompts
 
@@ -33,7 +32,7 @@ def choose(device: torch.device) -> PromptKernels:
     cuda = device.type == "cuda" and torch.version.hip is None
     hopper = cuda and torch.cuda.get_device_capability(device)[0] == 9
     attend, attention = (_fa3(), f"FlashAttention-3 {_version('tokenspeed-fa3')}") if hopper and _has("flash_attn_interface") else (
-        _sdpa, "torch's; FlashAttention-3 is missing or does not fit (tokenspeed-fa3)")  # fmt: skip
+        _sdpa(), "torch's; FlashAttention-3 is missing or does not fit (tokenspeed-fa3)")  # fmt: skip
     return PromptKernels(attend, (f"prompts' attention: {attention}",))
 
 
@@ -60,13 +59,19 @@ def _fa3() -> Attend:
     return attend
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, prompts: Prompts) -> Tensor:
+def _sdpa() -> Attend:
     """One sequence after the other."""
-    out, at, key = torch.empty_like(q), 0, 0
-    for count, length in zip(prompts.counts, prompts.lengths, strict=True):
-        rows, keys = slice(at, at + count), slice(key, key + length)
-        q4, k4, v4 = (y.transpose(0, 1).unsqueeze(0) for y in (q[rows], k[keys], v[keys]))
-        see = causal_lower_right(count, length)
-        out[rows] = F.scaled_dot_product_attention(q4, k4, v4, attn_mask=see, enable_gqa=True)[0].transpose(0, 1)
-        at, key = at + count, key + length
-    return out
+    # brings torch's compiler with it, seconds of import that nobody else needs
+    bias: Any = importlib.import_module("torch.nn.attention.bias")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, prompts: Prompts) -> Tensor:
+        out, at, key = torch.empty_like(q), 0, 0
+        for count, length in zip(prompts.counts, prompts.lengths, strict=True):
+            rows, keys = slice(at, at + count), slice(key, key + length)
+            q4, k4, v4 = (y.transpose(0, 1).unsqueeze(0) for y in (q[rows], k[keys], v[keys]))
+            see = bias.causal_lower_right(count, length)
+            out[rows] = F.scaled_dot_product_attention(q4, k4, v4, attn_mask=see, enable_gqa=True)[0].transpose(0, 1)
+            at, key = at + count, key + length
+        return out
+
+    return attend
