@@ -32,7 +32,7 @@ from stepwell.base.geometry import Ints
 from stepwell.base.units import format_size, parse_size
 from stepwell.cache.moves import Extent, Move, Tier
 from stepwell.store.copier import Copier, HostCopier
-from stepwell.store.host import HostArena
+from stepwell.store.host import HostArena, pinned
 from stepwell.store.mover import CopyMover
 
 WAYS = {"save": (Tier.DEVICE, Tier.HOST), "load": (Tier.HOST, Tier.DEVICE)}
@@ -123,7 +123,7 @@ def cuda_bench(count: int, page: int, verify: bool) -> Bench:
 
     from stepwell.store.streams import StreamCopier, cuda_lanes
 
-    host = HostArena(count, page, pin=True, verify=verify)
+    host = HostArena(count, page, allocate=pinned, verify=verify)
     host.write(
         np.arange(count, dtype=np.int32), np.random.default_rng(0).integers(0, 256, (count, page), dtype=np.uint8)
     )

@@ -23,7 +23,7 @@ from stepwell.engine.process import ServedLoop
 from stepwell.replay.cost import CostModel
 from stepwell.sched.request import Finished, Request, SamplingParams, Tokens
 from stepwell.store.copier import Copier, HostCopier
-from stepwell.store.host import HostArena
+from stepwell.store.host import HostArena, pinned
 from stepwell.store.mover import CopyMover
 
 _RUN_PAGES = 16
@@ -155,7 +155,7 @@ def _cuda_copier(pages: int, page_bytes: int) -> Copier:
 
     from stepwell.store.streams import StreamCopier, cuda_lanes
 
-    host = HostArena(pages, page_bytes, pin=True)
+    host = HostArena(pages, page_bytes, allocate=pinned)
     host.write(np.arange(pages, dtype=np.int32), np.ones((pages, page_bytes), np.uint8))
     device = torch.from_numpy(host.rows).cuda()
     up, down = cuda_lanes(device.device)

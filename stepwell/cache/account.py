@@ -49,7 +49,8 @@ class Account:
         self.config = config
         self.archive = archive or Archive()
         sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
-        self.pools = {tier: Pool(size) for tier, size in sizes if size}
+        ready = {Tier.HOST: config.host_ready}
+        self.pools = {tier: Pool(size, ready.get(tier)) for tier, size in sizes if size}
         self.policy = policy_named(config.policy)
         tokens = config.geometry.image_pages * config.geometry.block
         self.offers = Offers(tuple(self.pools), self.policy, tokens, config.write_idle)
@@ -59,7 +60,7 @@ class Account:
         self.leased = dict.fromkeys(self.pools, 0)
         self.moving = {(source, target): 0 for source in self.pools for target in self.pools if source != target}
         self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
-        self.keeps = Keeps(config.geometry, {t: pool.total for t, pool in self.pools.items()}, config.keep_share)
+        self.keeps = Keeps(config.geometry, {t: pool.most for t, pool in self.pools.items()}, config.keep_share)
 
     def use(self, tier: Tier) -> TierUse:
         """How the slots of `tier` are used; all zero where the tier is not there."""
@@ -70,6 +71,11 @@ class Account:
         below = cached - self.leased[tier] if self.offers.lower[tier] is None else self.backed
         clean, kept = self.clean if tier == Tier.DEVICE else below, self.keeps.guarded[tier]
         return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean, kept)
+
+    def widen(self, tier: Tier, count: int) -> None:
+        """`count` more slots of `tier` may be used from now on, numbered on from the last."""
+        self.pools[tier].widen(count)
+        self.epoch += 1
 
     def ticket(self) -> int:
         """A number for one copy, never used again."""

@@ -14,6 +14,7 @@ class CacheConfig:
     """Sizes and rules that never change while the engine runs.
 
     device_pages, host_slots, disk_slots   room of each tier, in pages; 0: the tier is not there
+    host_ready                 slots of host that may be used from the start; `Account.widen` adds the others. None: all
     chunk                      tokens; the copy unit below the device
     whole_chunks               the store below reads whole chunks only (LMCache); a native store reads single blocks
     interval                   tokens between insurance rungs
@@ -40,6 +41,7 @@ class CacheConfig:
     write_idle: bool = True
     policy: str = "ladder"
     keep_share: float = 0.5
+    host_ready: int | None = None
 
     def __post_init__(self) -> None:
         block, grid = self.geometry.block, self.geometry.rung_grid
@@ -51,6 +53,8 @@ class CacheConfig:
             )
         if self.chunk < block or self.chunk % block:
             raise ConfigError(f"chunk {self.chunk} must be a multiple of --block-size {block}")
+        if self.host_ready is not None and not 0 <= self.host_ready <= self.host_slots:
+            raise ConfigError(f"{self.host_ready} slots of host cannot be ready: there are {self.host_slots}")
         if not 0 <= self.clean_share <= 1:
             raise ConfigError(f"clean share {self.clean_share} must be between 0 and 1")
         if not 0 <= self.keep_share <= 1:

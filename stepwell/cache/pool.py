@@ -10,14 +10,18 @@ from stepwell.base.geometry import Ints
 
 
 class Pool:
-    """A stack of free slot numbers. Taking and giving n slots costs O(n); runs given back together come out together."""
+    """A stack of free slot numbers. Taking and giving n slots costs O(n); runs given back together come out together.
+
+    total  slots that there are by now; `widen` adds more, up to what the pool was made for
+    """
 
     __slots__ = ("_free", "_stack", "total")
 
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self._stack: Ints = np.arange(total - 1, -1, -1, dtype=np.int32)
-        self._free = total
+    def __init__(self, most: int, total: int | None = None) -> None:
+        self.total = 0
+        self._stack: Ints = np.empty(most, dtype=np.int32)
+        self._free = 0
+        self.widen(most if total is None else total)
 
     @property
     def free(self) -> int:
@@ -27,6 +31,17 @@ class Pool:
     def free_slots(self) -> Ints:
         """The free slots; a view."""
         return self._stack[: self._free]
+
+    @property
+    def most(self) -> int:
+        """Slots that there may be at last."""
+        return len(self._stack)
+
+    def widen(self, count: int) -> None:
+        """Add `count` free slots, numbered on from the last."""
+        assert 0 <= count <= self.most - self.total, f"{count} slots more than {self.total}, of {self.most} at most"
+        self.total += count
+        self.give(np.arange(self.total - count, self.total, dtype=np.int32))
 
     def take(self, count: int) -> Ints:
         """`count` slots, ascending where they were given back so. The caller has made sure that they are there."""

@@ -85,7 +85,7 @@ def demotion(directory: Directory, pages: int, force: bool = False) -> Demotion:
         size = item.size(Tier.DEVICE)
         if item.life[Tier.HOST] == CONDEMNED:  # an earlier load still reads the slots of the copy that failed
             later.append(item)
-        elif worthless(item) or size > host.total:
+        elif worthless(item) or size > host.most:
             directory.refuse(item, Tier.HOST)
             pages -= size
         elif not _room_in_host(directory, item, force):

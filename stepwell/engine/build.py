@@ -22,6 +22,7 @@ from stepwell.engine.sizes import Sizes
 from stepwell.engine.worker import Frame, build_worker
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
+from stepwell.store.pinned import Pinning
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far apart two right answers may be, as a share of the largest logit: a cold run sums in other batches and cuts."""
@@ -57,7 +58,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     auditor = Auditor(config.verify_resume, _TOLERANCE[frame.dtype], random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
     loop = OwnedLoop(
-        _cache_rules(config, sizes, tier.store.slots if tier is not None else 0),
+        _cache_rules(config, sizes, tier.store.slots if tier is not None else 0, worker.pinning),
         _sched_rules(config, sizes, frame),
         worker.runner,
         worker.mover,
@@ -69,6 +70,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
         owned=owned,
         disk=store,
         grammars=grammars,
+        pinning=worker.pinning,
     )
     plan = (
         _memory_plan(sizes, costs, frame.device, worker.copies)
@@ -82,7 +84,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     return loop
 
 
-def _cache_rules(config: EngineConfig, sizes: Sizes, disk_slots: int) -> CacheConfig:
+def _cache_rules(config: EngineConfig, sizes: Sizes, disk_slots: int, pinning: Pinning | None) -> CacheConfig:
     return CacheConfig(
         sizes.geometry,
         sizes.pages,
@@ -94,6 +96,7 @@ def _cache_rules(config: EngineConfig, sizes: Sizes, disk_slots: int) -> CacheCo
         write_idle=config.disk_write_when == "idle",
         policy=config.cache_policy,
         keep_share=config.keep_share,
+        host_ready=None if pinning is None else pinning.ready,
     )
 
 
@@ -132,7 +135,8 @@ def _memory_plan(sizes: Sizes, costs: Costs, device: torch.device, copies: str) 
     geometry = sizes.geometry
     image = f"{geometry.image_pages} pages each, {format_size(geometry.image_bytes)}"
     arena = f"{format_size(sizes.pages * geometry.page_bytes)} on {device}, {geometry.block} tokens a page"
-    host = f"{format_size(sizes.slots * geometry.page_bytes)}, one page each" if sizes.slots else "no host tier"
+    later = ", page-locked in the background and used as far as it is" if device.type == "cuda" else ""
+    host = f"{format_size(sizes.slots * geometry.page_bytes)}, one page each{later}" if sizes.slots else "no host tier"
     return (
         ("pages", f"{sizes.pages:,}", arena),
         ("page", format_size(geometry.page_bytes), "KV of one block over all attention layers"),

@@ -75,9 +75,11 @@ def _seconds(runner: Runner, sizes: Sizes, start: int, count: int, state: StateS
     return min(seconds)
 
 
-def measure_copies(costs: Costs, mover: CopyMover, sizes: Sizes) -> Costs:
-    """`costs` with the speed of loads from host: pages go down and come up again, in moves of a chunk each."""
-    count = min(sizes.pages, sizes.slots, max(1, _COPY_BYTES // sizes.geometry.page_bytes))
+def measure_copies(costs: Costs, mover: CopyMover, sizes: Sizes, slots: int) -> Costs:
+    """`costs` with the speed of loads from host, over its first `slots`: pages go down and come up again, in moves of a chunk each."""
+    count = min(sizes.pages, slots, max(1, _COPY_BYTES // sizes.geometry.page_bytes))
+    if not count:
+        return costs
     every = np.arange(count, dtype=np.int32)
     took = 0.0
     for source, target in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DEVICE)):

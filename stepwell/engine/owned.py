@@ -5,26 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Protocol
 
 from stepwell.base.clock import Clock
 from stepwell.base.errors import RequestError
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.moves import Tier
 from stepwell.engine.grammars import Grammars
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import UNGUIDED
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.loop import EngineLoop
-from stepwell.sched.request import Request
+from stepwell.sched.loop import IDLE_WAIT, EngineLoop
+from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Guidance, Mover, Runner
 from stepwell.store.disk.stats import DiskStats
 from stepwell.store.disk.store import DiskStore
 
 
+class Growing(Protocol):
+    """Host memory of which more and more can be used."""
+
+    @property
+    def ready(self) -> int:
+        """Slots by now; never falls."""
+
+
 class OwnedLoop(EngineLoop):
     """`owned` is closed at the end: movers before the stores that they use. `disk` is asked for its counts, `grammars` for whether
-    a request's is ready."""
+    a request's is ready, `pinning` for how much of host can be used by now."""
 
     def __init__(
         self,
@@ -41,12 +51,14 @@ class OwnedLoop(EngineLoop):
         owned: ExitStack | None = None,
         disk: DiskStore | None = None,
         grammars: Grammars | None = None,
+        pinning: Growing | None = None,
     ) -> None:
         super().__init__(cache, config, runner, mover, clock, costs, archive, auditor, guidance)
         self._time = clock
         self._owned = owned or ExitStack()
         self._disk = disk
         self._grammars = grammars
+        self._pinning = pinning
 
     def prepare(self, request: Request) -> bool:
         """Whether `request` can be taken without holding up the others; begins what is missing for that. Ask again, then submit."""
@@ -64,6 +76,14 @@ class OwnedLoop(EngineLoop):
         if self._grammars is not None:
             self._grammars.drop(request_id)
         super().abort(request_id)
+
+    def step(self, *, wait: float = IDLE_WAIT) -> list[Event]:
+        """One turn, with as much of host as there is by now. `wait`: seconds to wait at most for a copy where nothing can be computed."""
+        if self._pinning is not None:
+            host = self.directory.pools[Tier.HOST]
+            if more := self._pinning.ready - host.total:
+                self.directory.widen(Tier.HOST, more)
+        return super().step(wait=wait)
 
     def stats(self) -> EngineStats:
         stats = super().stats()

@@ -5,6 +5,7 @@ The other half, control, is in `stepwell.engine.build`. One worker serves one de
 
 from __future__ import annotations
 
+import logging
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,11 +37,16 @@ from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
 from stepwell.sched.step import Mover, Runner
 from stepwell.store.arena import Arena, PlainArena
 from stepwell.store.copier import Copier, HostCopier
+from stepwell.store.cudart import Cudart
 from stepwell.store.device import DeviceArena, LiveStates, Precision
 from stepwell.store.host import HostArena
 from stepwell.store.mover import CopyMover
+from stepwell.store.numa import node_of, prefer_node
+from stepwell.store.pinned import Pinning, mapped
 from stepwell.store.route import RoutingMover
 from stepwell.store.streams import StreamCopier, cuda_lanes
+
+log = logging.getLogger("stepwell.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What control sees of it, over the wire: who computes, who copies; and how much fits, how fast it is, and what computes and copies."""
+    """What control sees of it, over the wire: who computes, who copies; how much fits, how fast it is, what computes and copies.
+
+    pinning  how much of host can be used by now; None: all
+    """
 
     runner: Runner
     mover: Mover
@@ -75,6 +84,7 @@ class Worker:
     costs: Costs
     kernels: tuple[str, ...]
     copies: str
+    pinning: Pinning | None
 
 
 def build_worker(
@@ -93,6 +103,7 @@ def build_worker(
         runner.prepare(sizes_up_to(config.max_num_seqs), ceil_div(sizes.max_model_len, sizes.geometry.block))
     with phases("taking host memory"):
         host = _host(config, sizes, device)
+        pinning = _pinning(config, host, device, owned)
     copier = _copier(arena, host, live)
     copies = owned.enter_context(CopyMover(copier))
     costs = Costs()
@@ -100,13 +111,13 @@ def build_worker(
         with phases("measuring prompts"):
             costs = measure_prefill(costs, runner, sizes, config.max_num_batched_tokens)
         with phases("measuring copies"):
-            costs = measure_copies(costs, copies, sizes) if sizes.slots else costs
+            costs = measure_copies(costs, copies, sizes, pinning.ready if pinning else sizes.slots)
     mover: Mover = copies
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
     names = decoder.backend.names + decoder.notes
-    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, names, copier.name)
+    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, names, copier.name, pinning)
 
 
 def _device(name: str) -> torch.device:
@@ -135,7 +146,23 @@ def _host(config: EngineConfig, sizes: Sizes, device: torch.device) -> HostArena
     if not config.host_memory:
         return None
     cuda = device.type == "cuda"
-    return HostArena.within(config.host_memory, sizes.geometry.page_bytes, pin=cuda, verify=not cuda)
+    page = sizes.geometry.page_bytes
+    return HostArena.within(config.host_memory, page, allocate=mapped if cuda else None, verify=not cuda)
+
+
+def _pinning(config: EngineConfig, host: HostArena | None, device: torch.device, owned: ExitStack) -> Pinning | None:
+    """What page-locks host memory while the engine serves, on the memory node beside the GPU. `--deterministic` waits for its end: how
+    much of host there is would otherwise depend on the time."""
+    if host is None or device.type != "cuda":
+        return None
+    cudart = Cudart.load()
+    node = node_of(cudart.pci_id(device.index or 0))
+    if node is not None and (why := prefer_node(host.rows.ctypes.data, host.rows.nbytes, node)):
+        log.warning("host memory lies wherever the system likes, not beside the GPU on node %d: %s", node, why)
+    pinning = owned.enter_context(Pinning(host.rows, cudart))
+    if config.deterministic:
+        pinning.wait()
+    return pinning
 
 
 def _copier(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Copier:

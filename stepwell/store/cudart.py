@@ -72,10 +72,6 @@ class Cudart:
         """Undo `register`."""
         self._call("cudaHostUnregister", ctypes.c_void_p(address))
 
-    def use_device(self, index: int) -> None:
-        """Calls of this thread are meant for device `index`."""
-        self._call("cudaSetDevice", ctypes.c_int(index))
-
     def pci_id(self, index: int) -> str:
         """Address of device `index` on its bus, as Linux writes it: `0000:1b:00.0`."""
         text = ctypes.create_string_buffer(_LONGEST_ID)

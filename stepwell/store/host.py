@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,9 @@ from stepwell.base.errors import ConfigError, StoreError
 from stepwell.base.geometry import Ints
 from stepwell.base.units import format_size
 from stepwell.store.arena import Rows, as_slice, check_slots
+
+Allocate: TypeAlias = Callable[[int, int], Rows]
+"""Memory for so many slots of so many bytes."""
 
 POISON = 0xDB
 """The byte that a poisoned slot is full of."""
@@ -28,20 +32,27 @@ class HostArena:
             about as fast as it copies, so a copy takes up to twice as long; it runs beside the compute, and a wrong
             answer costs more. Where the link outruns one core (pinned memory at 50 GiB/s), the engine may turn it
             off.
-    pin     page-locked memory, for copies beside the compute on CUDA. Needs torch; pinning takes about 0.5 s a GiB.
+    allocate  makes the memory: `plain`, `pinned` (page-locked, for copies beside the compute on CUDA; takes about 0.5 s a GiB),
+            or `stepwell.store.pinned.mapped`, to be page-locked in the background.
     """
 
     __slots__ = ("_sealed", "_sums", "rows", "verify")
 
-    def __init__(self, slots: int, page_bytes: int, *, pin: bool = False, verify: bool = True) -> None:
-        self.rows = _allocate(slots, page_bytes, pin)
+    def __init__(self, slots: int, page_bytes: int, *, allocate: Allocate | None = None, verify: bool = True) -> None:
+        self.rows = (allocate or plain)(slots, page_bytes)
         self.verify = verify
         self._sums: npt.NDArray[np.uint64] = np.zeros(slots, dtype=np.uint64)
         self._sealed: npt.NDArray[np.bool_] = np.zeros(slots, dtype=np.bool_)
 
     @classmethod
     def within(
-        cls, budget: int, page_bytes: int, *, pin: bool = False, verify: bool = True, available: int | None = None
+        cls,
+        budget: int,
+        page_bytes: int,
+        *,
+        allocate: Allocate | None = None,
+        verify: bool = True,
+        available: int | None = None,
     ) -> HostArena:
         """As many slots as `budget` bytes hold.
 
@@ -59,7 +70,7 @@ class HostArena:
                 f"--host-memory {format_size(budget)} does not hold one page of {format_size(page_bytes)}: "
                 "ask for more, or for 0 to have no host tier"
             )
-        return cls(budget // page_bytes, page_bytes, pin=pin, verify=verify)
+        return cls(budget // page_bytes, page_bytes, allocate=allocate, verify=verify)
 
     @property
     def slots(self) -> int:
@@ -119,13 +130,16 @@ def _sums(rows: Iterable[Rows]) -> npt.NDArray[np.uint64]:
     return np.fromiter((xxhash.xxh3_64_intdigest(row.data) for row in rows), dtype=np.uint64)
 
 
-def _allocate(slots: int, page_bytes: int, pin: bool) -> Rows:
-    if not pin:
-        return np.empty((slots, page_bytes), dtype=np.uint8)
+def plain(slots: int, page_bytes: int) -> Rows:
+    """Memory as any other; handed out as it is touched."""
+    return np.empty((slots, page_bytes), dtype=np.uint8)
+
+
+def pinned(slots: int, page_bytes: int) -> Rows:
+    """Page-locked memory, by torch."""
     import torch
 
-    pinned = torch.empty((slots, page_bytes), dtype=torch.uint8, pin_memory=True)
-    return np.asarray(pinned.numpy())
+    return np.asarray(torch.empty((slots, page_bytes), dtype=torch.uint8, pin_memory=True).numpy())
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int:

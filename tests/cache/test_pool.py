@@ -56,3 +56,15 @@ def test_check_passes_where_every_slot_is_free_or_used() -> None:
     pool = Pool(4)
     pool.take(3)
     pool.check(np.array([2, 0, 1], np.int32))
+
+
+def test_a_pool_that_widens_gives_the_new_slots_as_well() -> None:
+    pool = Pool(7, 2)
+    assert (pool.total, pool.free, pool.most) == (2, 2, 7)
+    first = pool.take(1)
+    pool.widen(4)
+    assert (pool.total, pool.free) == (6, 5)
+    assert sorted(pool.take(5).tolist()) == [1, 2, 3, 4, 5] and first.tolist() == [0]
+    pool.check(np.arange(6, dtype=np.int32))
+    with pytest.raises(AssertionError, match="2 slots more than 6, of 7 at most"):
+        pool.widen(2)

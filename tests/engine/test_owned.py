@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -48,6 +48,30 @@ def loop(owned: ExitStack, budget: Budget | None = None) -> OwnedLoop:
     while made.serving:
         made.step()
     return made
+
+
+@dataclass
+class Growing:
+    ready: int
+
+
+def test_host_is_used_as_far_as_it_is_ready_and_no_further() -> None:
+    sizes, growing = telltale.geometry(), Growing(3)
+    memory = telltale.Memory(sizes, 16, 64, 4)
+    rules = CacheConfig(sizes, 16, 64, interval=32, host_ready=3, clean_share=1.0)
+    made = OwnedLoop(
+        rules, SchedConfig(2, 32, 400, 4), telltale.TellTaleRunner(memory, sizes), InstantMover(memory.copy), Ticking(), DEAR,
+        pinning=growing,
+    )  # fmt: skip
+    used = []
+    for i, ready in enumerate((3, 10, 64)):
+        growing.ready = ready
+        made.submit(Request(str(i), np.arange(i, 40 + i, dtype=np.int32), SamplingParams(max_tokens=4)))
+        while made.busy:
+            made.step()
+        used.append(made.directory.use(Tier.HOST))
+    assert [use.total for use in used] == [3, 10, 64]
+    assert all(use.cached <= use.total for use in used) and used[2].cached > 10
 
 
 def test_the_end_saves_the_rest_and_then_closes() -> None:

@@ -46,6 +46,11 @@ def chance(rng: Chooser, percent: int) -> bool:
     return rng.randint(1, 100) <= percent
 
 
+def widening(seed: int) -> int:
+    """Slots that host gets before each action until it has all; 0: it has them from the start."""
+    return (0, 0, 1, 7)[seed // 3 % 4]
+
+
 def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness:
     """An engine of random sizes, down to the smallest that is legal; each of its ranks has faults of its own. Where bytes are
     corrupted (`corrupt`), more resumes are audited, and one engine in four has no checksums in host."""
@@ -68,6 +73,8 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         policy=_POLICIES[seed % len(_POLICIES)],
         keep_share=(0.5, 1.0, 0.2, 0.0)[seed // 4 % 4],
     )
+    if widening(seed):
+        cache = replace(cache, host_ready=cache.host_slots * (seed // 12 % 3) // 4)
     seqs = rng.randint(1, 4)
     drafts = min(
         random.Random(f"drafts {seed}").choice((0, 0, 0, 1, 2, 3)), block - 1
@@ -168,10 +175,12 @@ class Driver:
         self.happened: Counter[str] = Counter()
         self._corrupt, self._noise = corrupt, random.Random(seed)  # of its own: the other actions are those of any run
         self._count = 0
+        self._widening = widening(seed)
         self._orders: dict[int, Prefetched | None] = {}
 
     def act(self) -> None:
         """One random action."""
+        self._widen()
         # few loads are in flight at a time, and much can go wrong under them
         loads = 4 if self.harness.loop.queues.parked else 1
         if self._corrupt and chance(self._noise, loads * self._corrupt):
@@ -195,6 +204,12 @@ class Driver:
             self.restart()
         else:
             self.harness.deliver()
+
+    def _widen(self) -> None:
+        directory = self.harness.loop.directory
+        host = directory.pools.get(Tier.HOST)
+        if host is not None and host.total < host.most:
+            directory.widen(Tier.HOST, min(self._widening, host.most - host.total))
 
     def submit(self) -> None:
         harness, rng = self.harness, self.rng
@@ -319,7 +334,7 @@ class Driver:
         tier = tiers[rng.randint(0, len(tiers) - 1)]
         slots = [int(slot) for item in cached_items(harness.loop) if (at := item.at[tier]) is not None for slot in at]
         cached = bool(slots) and not chance(rng, 20)
-        last = harness.loop.directory.pools[tier].total - 1
+        last = harness.loop.directory.pools[tier].most - 1
         slot = slots[rng.randint(0, len(slots) - 1)] if cached else rng.randint(0, last)
         rank, word = rng.randint(0, len(harness.memories) - 1), rng.randint(0, harness.memory.words - 1)
         harness.corrupt(tier, slot, word, rank)

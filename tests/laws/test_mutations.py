@@ -21,6 +21,7 @@ from stepwell.cache import (
     life,
     names,
     plan,
+    pool,
     quarantine,
     ranking,
     recall,
@@ -713,6 +714,18 @@ def checksums_are_not_compared(patch: pytest.MonkeyPatch) -> None:
         real(self, move)
 
     patch.setattr(telltale.Memory, "copy", blind)
+
+
+@bug(5, seed=6)
+def host_widens_over_its_last_slot(patch: pytest.MonkeyPatch) -> None:
+    real = pool.Pool.widen
+
+    def overlapping(self: Any, count: int) -> None:
+        real(self, count)
+        if self.total > count > 0:
+            self._stack[self._free - 1] = self.total - count - 1
+
+    patch.setattr(pool.Pool, "widen", overlapping)
 
 
 def _first_failure(planted: Bug) -> BaseException | None:

@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.cache.moves import Divide, Extent, LiveState, Move, Tier
 from stepwell.store.disk.mover import DiskMover
-from stepwell.store.host import HostArena
+from stepwell.store.host import HostArena, pinned
 from tests.store.disk.rig import Chat, Rig, ints
 
 torch = pytest.importorskip("torch")
@@ -30,7 +30,7 @@ def test_device_pages_go_to_disk_and_come_back(tmp_path: Path) -> None:
 
     rig, chat, live = Rig(tmp_path / "c"), Chat(1), Images()
     pages = torch.zeros((64, 64), dtype=torch.uint8, device="cuda")
-    host = HostArena(16, 64, pin=True)
+    host = HostArena(16, 64, allocate=pinned)
     source, slots, image = ints(9, 3, 4, 5), rig.take(4), rig.take(3)
     with DiskMover(rig.store, StreamGate(pages, host, live)) as mover:
         torch.cuda._sleep(50_000_000)  # a step that still computes when the move is asked for

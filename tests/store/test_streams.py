@@ -14,7 +14,7 @@ from stepwell.base.geometry import Geometry, Ints  # noqa: E402
 from stepwell.base.shapes import ModelShape  # noqa: E402
 from stepwell.cache.moves import Extent, LiveState, Move, Report, Tier  # noqa: E402
 from stepwell.store.device import LiveStates, Precision  # noqa: E402
-from stepwell.store.host import HostArena  # noqa: E402
+from stepwell.store.host import HostArena, pinned  # noqa: E402
 from stepwell.store.mover import CopyMover  # noqa: E402
 from stepwell.store.streams import Lane, StreamCopier, cuda_lanes  # noqa: E402
 from stepwell.testing.lanes import MemoryLane  # noqa: E402
@@ -47,7 +47,7 @@ class Pair:
     def __init__(self, device: str) -> None:
         where = torch.device(device)
         self.pages = torch.randint(0, 256, (SLOTS, PAGE), dtype=torch.uint8, device=where)
-        self.host = HostArena(SLOTS, PAGE, pin=device == "cuda")
+        self.host = HostArena(SLOTS, PAGE, allocate=pinned if device == "cuda" else None)
         self.live = LiveStates(3, SHAPE, GEOMETRY, PRECISION, where, depth=2)
         self.up: Lane
         self.down: Lane
