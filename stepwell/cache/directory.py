@@ -252,7 +252,7 @@ class Directory(Account):
             self._detach(node)
             node = parent
         if isinstance(node, Root) and not node.children:
-            del self.tree.condemned[node]
+            self.tree.uproot(node)
 
     def _detach(self, leaf: Node) -> None:
         """Take a vacant leaf out of the tree."""
@@ -266,7 +266,7 @@ class Directory(Account):
             node.lost = (*node.lost, node.end)
         if isinstance(node, Root):
             if not node.children and not any(node.kv.locks):
-                self.tree.roots.pop(node.salt, None)
+                self.tree.uproot(node)
         elif node.parent is not None and node.vacant:
             self.ghosts[node] = None
         elif node.parent is not None:

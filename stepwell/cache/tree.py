@@ -214,6 +214,11 @@ class Root(Node):
         self.salt = salt
 
 
+GONE_NODE = Node(None, 0, b"", 0.0)
+"""What the KV of a node that has left the tree belongs to. Were that still the node, each would keep the other alive until the garbage
+collector walks through the whole tree to find them."""
+
+
 def path_tokens(node: Node) -> tuple[Root, Ints]:
     """The root of the path to `node`, and all its tokens from there."""
     path = list(node.up())
@@ -265,8 +270,7 @@ class Tree:
         """Take a childless node out of the tree. Whoever remembers it still does not keep its tokens."""
         assert node.parent is not None and not node.children
         del node.parent.children[self.head(node)]
-        node.parent = None
-        node.raw = b""
+        _leave(node)
 
     def expel(self, top: Node, now: float) -> Root:
         """Move `top`, a child of a root, with all below it under a new root of its own, where no prompt leads. Leases move with it."""
@@ -287,6 +291,14 @@ class Tree:
             counts.soiled += sign * (top.kv.standing is DIRTY)
         self.condemned[new] = None
         return new
+
+    def uproot(self, root: Root) -> None:
+        """Forget a root that has no children and that nobody holds."""
+        assert not root.children
+        self.condemned.pop(root, None)
+        if self.roots.get(root.salt) is root:
+            del self.roots[root.salt]
+        _leave(root)
 
     def is_condemned(self, node: Node) -> bool:
         """Whether `node` is part of a condemned subtree. O(1) while there is none, else O(depth)."""
@@ -354,9 +366,8 @@ class Tree:
         node.uses = max(node.uses, parent.uses)
         node.parent = parent.parent
         node.parent.children[self.head(node)] = node
-        parent.parent = None
         parent.children = {}
-        parent.raw = b""
+        _leave(parent)
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, condemned ones included, parents first."""
@@ -366,6 +377,13 @@ class Tree:
             if node.parent is not None:
                 yield node
             stack.extend(node.children.values())
+
+
+def _leave(node: Node) -> None:
+    """`node` is no part of the tree any more: nothing that still names it keeps its tokens, and nothing of it keeps it."""
+    node.parent = None
+    node.raw = b""
+    node.kv.node = GONE_NODE
 
 
 def _divide(lower: Item, upper: Item, blocks: int) -> None:

@@ -8,7 +8,6 @@ with it whatever kills it. Terminal signals are the front end's business: it dec
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import os
@@ -32,6 +31,7 @@ from stepwell.cache.ladder import Ladder
 from stepwell.cache.moves import Tier
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
+from stepwell.engine.garbage import Garbage
 from stepwell.engine.hints import Hint, HintedLoop, fetched, take_hint
 from stepwell.engine.logs import set_up
 from stepwell.engine.phases import Phases
@@ -95,8 +95,17 @@ def answers_address(directory: str) -> str:
 class EngineService:
     """Runs a loop: take messages, step, send events. Waits in `poll` when there is nothing to do."""
 
-    def __init__(self, loop: ServedLoop, commands: zmq.Socket[bytes], answers: zmq.Socket[bytes], clock: Clock) -> None:
+    def __init__(
+        self,
+        loop: ServedLoop,
+        commands: zmq.Socket[bytes],
+        answers: zmq.Socket[bytes],
+        clock: Clock,
+        garbage: Garbage | None = None,
+    ) -> None:
+        """`garbage`: of the process that this service has for itself, if it has."""
         self._loop = loop
+        self._garbage = garbage
         self._commands = commands
         self._answers = answers
         self._clock = clock
@@ -136,6 +145,8 @@ class EngineService:
     def _take_commands(self) -> messages.Stop | None:
         """Carry out what has arrived, waiting for it if there is nothing else to do; up to the word to stop."""
         if not self._loop.busy:
+            if self._garbage is not None and not self._preparing and not self._commands.poll(0):
+                self._garbage.idle()
             self._commands.poll(int(1000 * PREPARE_WAIT) if self._preparing else None)
         elif not self._loop.serving:
             self._commands.poll(int(1000 * WRITE_WAIT))
@@ -195,14 +206,21 @@ class EngineService:
 
 
 def serve(
-    factory: Factory, config: EngineConfig, commands: zmq.Socket[bytes], answers: zmq.Socket[bytes], clock: Clock
+    factory: Factory,
+    config: EngineConfig,
+    commands: zmq.Socket[bytes],
+    answers: zmq.Socket[bytes],
+    clock: Clock,
+    alone: bool = False,
 ) -> None:
-    """Build an engine and serve it until told to stop. The front end hears of any error before it is raised."""
+    """Build an engine and serve it until told to stop; `alone`: in a process of its own. The front end hears of any error before it is
+    raised."""
     try:
         loop, facts = build(factory, config)
         seconds = 0.0
         try:
-            seconds = EngineService(loop, commands, answers, clock).run(facts)
+            garbage = Garbage(clock) if alone else None
+            seconds = EngineService(loop, commands, answers, clock, garbage).run(facts)
         finally:
             _end(loop, seconds)
     except Exception as error:
@@ -237,7 +255,6 @@ def _named(path: str) -> Factory:
         loop: ServedLoop = build_named(
             config, lambda facts: report(replace(facts, phases=phases.taken() + facts.phases))
         )
-        settle_memory()
         return loop
 
     return factory
@@ -257,7 +274,7 @@ def main() -> int:
     commands.bind(commands_address(start.directory))
     answers.connect(answers_address(start.directory))
     try:
-        serve(_named(start.factory), start.config, commands, answers, WallClock())
+        serve(_named(start.factory), start.config, commands, answers, WallClock(), alone=True)
     except ConfigError:
         return 2  # the front end tells it, without a traceback
     except Exception:
@@ -266,15 +283,6 @@ def main() -> int:
     finally:
         context.destroy(linger=1000)
     return 0
-
-
-def settle_memory() -> None:
-    """Tell the collector that what a process has built at its start is there to stay.
-
-    Otherwise every full collection walks through all that was imported, some 300,000 objects, in the middle of an answer.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _end_with_front_end(directory: str) -> None:

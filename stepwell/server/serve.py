@@ -22,7 +22,7 @@ from rich.table import Table
 
 from stepwell.base.errors import ConfigError, EngineDead
 from stepwell.engine.config import EngineConfig, EngineFacts, flag
-from stepwell.engine.process import settle_memory
+from stepwell.engine.garbage import settle_memory
 from stepwell.engine.spawn import EngineProcess
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.app import create_app

@@ -1,0 +1,42 @@
+"""When a process that serves looks for garbage: at its start, and while it has nothing to do.
+
+A full collection walks through everything that a process holds, in the middle of an answer: 300,000 objects of its imports, and a few for
+each node of the prefix tree. Nothing of the tree needs it, since nothing there keeps itself alive (`stepwell.cache.tree.GONE_NODE`), and
+what a step leaves behind dies young. So only young objects are looked at while requests are served.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from stepwell.base.clock import Clock
+
+YOUNG = (700, 10, 1 << 30)
+"""Thresholds of the collector's three generations: the usual ones, of which the last is never reached."""
+SOME = 60.0
+"""Seconds at least between two full collections."""
+
+
+def settle_memory() -> None:
+    """Tell the collector that what a process has built so far is there to stay."""
+    gc.collect()
+    gc.freeze()
+
+
+class Garbage:
+    """Full collections at the right moments. It changes the collector of the whole process, so it belongs to a process of its own."""
+
+    __slots__ = ("_clock", "_last")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        settle_memory()
+        gc.set_threshold(*YOUNG)
+        self._last = clock.now()
+
+    def idle(self) -> None:
+        """Nothing is to be done: collect what has gathered, at most once in `SOME` seconds. What is left is there to stay, so that the
+        next time takes no longer than what has been built since."""
+        if self._clock.now() - self._last >= SOME:
+            settle_memory()
+            self._last = self._clock.now()
