@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal
-from zlib import crc32
 
 import numpy as np
 
@@ -225,11 +224,6 @@ def path_tokens(node: Node) -> tuple[Root, Ints]:
     root = path.pop()
     assert isinstance(root, Root), f"{node!r} is not part of the tree"
     return root, np.concatenate([root.tokens, *(n.tokens for n in reversed(path))])
-
-
-def root_number(salt: str) -> int:
-    """A number for the root of `salt` that test models mix into what they compute; nothing is looked up by it."""
-    return crc32(salt.encode())
 
 
 class Tree:

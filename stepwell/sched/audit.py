@@ -21,10 +21,10 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
+from stepwell.cache.names import root_number
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.quarantine import quarantine
 from stepwell.cache.shed import demote
-from stepwell.cache.tree import root_number
 from stepwell.sched.build import Built, release
 from stepwell.sched.job import Job, Tokens, Watched
 from stepwell.sched.queues import Queues, enqueue

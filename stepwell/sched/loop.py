@@ -22,12 +22,12 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.explain import Explanation, explain
 from stepwell.cache.ladder import Ladder, ladders
 from stepwell.cache.moves import LiveState, Move, Report, Tier, moves_of
+from stepwell.cache.names import root_number
 from stepwell.cache.persist import persist_rest
 from stepwell.cache.plan import Wait
 from stepwell.cache.recall import recall
 from stepwell.cache.reset import reset
 from stepwell.cache.room import copy_ahead
-from stepwell.cache.tree import root_number
 from stepwell.sched.admit import admit, land
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import UNGUIDED, Built, Drain, build, guide, release

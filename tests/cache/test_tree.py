@@ -7,7 +7,8 @@ import pytest
 
 from stepwell.cache.life import ABSENT, CONDEMNED, HERE, REFUSED, Life
 from stepwell.cache.moves import Tier
-from stepwell.cache.tree import Item, Pending, Rung, RungKind, Tree, root_number
+from stepwell.cache.names import root_number
+from stepwell.cache.tree import Item, Pending, Rung, RungKind, Tree
 from tests.cache.builders import join, numbers
 
 
