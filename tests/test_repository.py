@@ -54,6 +54,7 @@ FOREIGN_FLAGS = frozenset(
         "--pairs",
         "--pause",
         "--peers",
+        "--prompts",
         "--quick",
         "--repeat",
         "--request-count",
