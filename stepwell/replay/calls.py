@@ -1,6 +1,6 @@
-"""Logs of requests as OpenAI clients send them, turned into prompts told as block ids.
+"""Logs of requests as clients of three APIs send them, turned into prompts told as block ids.
 
-A line is a request's body (`messages` or `prompt`), or the batch form with the body under `body`. Beside the body's fields
+A line is a request's body (`messages`, `input` or `prompt`), or the batch form with the body under `body`. Beside the body's fields
 a line may give `timestamp` (ms), `session_id` (or `prompt_cache_key`, `user`), `output_tokens` and `think_time` (s).
 
 There is no tokenizer here: a token stands for four bytes of text, and for itself where a prompt is given as token ids.
@@ -18,6 +18,7 @@ import numpy as np
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.units import ceil_div
+from stepwell.replay.dialects import Dialect, conversation_of, dialect_of
 from stepwell.replay.records import Record, as_record
 from stepwell.replay.trace import (
     MAX_BLOCK_ID,
@@ -35,12 +36,11 @@ BLOCK = 64
 TOKEN_BYTES = 4
 _DEFAULT_OUTPUT = 256
 _SESSIONS = ("session_id", "prompt_cache_key", "user")
-_LIMITS = ("max_completion_tokens", "max_tokens")
 
 
 def is_call(record: Record) -> bool:
-    """Whether a line is a request in OpenAI's form, bare or in the batch form."""
-    return any(name in record.fields for name in ("messages", "prompt", "body"))
+    """Whether a line is a request as a client sends it, bare or in the batch form."""
+    return "body" in record.fields or dialect_of(record.fields) is not None
 
 
 @dataclass(slots=True)
@@ -122,12 +122,12 @@ def _canonical(body: Record) -> bytes:
         return prompt.encode()
     if isinstance(prompt, list) and prompt and all(type(x) is int and 0 <= x < 2**31 for x in prompt):
         return np.asarray(prompt, "<i4").tobytes()
-    if "messages" not in body.fields:
+    if dialect_of(body.fields) in (None, Dialect.COMPLETIONS):
         raise body.fail("prompt", "a text or a list of token ids, one prompt a line")
     parts = [json.dumps(body.fields["tools"], sort_keys=True)] if body.fields.get("tools") else []
-    for message in body.records("messages", "message"):
-        role, content = message.fields.get("role"), message.fields.get("content")
-        rest = {k: v for k, v in message.fields.items() if k not in ("role", "content") and v is not None}
+    for message in conversation_of(body):
+        role, content = message.get("role"), message.get("content")
+        rest = {k: v for k, v in message.items() if k not in ("role", "content") and v is not None}
         said = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
         parts.append(f"{role}\n{said}" + (json.dumps(rest, sort_keys=True) if rest else ""))
     return "\x1e".join(parts).encode("utf-8", "surrogatepass")
@@ -137,7 +137,8 @@ def _output(record: Record, body: Record) -> int:
     """Tokens of the answer: as logged, else as many as were allowed."""
     if "output_tokens" in record.fields:
         return record.whole("output_tokens", 0, MAX_TOKENS)
-    for name in _LIMITS:
+    dialect = dialect_of(body.fields)
+    for name in () if dialect is None else dialect.limits:
         if body.fields.get(name) is not None:
             return body.whole(name, 0, MAX_TOKENS)
     return _DEFAULT_OUTPUT
@@ -149,7 +150,9 @@ def _session(record: Record, body: Record) -> str | None:
             value = told.fields.get(name)
             if isinstance(value, str) and value:
                 return value[:512]
-    return None
+    metadata = body.fields.get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None  # Claude Code tells its session there
+    return user[:512] if isinstance(user, str) and user else None
 
 
 def _last(runs: tuple[Run, ...]) -> int | None:

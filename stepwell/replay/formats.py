@@ -6,7 +6,7 @@
   file each;
 * **Mooncake**: JSON lines of single requests with `timestamp` (ms), `input_length`, `output_length`, `hash_ids` of
   512-token blocks;
-* **calls**: JSON lines of requests as OpenAI clients send them, see `stepwell.replay.calls`.
+* **calls**: JSON lines of requests as clients of three APIs send them, see `stepwell.replay.calls`.
 
 Plain or gzipped.
 """

@@ -11,13 +11,14 @@ from rich.console import Console
 
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.cache.outcome import AdmissionOutcome, Reason
+from stepwell.replay.dialects import Dialect, speaks, usage_in
 from stepwell.replay.gauges import Gauges, parse
 from stepwell.replay.lanes import Source, TraceRequest
 from stepwell.replay.ledger import Ledger
 from stepwell.replay.report import Course, Summary, summarise
 from stepwell.replay.simulate import Phases, ProgressBar, progress_bar
 from stepwell.replay.text import Text
-from stepwell.replay.wire import Server, Usage, call_of, chunks, connected, first_model, speaks, usage_of
+from stepwell.replay.wire import Server, Usage, call_of, connected, events, first_model, usage_of
 
 _READINGS = 120
 _AFTER_FAILURE = 1.0
@@ -106,14 +107,16 @@ class LiveReplay:
             await asyncio.sleep(_AFTER_FAILURE)
         self.source.finished(request, self.now() / self.scale)
 
-    async def _listen(self, client: Any, request: TraceRequest, path: str, body: dict[str, Any], sent: float) -> None:
+    async def _listen(
+        self, client: Any, request: TraceRequest, dialect: Dialect, body: dict[str, Any], sent: float
+    ) -> None:
         heard = 0
         usage: Usage | None = None
-        async for chunk in chunks(client, path, body, request.session):
-            if not heard and speaks(chunk):
+        async for event in events(client, dialect, body, request.session):
+            if not heard and speaks(dialect, event):
                 heard = 1
                 self.ledger.answer(request.id, 1, self.now())
-            usage = usage_of(chunk.usage) or usage
+            usage = usage_of(usage_in(dialect, event)) or usage
         if usage is None:
             raise StepwellError("the answer came without usage: the server must support stream_options.include_usage")
         self.split = self.split and usage.split

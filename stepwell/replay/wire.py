@@ -1,22 +1,21 @@
-"""One request to an OpenAI-compatible server and what it says of it, through the `openai` client."""
+"""One request to a server of one of three APIs and what it says of it, through the `openai` client."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Ints
+from stepwell.replay.dialects import Dialect, dialect_of
 from stepwell.replay.lanes import TraceRequest
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-_CHAT = "/chat/completions"
-_PLAIN = "/completions"
 _TIERS = ("device_tokens", "host_tokens", "disk_tokens")
 
 
@@ -83,56 +82,43 @@ async def first_model(client: AsyncOpenAI, server: Server) -> str:
     return names[0]
 
 
-def call_of(request: TraceRequest, prompt: Ints, model: str, server: Server) -> tuple[str, dict[str, Any]]:
-    """(path, body) of a request: as it was logged where the trace holds that, else its tokens."""
+def call_of(request: TraceRequest, prompt: Ints, model: str, server: Server) -> tuple[Dialect, dict[str, Any]]:
+    """API and body of a request: as it was logged where the trace holds that, else its tokens."""
     if request.turn.body is not None:
         body: dict[str, Any] = json.loads(request.turn.body)
-        path = _CHAT if "messages" in body else _PLAIN
-        limit = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+        dialect = dialect_of(body) or Dialect.COMPLETIONS
     else:
-        path, body, limit = _PLAIN, {"prompt": prompt.tolist(), "temperature": 0}, "max_tokens"
-    body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}, limit: request.output}
+        body, dialect = {"prompt": prompt.tolist(), "temperature": 0}, Dialect.COMPLETIONS
+    limit = next((name for name in dialect.limits if name in body), dialect.limits[-1])
+    body |= {"model": model, "stream": True, limit: request.output}
+    if dialect in (Dialect.COMPLETIONS, Dialect.CHATS):
+        body["stream_options"] = {"include_usage": True}
     if server.ignore_eos:
         body["ignore_eos"] = True
-    return path, body
+    return dialect, body
 
 
-async def chunks(client: AsyncOpenAI, path: str, body: dict[str, Any], session: str) -> AsyncIterator[Any]:
-    """The chunks of a streamed answer. Raises OpenAIError."""
+async def events(client: AsyncOpenAI, dialect: Dialect, body: dict[str, Any], session: str) -> AsyncIterator[Any]:
+    """The events of a streamed answer, as JSON. Raises OpenAIError."""
     from openai import AsyncStream
-    from openai.types import Completion
-    from openai.types.chat import ChatCompletionChunk
 
     headers = {"x-session-id": session}
-    if path == _CHAT:
-        chat = AsyncStream[ChatCompletionChunk]
-        stream: Any = await client.post(
-            path, cast_to=ChatCompletionChunk, body=body, options={"headers": headers}, stream=True, stream_cls=chat
-        )
-    else:
-        plain = AsyncStream[Completion]
-        stream = await client.post(
-            path, cast_to=Completion, body=body, options={"headers": headers}, stream=True, stream_cls=plain
-        )
-    async for chunk in stream:
-        yield chunk
+    stream = await client.post(
+        dialect.value,
+        cast_to=object,
+        body=body,
+        options={"headers": headers},
+        stream=True,
+        stream_cls=AsyncStream[object],
+    )
+    async for event in stream:
+        yield event
 
 
-def speaks(chunk: Any) -> bool:
-    """Whether a chunk carries a part of the answer."""
-    for choice in chunk.choices:
-        said = choice.model_dump()
-        delta = said.get("delta") or {}
-        if said.get("text") or any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")):
-            return True
-    return False
-
-
-def usage_of(told: Any) -> Usage | None:
-    """What a chunk's `usage` says; None where it says nothing."""
-    if told is None:
+def usage_of(fields: Mapping[str, Any] | None) -> Usage | None:
+    """What a `usage` of a chat says; None where there is none."""
+    if fields is None:
         return None
-    fields: dict[str, Any] = told.model_dump()
     details: dict[str, Any] = fields.get("prompt_tokens_details") or {}
     tiers = [int(details[name]) for name in _TIERS if type(details.get(name)) is int]
     split = len(tiers) == len(_TIERS)

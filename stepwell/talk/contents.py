@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.base.errors import RequestError
 
-_TEXTS = {
+TEXTS = {
     "text": "text",
     "input_text": "text",
     "output_text": "text",
@@ -18,6 +18,7 @@ _TEXTS = {
     "reasoning_text": "text",
     "refusal": "refusal",
 }
+"""Kinds of parts that are text, and the field that holds it."""
 _IMAGES = frozenset({"image", "image_url", "input_image", "computer_screenshot"})
 _AUDIO = frozenset({"audio", "input_audio", "output_audio"})
 _FILES = frozenset({"file", "input_file", "document", "container_upload"})
@@ -41,8 +42,8 @@ class Reader:
         before = self.left_out.total()
         for part, name in parts_of(content, field):
             kind = kind_of(part, name)
-            if kind in _TEXTS:
-                text = string(part, _TEXTS[kind], name)
+            if kind in TEXTS:
+                text = string(part, TEXTS[kind], name)
                 said = said or bool(text.strip())
                 out += text if not out.endswith(_END) else f"\n{text}"
             else:

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from stepwell.base.errors import RequestError
-from stepwell.talk.contents import Reader
+from stepwell.talk.contents import TEXTS, Reader
 from stepwell.talk.history import Message, earlier_calls, in_order
 from stepwell.talk.order import BARE, Manners, ordered
 
@@ -39,8 +39,21 @@ def conversation(given: Sequence[Mapping[str, Any]], manners: Manners, field: st
         name = f"{field}.{len(messages) - 1}.content"
         kinds = ", ".join(sorted(reader.left_out))
         raise RequestError(f"{name} holds no text: this model reads text alone, not {kinds}", name)
-    leading = tuple(message["content"] for message in takewhile(lambda one: one["role"] == "system", messages))
+    leading = tuple(text for one in takewhile(_is_system, given) for text in _texts(one["content"]))
     return Conversation(tuple(ordered(in_order(messages), manners)), Counter(reader.left_out), leading)
+
+
+def _is_system(message: Mapping[str, Any]) -> bool:
+    return bool(_ROLES.get(message["role"], message["role"]) == "system")
+
+
+def _texts(content: str | Sequence[Mapping[str, Any]]) -> list[str]:
+    """The texts of a content that has been read."""
+    return (
+        [content]
+        if isinstance(content, str)
+        else [str(part[TEXTS[part["type"]]]) for part in content if part["type"] in TEXTS]
+    )
 
 
 def _message(message: Mapping[str, Any], field: str, reader: Reader) -> Message:

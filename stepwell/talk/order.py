@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from stepwell.talk.contents import Reader
 from stepwell.talk.history import Message
@@ -45,11 +46,16 @@ def ordered(messages: Sequence[Message], manners: Manners) -> list[Message]:
 
 
 def led_by(instructions: str, messages: Sequence[Message]) -> list[Message]:
-    """The same messages behind one system message that holds `instructions` and whatever the messages themselves begin with."""
+    """The same messages behind one system message that holds `instructions` and whatever the messages themselves begin with, in parts
+    where that is several texts."""
     leading = list(takewhile(lambda message: message["role"] in ("system", "developer"), messages))
     texts = [instructions, *(Reader().text(message["content"], "messages")[0] for message in leading)]
-    said = joined(texts)
-    return [*([{"role": "system", "content": said}] if said else []), *messages[len(leading) :]]
+    said = [text for text in texts if text]
+    if not said:
+        return list(messages[len(leading) :])
+    parts = [{"type": "text", "text": text} for text in (*(text + _BETWEEN for text in said[:-1]), said[-1])]
+    content: Any = parts if len(parts) > 1 else said[0]
+    return [{"role": "system", "content": content}, *messages[len(leading) :]]
 
 
 def joined(texts: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -120,17 +121,30 @@ def test_single_requests_end_with_their_last_answer(server: Running) -> None:
     assert found.course.end_s < 60
 
 
-def test_logged_requests_are_sent_as_they_were(tmp_path: Path, server: Running) -> None:
-    said = [{"role": "user", "content": "How deep is it? " * 30}]
-    line = json.dumps({"messages": said, "max_tokens": 5, "session_id": "s"})
+WORDS = "How deep is it? " * 30
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": WORDS, "max_tokens": 5},
+        {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 5},
+        {"messages": [{"role": "user", "content": WORDS}], "system": "Be brief.", "max_tokens": 5},
+        {"input": WORDS, "instructions": "Be brief.", "max_output_tokens": 5},
+    ],
+    ids=["completions", "chats", "messages", "responses"],
+)
+def test_logged_requests_are_sent_as_they_were(tmp_path: Path, server: Running, body: dict[str, Any]) -> None:
+    salt = str(tmp_path)
+    line = json.dumps({**body, "cache_salt": salt, "session_id": "s"})
     (tmp_path / "calls.jsonl").write_text(f"{line}\n{line}\n")
     logged = read_trace(tmp_path / "calls.jsonl")
     source = Lanes(logged.conversations, LaneRules(lanes=1, start=(0.0, 0.0), once=True))
     found = play_live(LiveReplay(source, Server(server.url), Text(1), Phases(0.0, 60.0)), ())
     assert (found.requests, found.failed, found.answered) == (2, 0, 10)
     first, second = found.rows
-    assert first.prompt == second.prompt
-    assert second.recomputed < first.recomputed
+    assert first.prompt == second.prompt > 100 and all(row.ttft is not None for row in found.rows)
+    assert second.recomputed < first.recomputed == first.prompt
     told = logged.conversations[0].streams[0].turns[1]
     assert abs(second.bound / second.prompt - 64 * told.blocks / told.prompt) < 0.02, (
         "the bound follows the server's own count of tokens"

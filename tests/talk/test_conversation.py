@@ -13,7 +13,7 @@ from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.dialect import Dialect
 from stepwell.talk import blocks, items
 from stepwell.talk.conversation import conversation
-from stepwell.talk.order import Manners
+from stepwell.talk.order import Manners, led_by
 from stepwell.testing.agents import write_agent_tokenizer
 
 STRICT, LENIENT = Manners(), Manners(anywhere=True, without_user=True)
@@ -280,3 +280,28 @@ def test_any_number_of_reminders_before_other_text_is_read_at_once(role: str) ->
     many = "<system-reminder>a</system-reminder>\n" * 2000
     talk = conversation([USER, called("c"), result("c"), {"role": role, "content": many + "and go on"}], STRICT)
     assert any("and go on" in str(message["content"]) for message in talk.messages)
+
+
+@pytest.mark.parametrize(
+    ("given", "leading"),
+    [
+        ([{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}], ("a", "b")),
+        (
+            [{"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]}],
+            ("a", "b"),
+        ),
+        ([{"role": "system", "content": [{"type": "image_url"}, {"type": "refusal", "refusal": "c"}]}], ("c",)),
+        ([], ()),
+    ],
+)
+def test_the_texts_that_lead_are_known_one_by_one(given: list[Any], leading: tuple[str, ...]) -> None:
+    messages = [*given, {"role": "user", "content": "x"}, {"role": "system", "content": "later"}]
+    assert conversation(messages, Manners()).leading == leading
+
+
+def test_instructions_and_what_leads_are_one_message_of_several_texts() -> None:
+    led = led_by("first", [{"role": "developer", "content": "second"}, {"role": "user", "content": "x"}])
+    talk = conversation(led, Manners())
+    assert talk.messages[0] == {"role": "system", "content": "first\n\nsecond"}
+    assert [text.strip() for text in talk.leading] == ["first", "second"]
+    assert led_by("", [{"role": "user", "content": "x"}]) == [{"role": "user", "content": "x"}]

@@ -43,7 +43,7 @@ def test_instructions_are_one_message_in_front() -> None:
         assert chat(system=given)["messages"] == [{"role": "system", "content": "be brief"}, USER]
     later = {"role": "system", "content": "and kind"}
     assert chat(system="be brief", messages=[later, USER, later])["messages"] == [
-        {"role": "system", "content": "be brief\n\nand kind"},
+        {"role": "system", "content": [{"type": "text", "text": "be brief\n\n"}, {"type": "text", "text": "and kind"}]},
         USER,
         later,
     ]

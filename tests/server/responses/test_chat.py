@@ -37,7 +37,7 @@ def test_effort_is_the_chat_s(reasoning: Any, effort: Any) -> None:
 def test_instructions_and_what_developers_say_first_are_one_message() -> None:
     developer = {"role": "developer", "content": "and kind"}
     assert chat(input=[developer, USER, developer], instructions="be brief")["messages"] == [
-        {"role": "system", "content": "be brief\n\nand kind"},
+        {"role": "system", "content": [{"type": "text", "text": "be brief\n\n"}, {"type": "text", "text": "and kind"}]},
         USER,
         developer,
     ]
