@@ -29,7 +29,7 @@ what making one of a list costs. Times are of the processor, of the thread that 
 `--repeat` rounds in which everyone takes a turn. `over_best_peer` is ours_us over the smallest of the peers', `loop_over_best_peer`
 ours_loop_us.
 
-Ends with one line of JSON.
+Ends with one line of JSON, which has `step_us_256` and `step_us_1024` of `bench/step.py` too: one decode step of scheduling.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import step
 from directory.alone import Case, Times, alone_table, measure_alone
 from directory.memory import Memory, measure_memory, memory_table
 from directory.ours import play, span, to_array
@@ -51,6 +52,7 @@ from rich.table import Table
 
 LENGTHS = (1_000, 10_000, 50_000, 200_000, 500_000)
 OURS = "ours"
+STEP_ROUNDS = 8
 
 
 def main() -> None:
@@ -66,7 +68,9 @@ def main() -> None:
         played = play_all(requests, options, progress)
     console.print(trace_table(played))
     spans = [span(requests, CASES[options.cases[0]][0]) for _ in range(options.repeat)]
-    print(json.dumps(figures(alone, memory, played, min(spans), to_array(requests))))
+    told = figures(alone, memory, played, min(spans), to_array(requests))
+    told |= {f"step_us_{seqs}": round(step.measure(seqs, STEP_ROUNDS), 1) for seqs in (256, 1024)}
+    print(json.dumps(told))
 
 
 def play_all(requests: Sequence[Pair], options: argparse.Namespace, progress: Progress) -> dict[str, dict[str, Played]]:

@@ -60,9 +60,7 @@ def _fill(directory: Directory, node: Node, table: BlockTable, condemned: bool) 
     first, last = node.start // directory.tree.block, node.end // directory.tree.block
     here = node.kv.at[Tier.DEVICE]
     if here is None:
-        assert table.is_private(first, last), f"pages of {node!r} are not this request's to publish"
-        pages = table.pages[first:last].copy()
-        table.share(first, pages)
+        pages = table.hand_over(first, last)
         if condemned:
             directory.transition(node.kv, Tier.DEVICE, CONDEMNED, pages)
         else:
@@ -138,24 +136,29 @@ def advance(
     if not (_alone(lease, rung) and _as_new(directory, rung)):
         return False
     first, last = node.end // directory.tree.block, end // directory.tree.block
-    own = table.pages[first:last].copy()
-    assert table.is_private(first, last), f"pages past {node!r} are not this request's to publish"
-    table.share(first, own)
-    old = directory.lengthen(node, tokens[node.end : end], own, pages)
+    old = directory.lengthen(node, tokens[node.end : end], table.hand_over(first, last), pages)
     directory.give(Tier.DEVICE, old)
     directory.offers.latest.use = node.used = rung.used = now
     return True
 
 
+_LOCKED_ONCE, _UNLOCKED = [1, 0, 0], [0, 0, 0]  # by tier: the device first
+
+
 def _alone(lease: Lease, rung: Rung) -> bool:
     """Whether the request of `lease` is the only one who knows of the rung at its end: a leaf, on the device alone."""
-    node = lease.item.node
-    kv, image = node.kv, rung.image
-    idle = kv.pending is None and image.pending is None and not node.awaited and REFUSED not in kv.life
-    only = kv.locks == [1, 0, 0] and image.locks == [0, 0, 0] and not (kv.kept or image.kept)
-    below = (kv.at[Tier.HOST], kv.at[Tier.DISK], image.at[Tier.HOST], image.at[Tier.DISK])
-    here = all(copy is None for copy in below) and kv.has(Tier.DEVICE) and image.has(Tier.DEVICE)
-    return image.node is node and rung.kind == RungKind.ROLLING and not node.children and idle and only and here
+    node, image = lease.item.node, rung.image
+    if image.node is not node or rung.kind != RungKind.ROLLING or node.children or node.awaited:
+        return False
+    kv = node.kv
+    if kv.pending is not None or image.pending is not None or kv.kept or image.kept or REFUSED in kv.life:
+        return False
+    if kv.locks != _LOCKED_ONCE or image.locks != _UNLOCKED:
+        return False
+    (_, kv_host, kv_disk), (_, host, disk) = kv.at, image.at
+    if kv_host is not None or kv_disk is not None or host is not None or disk is not None:
+        return False
+    return kv.has(Tier.DEVICE) and image.has(Tier.DEVICE)
 
 
 def _as_new(directory: Directory, rung: Rung) -> bool:

@@ -7,6 +7,7 @@ so planning reads them in O(1); `check` recomputes them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -46,6 +47,12 @@ class Directory(Account):
         free = self.pools[Tier.DEVICE].free
         idle = self.cached[Tier.DEVICE] - self.leased[Tier.DEVICE]
         return Room(self.config.device_pages, free, idle, self.reserved, free + self.clean)
+
+    @property
+    def spendable(self) -> int:
+        """Device pages that nobody holds and that are promised to nobody: free, or cached and unleased."""
+        device = Tier.DEVICE
+        return self.pools[device].free + self.cached[device] - self.leased[device] - self.reserved
 
     def survey(self, salt: str, prompt: Ints) -> Survey:
         return survey(self.tree, salt, prompt)
@@ -113,6 +120,16 @@ class Directory(Account):
         table.promised -= used
         self.reserved -= used
         self.epoch += 1
+
+    def grow_each(self, tables: Sequence[BlockTable]) -> None:
+        """Append a free page to each of `tables`, as `grow` does."""
+        pages = self.pools[Tier.DEVICE].take(len(tables))
+        for at, table in enumerate(tables):
+            table.append(pages[at : at + 1])
+            if table.promised:
+                table.promised -= 1
+                self.reserved -= 1
+        self.epoch += bool(tables)
 
     def promise(self, table: BlockTable, count: int) -> None:
         """Set the reservation of `table` to `count` pages."""

@@ -42,6 +42,11 @@ class BlockTable:
         return self._pages[: self._count], named
 
     @property
+    def is_named(self) -> bool:
+        """Whether the last step has been given all pages as they are now."""
+        return self._named == self._count
+
+    @property
     def private(self) -> Ints:
         """Pages to give back when the request ends, retired ones among them."""
         private = self._pages[: self._count][self._private[: self._count]]
@@ -49,7 +54,8 @@ class BlockTable:
 
     def is_private(self, start: int, end: int) -> bool:
         """Whether pages [start, end) are all private."""
-        return bool(self._private[start:end].all())
+        some = self._private[start:end]
+        return int(np.count_nonzero(some)) == len(some)
 
     def append(self, pages: Ints) -> None:
         """Add private pages at the end."""
@@ -69,6 +75,12 @@ class BlockTable:
         self._count = start
         self._named = min(self._named, start)
         return pages, rest
+
+    def hand_over(self, start: int, end: int) -> Ints:
+        """Pages [start, end), all private, which are the tree's from now on: they stay where they are, but are never written again."""
+        assert self.is_private(start, end), f"pages [{start},{end}) are not this request's to publish"
+        self._private[start:end] = False
+        return self._pages[start:end].copy()
 
     def share(self, start: int, pages: Ints) -> Ints:
         """From block `start` on, use `pages`, which the tree owns; returns the private pages that they replace, if they differ."""

@@ -11,7 +11,8 @@ from typing import Protocol
 from stepwell.base.clock import Clock
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
-from stepwell.sched.build import Built, built_of, grow, share_of
+from stepwell.sched.build import grow, share_of
+from stepwell.sched.compose import Built, compose
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Running
 from stepwell.sched.loop import IDLE_WAIT, EngineLoop
@@ -49,7 +50,8 @@ class LeapingLoop(EngineLoop):
         decodes = self.queues.running
         grown = [grow(self.directory, running, running.launched + passes) for running in decodes]
         assert all(grown), "there was room for all of them"
-        built = built_of([share_of(self.queues, self.directory, self.config, r, r.launched + passes) for r in decodes])
+        shares = [share_of(self.queues, self.directory, self.config, r, r.launched + passes) for r in decodes]
+        built = compose(self.queues, self.config, shares)
         self._leaper.passes = passes
         self._steps += passes - 1
         self._computed += (passes - 1) * len(decodes)

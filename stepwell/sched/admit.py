@@ -18,7 +18,7 @@ from stepwell.cache.tree import RungKind
 from stepwell.sched.coalesce import Coalescing, ask_for_rungs, is_behind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Parked, Running, Waiting
-from stepwell.sched.queues import Queues, enqueue
+from stepwell.sched.queues import Queues, enqueue, enter
 from stepwell.sched.request import Admitted, Finished, Loads
 from stepwell.sched.step import Carry, Fresh, FromImage, StateStart
 from stepwell.sched.suspend import any_suspended, attach, free_slot, let_go, let_go_all, let_go_at
@@ -189,13 +189,14 @@ def _enter(
         job.resumed = outcome
         queues.events.append(Admitted(job.request.id, outcome, now))
     job.starts += 1
+    queues.board.begin(slot, state.boundary, job.tokens.view, len(job.request.prompt), job.root)
     running = Running(
         job,
         slot,
+        queues.board,
         state.table,
         state.path,
         state.image,
-        state.boundary,
         state.shared,
         _start(state),
         _rungs(directory, config, job, outcome),
@@ -208,10 +209,7 @@ def _enter(
         # its plan counted on these pages: they are to be had again, and by nobody else
         directory.promise(state.table, state.table.promised + len(kept.pages))
     ask_for_rungs(queues, running)
-    at = len(queues.running)
-    while at and queues.running[at - 1].job.order > job.order:
-        at -= 1
-    queues.running.insert(at, running)
+    enter(queues, running)
 
 
 def _start(state: Ready) -> StateStart:

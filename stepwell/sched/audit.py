@@ -25,7 +25,8 @@ from stepwell.cache.names import root_number
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.quarantine import quarantine
 from stepwell.cache.shed import demote
-from stepwell.sched.build import Built, release
+from stepwell.sched.build import release
+from stepwell.sched.compose import Built
 from stepwell.sched.job import Job, Tokens, Watched
 from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from math import inf
 
 import numpy as np
+import numpy.typing as npt
 
 from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
@@ -22,37 +23,17 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.room import make_room
 from stepwell.cache.shed import secure
 from stepwell.cache.tree import RungKind
+from stepwell.sched.compose import Built, Share, compose
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.drafts import drafts_of, is_idle
-from stepwell.sched.job import Job, Leaving, Running
-from stepwell.sched.queues import Queues, enqueue
-from stepwell.sched.step import NO_DECODES, Carry, Cut, Decodes, Guidance, Sample, Score, Step, Unguided, Work
+from stepwell.sched.job import Leaving, Running
+from stepwell.sched.queues import Queues, enqueue, leave
+from stepwell.sched.step import Guidance, Unguided
 from stepwell.sched.suspend import keep, let_go_all
 
 UNGUIDED = Unguided()
 LEAST_SHARE = 0.25
 """Of the time of a step that is left to prompts whatever decodes are thought to take."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Share:
-    """One request's part of a step: it computes up to `end` and leaves `rungs` (position, kind, pages).
-
-    The last `drafts` tokens up to there are guesses: how far it got is known once the step has been collected.
-    """
-
-    running: Running
-    end: int
-    rungs: tuple[tuple[int, RungKind, Ints], ...]
-    drafts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """A step, and whose work it is, aligned with `step.works`."""
-
-    step: Step
-    shares: tuple[Share, ...]
 
 
 class _Pages(Enum):
@@ -82,33 +63,77 @@ def build(
     `in_flight`: a launched step has not been collected yet. What it is going to draw is decoded without being known.
     `guidance`: who is held to a grammar joins once it is ready; nobody else waits for that.
     """
-    maker = _Maker(queues, directory, costs, now)
-    growing: list[Running] = []
-    block = directory.tree.block
-    for place, running in enumerate(list(queues.running)):
+    maker, board, block = _Maker(queues, directory, costs, now), queues.board, directory.tree.block
+    line = queues.line()
+    calm, lacking = board.is_calm(line), board.lacks_page(line, block)
+    turning = np.flatnonzero(calm & lacking).tolist()
+    at_once = _have_room(directory, int(lacking.sum()))
+    if at_once:
+        directory.grow_each([queues.running[place].table for place in turning])
+    else:
+        turning = []
+    special: list[int] = []
+    for place in np.flatnonzero(~calm if at_once else ~calm | lacking).tolist():
         if place >= len(queues.running):
             break  # only the youngest are preempted, so that all from here on have been
+        running = queues.running[place]
         if not _can_decode(config, running) or _waits(running, guidance):
             continue
-        if running.launched < len(running.table) * block:
-            growing.append(running)  # nearly every decode has room on its last page
-            continue
-        grown = _grow_or_preempt(maker, running, running.launched + 1, in_flight)
+        grown = not lacking[place] or _grow_or_preempt(maker, running, running.launched + 1, in_flight)
         if isinstance(grown, Drain):
             return grown
         if grown:
-            growing.append(running)
-    shares = [_decode(queues, directory, config, running) for running in growing]
-    budget = config.max_num_batched_tokens - sum(1 + share.drafts for share in shares)
-    grid = directory.config.geometry.rung_grid
+            (turning if calm[place] else special).append(place)
+    line, going = line[: len(queues.running)], calm & ~lacking  # without those who were preempted
+    going[turning] = True
+    going = going[: len(line)]
+    closing = _closing(queues, config, np.flatnonzero(going & board.ends_block(line, block)))
+    shares = [
+        _decode(queues, directory, config, queues.running[place], bool(calm[place]))
+        for place in sorted(special + closing)
+    ]
+    decoding = int(going.sum()) + len(special)
+    tokens = decoding + sum(share.drafts for share in shares)
+    rest = np.flatnonzero(~calm[: len(line)]).tolist()
+    shares += _prompts(maker, config, guidance, [queues.running[place] for place in rest], tokens)
+    if not (decoding or shares):
+        return None
+    return compose(queues, config, shares, line[going], [queues.running[place] for place in turning])
+
+
+def _closing(queues: Queues, config: SchedConfig, places: npt.NDArray[np.intp]) -> list[int]:
+    """Those of `places` whose blocks are for others to find."""
+    if not config.cache:
+        return []
+    return [place for place in places.tolist() if queues.running[place].job.request.write_cache]
+
+
+def _decode(queues: Queues, directory: Directory, config: SchedConfig, running: Running, calm: bool) -> Share:
+    """The next token of an answer, or the last of a prompt, and what is drafted behind it."""
+    end = running.launched + 1
+    if calm:
+        return share_of(queues, directory, config, running, end, calm=True)
+    return share_of(queues, directory, config, running, end, drafts_of(directory, config, running))
+
+
+def _prompts(
+    maker: _Maker, config: SchedConfig, guidance: Guidance, runs: Sequence[Running], decoding: int
+) -> list[Share]:
+    """Parts of the prompts of those of `runs` that have some left, beside so many tokens of answers, as the budgets of tokens and of
+    time allow."""
+    queues, directory, costs = maker.queues, maker.directory, maker.costs
+    budget, grid = config.max_num_batched_tokens - decoding, directory.config.geometry.rung_grid
     seconds = inf
-    if shares and config.max_step_s:
+    if decoding and config.max_step_s:
         left = config.max_step_s - costs.decode_s - costs.prompt_step_s
         seconds = max(left, config.max_step_s * LEAST_SHARE)  # a speed that was misjudged once must not starve prompts
-    for running in [running for running in queues.running if running.remaining > 1]:
+    shares: list[Share] = []
+    for running in runs:
+        if running.remaining == 1:
+            continue
         end = _chunk_end(running, budget, grid)
         if seconds < inf:
-            least = 0 if len(shares) > len(growing) else grid
+            least = 0 if shares else grid
             end = _in_time(running, end, max(least, costs.prefill_within(running.launched, seconds)), grid)
         if end <= running.launched:
             break
@@ -119,24 +144,21 @@ def build(
             budget -= end - running.launched
             seconds -= costs.prefill_seconds(running.launched, end)
             shares.append(share_of(queues, directory, config, running, end))
-    return built_of(shares) if shares else None
+    return shares
 
 
-def _decode(queues: Queues, directory: Directory, config: SchedConfig, running: Running) -> Share:
-    """The next token of an answer, or the last of a prompt, and what is drafted behind it."""
-    end = running.launched + 1
-    if end % config.decode_rung_tokens and not running.rungs and not config.drafts:
-        return Share(running, end, ())  # nearly every decode: it leaves no rung
-    return share_of(queues, directory, config, running, end, drafts_of(directory, config, running))
+def _have_room(directory: Directory, pages: int) -> bool:
+    """Whether that many pages are free and promised to nobody."""
+    return pages <= min(directory.pools[Tier.DEVICE].free, directory.spendable)
 
 
 def _can_decode(config: SchedConfig, running: Running) -> bool:
     """Whether one more token can be computed: of an answer at its limit none is left to draw, and one whose next token depends on the
     last one in ways that the model does not know of, or that may have come by several tokens further, waits until that is collected."""
-    if running.remaining != 1:
+    job, drawn = running.job, running.drawn
+    if drawn - running.launched != 1:
         return False
-    job = running.job
-    return running.drawn < job.limit and (running.drawn == job.tokens.count or not (job.looks_back or config.drafts))
+    return drawn < job.limit and (drawn == job.tokens.count or not (job.looks_back or config.drafts))
 
 
 def _waits(running: Running, guidance: Guidance) -> bool:
@@ -149,46 +171,10 @@ def _waits(running: Running, guidance: Guidance) -> bool:
 
 def guide(built: Built, guidance: Guidance) -> None:
     """Begin what the next tokens of a collected step's requests depend on: they may be asked for right away."""
-    for share in built.shares:
+    for share in built.shares.values():  # who is held to a grammar is never calm
         job = share.running.job
         if job.request.params.grammar and share.running.drawn == job.tokens.count:
             guidance.begin(job.request.id, job.request.params, job.answer)
-
-
-def built_of(shares: Sequence[Share]) -> Built:
-    """The step of these shares. From here on it counts as launched."""
-    decoding: list[Share] = []
-    others: list[Share] = []
-    for share in shares:
-        (others if share.drafts or not share.running.goes_on else decoding).append(share)
-    step = Step(tuple([_work(share) for share in others]), _decodes(decoding) if decoding else NO_DECODES)
-    for share in shares:
-        running = share.running
-        running.launched, running.start = share.end, Carry()
-        if share.end >= running.drawn:
-            running.drawn = share.end + 1
-    return Built(step, tuple(decoding + others))
-
-
-def _decodes(shares: list[Share]) -> Decodes:
-    runs = [share.running for share in shares]
-    jobs = [running.job for running in runs]
-    tables = [running.table.name() for running in runs]
-    starts = [running.launched for running in runs]
-    lengths = [len(job.request.prompt) for job in jobs]
-    return Decodes(
-        names=tuple([job.request.id for job in jobs]),
-        slots=np.array([running.slot for running in runs], np.int32),
-        roots=np.array([job.root for job in jobs], np.int64),
-        starts=np.array(starts, np.int32),
-        tokens=np.array([job.tokens.at(start) for job, start in zip(jobs, starts, strict=True)], np.int32),
-        tables=tuple([pages for pages, _ in tables]),
-        known=np.array([known for _, known in tables], np.int32),
-        params=tuple([job.request.params for job in jobs]),
-        indices=np.array(starts, np.int32) + 1 - np.array(lengths, np.int32),
-        histories=tuple([(i, j.tokens.view) for i, j in enumerate(jobs) if j.looks_back]),
-        cuts=tuple([(i, Cut(p, pages)) for i, share in enumerate(shares) for p, _, pages in share.rungs]),
-    )
 
 
 def _chunk_end(running: Running, budget: int, grid: int) -> int:
@@ -225,8 +211,7 @@ def _claim(maker: _Maker, running: Running, end: int, images: int = 0) -> _Pages
     count = max(0, directory.config.geometry.pages_for(end) - len(table))
     if count == 0 and images == 0:
         return _Pages.TAKEN
-    room = directory.room()
-    spendable = room.free + room.idle - room.reserved + min(count, table.promised)
+    spendable = directory.spendable + min(count, table.promised)
     if count > spendable:
         # a copy from host to disk makes no room on the device, and may take long
         return _Pages.COMING if directory.coming(Tier.DEVICE) else _Pages.NONE
@@ -282,7 +267,7 @@ def preempt(queues: Queues, directory: Directory, victim: Running) -> None:
 def release(queues: Queues, directory: Directory, running: Running) -> None:
     """Take out a request that has ended. All that it holds is let go: at once, or with the last launched step that names it."""
     if running.in_flight:
-        queues.running.remove(running)
+        leave(queues, running)
         queues.leaving.append(Leaving(running))
         return
     _release(queues, directory, running)
@@ -302,7 +287,7 @@ def dismiss(queues: Queues, directory: Directory, share: Share) -> None:
 
 
 def _release(queues: Queues, directory: Directory, running: Running) -> None:
-    queues.running.remove(running)
+    leave(queues, running)
     _let_go(directory, running)
 
 
@@ -314,7 +299,13 @@ def _let_go(directory: Directory, running: Running) -> None:
 
 
 def share_of(
-    queues: Queues, directory: Directory, config: SchedConfig, running: Running, end: int, drafts: int = 0
+    queues: Queues,
+    directory: Directory,
+    config: SchedConfig,
+    running: Running,
+    end: int,
+    drafts: int = 0,
+    calm: bool = False,
 ) -> Share:
     """Decide the rungs of this part, `drafts` tokens past `end` included, and take their pages."""
     end += drafts
@@ -326,7 +317,7 @@ def share_of(
         else:
             queues.rungs_left += 1
             rungs.append((position, kind, pages))
-    return Share(running, end, tuple(rungs), drafts)
+    return Share(running, end, tuple(rungs), drafts, calm)
 
 
 def _cuts(directory: Directory, config: SchedConfig, running: Running, end: int) -> list[tuple[int, RungKind]]:
@@ -334,10 +325,12 @@ def _cuts(directory: Directory, config: SchedConfig, running: Running, end: int)
     if not config.cache or not running.job.request.write_cache:
         return []
     start, prompt = running.launched, running.remaining > 1
-    cuts = [(p, kind) for p, kind in running.rungs if start < p <= end] if running.rungs else []
     rolling = floor_to(end, directory.config.geometry.rung_grid if prompt else config.decode_rung_tokens)
-    in_answer = not prompt or end < running.job.tokens.count
-    if rolling > start and in_answer and all(p != rolling for p, _ in cuts):
+    due = rolling > start and (not prompt or end < running.job.tokens.count)
+    if not running.rungs:
+        return [(rolling, RungKind.ROLLING)] if due else []
+    cuts = [(p, kind) for p, kind in running.rungs if start < p <= end]
+    if due and all(p != rolling for p, _ in cuts):
         cuts.append((rolling, RungKind.ROLLING))
     return sorted(cuts)
 
@@ -349,40 +342,3 @@ def _image_pages(directory: Directory) -> Ints | None:
         return None
     directory.epoch += 1
     return directory.pools[Tier.DEVICE].take(count)
-
-
-def _work(share: Share) -> Work:
-    running, job = share.running, share.running.job
-    start = running.launched
-    pages, known = running.table.name()
-    return Work(
-        request_id=job.request.id,
-        slot=running.slot,
-        root=job.root,
-        start=start,
-        tokens=job.tokens.view[start : share.end - share.drafts],
-        pages=pages,
-        write_from=running.shared,
-        state=running.start,
-        cuts=tuple([Cut(position, pages) for position, _, pages in share.rungs]),
-        sample=_sample(running) if share.end >= running.drawn else None,
-        score=_score(job, start, share.end),
-        known=known,
-        drafts=share.drafts,
-    )
-
-
-def _sample(running: Running) -> Sample:
-    job = running.job
-    index = running.drawn - len(job.request.prompt)
-    history = job.tokens.view if job.looks_back else None
-    return Sample(job.request.params, index, history, index == 0 and job.audited)
-
-
-def _score(job: Job, start: int, end: int) -> Score | None:
-    """The prompt tokens whose log-probabilities this part of the prompt yields, if they are wanted."""
-    top = job.request.params.prompt_logprobs
-    if top is None:
-        return None
-    targets = job.request.prompt[start + 1 : end + 1]
-    return Score(targets, top) if len(targets) else None

@@ -26,5 +26,4 @@ def drafts_of(directory: Directory, config: SchedConfig, running: Running) -> in
 
 def is_idle(directory: Directory, count: int) -> bool:
     """Whether `count` pages can be taken at no one's cost; if so, they are free now."""
-    room = directory.room()
-    return room.free + room.idle - room.reserved >= count and secure(directory, count)
+    return directory.spendable >= count and secure(directory, count)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from operator import itemgetter
 
 from stepwell.cache.content import advance, leave_rung, publish, retract
 from stepwell.cache.directory import Directory
 from stepwell.cache.ladder import Trail
 from stepwell.cache.moves import Tier
 from stepwell.cache.tree import RungKind
-from stepwell.sched.build import Built, Share, dismiss, release
+from stepwell.sched.build import dismiss, release
+from stepwell.sched.compose import Built, Share
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job
 from stepwell.sched.queues import Queues
@@ -23,20 +26,23 @@ def finish(
     """Apply one result. Content becomes findable here, after the step that computed it has run, and never before.
 
     The share of a request that has ended meanwhile is dropped: nobody hears of its token, and its rungs are not published. Returns
-    the indices of such shares.
+    the indices of such shares. O(n) with the smallest of constants, and O(1) objects more for each share.
     """
     dropped: set[int] = set()
     errors, scores, of_prompt = dict(result.errors), dict(result.scores), dict(result.target_scores)
-    for index, (share, sampled) in enumerate(zip(built.shares, result.sampled, strict=True)):
-        if queues.leaving and queues.is_leaving(share.running):
+    surprised = _hand_out(queues, built, result, errors)
+    for index, share in _shares(built, surprised):
+        if share.calm and index not in surprised:
+            _publish(directory, share, now)
+        elif queues.leaving and queues.is_leaving(share.running):
             dismiss(queues, directory, share)
             dropped.add(index)
         elif index in errors:
             _discard(queues, directory, share, errors[index])
         else:
-            settled = _settled(share, len(sampled))
+            settled = _settled(share, len(result.sampled[index]))
             job, start = share.running.job, share.running.computed
-            kept, reason = _take(job, sampled, config)
+            kept, reason = _take(job, result.sampled[index], config)
             own = scores.get(index, ())[: len(kept)]
             said = Tokens(job.request.id, kept, own, of_prompt.get(index, ()), start + 1)
             _apply(queues, directory, config, settled, said, reason, now)
@@ -49,8 +55,41 @@ def _settled(share: Share, drawn: int) -> Share:
         return share
     running = share.running
     end = running.launched = running.computed + drawn
-    running.drawn = end + 1
     return replace(share, end=end, drafts=0)
+
+
+def _hand_out(queues: Queues, built: Built, result: StepResult, errors: Collection[int]) -> set[int]:
+    """Give each calm row its token, but for those returned: rows of answers that have ended before or in error, or that may end with
+    this token."""
+    lineup, sampled, rows = built.lineup, result.sampled, built.calm.tolist()
+    drawn = [token for row in rows for token in sampled[row]]
+    assert len(drawn) == len(rows), "a calm row draws a token a step"
+    surprised = set(errors)
+    if queues.leaving:
+        surprised.update(lineup.at.get(leaving.running.slot, -1) for leaving in queues.leaving)
+    if not lineup.ends.isdisjoint(drawn):
+        surprised.update(row for row, token in zip(rows, drawn, strict=True) if token in lineup.ends)
+    slots = lineup.slots[built.calm]
+    if surprised:
+        left = [(row, token) for row, token in zip(rows, drawn, strict=True) if row not in surprised]
+        rows, drawn = [row for row, _ in left], [token for _, token in left]
+        slots = lineup.slots[rows]
+    board, tails, names = queues.board, lineup.tails, lineup.names
+    board.computed[slots] += 1
+    board.last[slots] = drawn
+    for row, token in zip(rows, drawn, strict=True):
+        tails[row].append(token)
+    queues.events += [Tokens(names[row], sampled[row]) for row in rows]
+    return surprised
+
+
+def _shares(built: Built, surprised: set[int]) -> Iterable[tuple[int, Share]]:
+    """What is to be done for one request after the other, in the order of the step."""
+    if not surprised:
+        return built.shares.items()
+    runs = built.lineup.runs
+    more = {row: Share(runs[row], runs[row].computed + 1) for row in surprised & set(built.calm.tolist())}
+    return sorted({**more, **built.shares}.items(), key=itemgetter(0))
 
 
 def _discard(queues: Queues, directory: Directory, share: Share, message: str) -> None:
@@ -73,6 +112,7 @@ def _apply(
 ) -> None:
     running, job = share.running, share.running.job
     running.computed = share.end
+    queues.board.last[running.slot] = job.tokens.last
     if running.image is not None:
         directory.release(running.image)
         running.image = None
@@ -102,6 +142,8 @@ def _publish(directory: Directory, share: Share, now: float) -> None:
             _lengthen(directory, share, end, now)
         if running.table.has_retired and not running.in_flight:
             directory.give(Tier.DEVICE, running.table.take_retired())
+        if not running.table.is_named:
+            running.board.calm[running.slot] = 0  # the next step names the pages that have changed
 
 
 def _lengthen(directory: Directory, share: Share, end: int, now: float) -> None:
@@ -136,7 +178,7 @@ def _take(job: Job, sampled: tuple[int, ...], config: SchedConfig) -> tuple[tupl
     params = job.request.params
     kept = sampled[: job.limit - job.tokens.count]
     reason: FinishReason | None = None
-    ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *config.eos)
+    ends = params.ends(config.eos)
     if ends:
         floor = params.min_tokens - job.generated - 1
         stop = next((i for i, token in enumerate(kept) if token in ends and i >= floor), None)

@@ -20,38 +20,60 @@ from stepwell.cache.leases import Lease
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Node, Rung, RungKind
+from stepwell.sched.board import Board
 from stepwell.sched.request import Request
-from stepwell.sched.step import LAST_DRAW, Carry, StateStart
+from stepwell.sched.step import Carry, StateStart
 
 
 class Tokens:
-    """Prompt and answer so far: an int32 array that grows at the end."""
+    """Prompt and answer so far: an int32 array that grows at the end.
 
-    __slots__ = ("_buffer", "count")
+    tail  the newest tokens, which go into the array when somebody next reads it: a step appends what it drew here
+    """
+
+    __slots__ = ("_buffer", "_count", "tail")
 
     def __init__(self, prompt: Ints, room: int = 64) -> None:
-        self.count = len(prompt)
-        self._buffer: Ints = np.empty(self.count + room, np.int32)
-        self._buffer[: self.count] = prompt
+        self._count = len(prompt)
+        self._buffer: Ints = np.empty(self._count + room, np.int32)
+        self._buffer[: self._count] = prompt
+        self.tail: list[int] = []
 
     def __len__(self) -> int:
-        return self.count
+        return self._count + len(self.tail)
+
+    @property
+    def count(self) -> int:
+        return self._count + len(self.tail)
+
+    @property
+    def last(self) -> int:
+        """The newest one."""
+        return self.tail[-1] if self.tail else self._buffer.item(self._count - 1)
 
     @property
     def view(self) -> Ints:
-        """All tokens; valid until it next grows."""
-        return self._buffer[: self.count]
-
-    def at(self, position: int) -> int:
-        """The token there; LAST_DRAW past the end."""
-        return int(self._buffer[position]) if position < self.count else LAST_DRAW
+        """All tokens; valid until they are next read after growing."""
+        if self.tail:
+            self._settle()
+        return self._buffer[: self._count]
 
     def extend(self, tokens: tuple[int, ...]) -> None:
-        end = self.count + len(tokens)
+        self.tail.extend(tokens)
+        if len(self.tail) > MOST_UNREAD:
+            self._settle()
+
+    def _settle(self) -> None:
+        end = self.count
         if end > len(self._buffer):
-            self._buffer = np.concatenate([self.view, np.empty(end, np.int32)])
-        self._buffer[self.count : end] = tokens
-        self.count = end
+            self._buffer = np.concatenate([self._buffer[: self._count], np.empty(end, np.int32)])
+        self._buffer[self._count : end] = self.tail
+        self._count = end
+        self.tail.clear()
+
+
+MOST_UNREAD = 64
+"""Tokens of an answer that are kept as numbers of their own for want of a reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,31 +188,51 @@ class Running:
 
     computed  tokens of steps that have been collected      launched  and of those that are still with the runner
     drawn     tokens that are known, or being drawn by a launched step
+    board     has the positions: the entries of `slot` are this request's
     shared    tokens whose pages are never written     rungs     prompt rungs still to be left, ascending
     image     hold on what `start` reads               rolling   the last rung left on the way, to be replaced by the next
-    start     of the next step
+    start     of the next step                         given     tokens that were known when it began to run
     """
 
     job: Job
     slot: int
+    board: Board
     table: BlockTable
     path: Lease
     image: Lease | None
-    computed: int
     shared: int
     start: StateStart
     rungs: tuple[tuple[int, RungKind], ...]
     rolling: Rung | None = None
-    launched: int = field(init=False)
-    drawn: int = field(init=False)
+    given: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.launched, self.drawn = self.computed, self.job.tokens.count
+        self.given = self.job.tokens.count
+
+    @property
+    def computed(self) -> int:
+        return self.board.computed.item(self.slot)
+
+    @computed.setter
+    def computed(self, tokens: int) -> None:
+        self.board.computed[self.slot] = tokens
+
+    @property
+    def launched(self) -> int:
+        return self.board.launched.item(self.slot)
+
+    @launched.setter
+    def launched(self, tokens: int) -> None:
+        self.board.launched[self.slot] = tokens
+
+    @property
+    def drawn(self) -> int:
+        return max(self.given, self.launched + 1)
 
     @property
     def remaining(self) -> int:
         """Tokens, known or being drawn, that no step has been given yet; 1: the next step decodes."""
-        return self.drawn - self.launched
+        return max(1, self.given - self.launched)
 
     @property
     def goes_on(self) -> bool:

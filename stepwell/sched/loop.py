@@ -30,8 +30,10 @@ from stepwell.cache.reset import reset
 from stepwell.cache.room import copy_ahead
 from stepwell.sched.admit import admit, land
 from stepwell.sched.audit import Auditor
-from stepwell.sched.build import UNGUIDED, Built, Drain, build, guide, release
+from stepwell.sched.board import Board
+from stepwell.sched.build import UNGUIDED, Drain, build, guide, release
 from stepwell.sched.coalesce import Coalescing
+from stepwell.sched.compose import Built
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.finish import finish
 from stepwell.sched.job import Draining, Job, Tokens
@@ -80,7 +82,7 @@ class EngineLoop:
         self.meter = Meter(costs or Costs(), config.deterministic)
         self.costs = self.meter.costs
         order = Order(config.priority_ageing, config.fair_salts, self.costs.prefill_tokens_per_s)
-        self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)), order)
+        self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)), order, Board(config.max_num_seqs))
         self.auditor = auditor or Auditor()
         self.retention = Retention(self.directory, config.think_prefetch, config.load_timeout)
         self._runner = runner

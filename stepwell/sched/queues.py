@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from stepwell.base.geometry import Ints
 from stepwell.cache.ladder import Trails
 from stepwell.cache.moves import Move
 from stepwell.cache.tally import Tally
 from stepwell.cache.tree import Node
+from stepwell.sched.board import Board
 from stepwell.sched.job import Draining, Job, Kept, Leaving, Parked, Running, Waiting
+from stepwell.sched.lineup import Lineup
 from stepwell.sched.order import Order
 from stepwell.sched.request import Event, Request
+
+NOBODY: Ints = np.empty(0, np.int32)
+"""No live slots."""
 
 
 @dataclass(slots=True, eq=False)
 class Queues:
-    """`waiting` and `running` are in the order of `Job.order`; `slots` are the live states that nobody holds."""
+    """`waiting` and `running` are in the order of `Job.order`; `slots` are the live states that nobody holds.
+
+    board    where those who run stand      lineup   the decodes of the last step, as long as the same requests run
+    """
 
     slots: list[int]
     order: Order
+    board: Board
     waiting: list[Waiting] = field(default_factory=list)
     parked: dict[str, Parked] = field(default_factory=dict)
     draining: list[Draining] = field(default_factory=list)
     running: list[Running] = field(default_factory=list)
+    lineup: Lineup | None = None
+    _line: Ints | None = None
     leaving: list[Leaving] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
@@ -34,6 +48,16 @@ class Queues:
     preemptions: int = 0
     returns: int = 0
 
+    def line(self) -> Ints:
+        """Live slots of `running`, in that order."""
+        if self._line is None:
+            self._line = np.array([running.slot for running in self.running], np.int32)
+        return self._line
+
+    def regroup(self) -> None:
+        """Others run from now on."""
+        self.lineup = self._line = None
+
     def find_running(self, request_id: str) -> Running | None:
         return next((r for r in self.running if r.job.request.id == request_id), None)
 
@@ -43,6 +67,21 @@ class Queues:
 
     def find_waiting(self, request_id: str) -> Waiting | None:
         return next((w for w in self.waiting if w.job.request.id == request_id), None)
+
+
+def enter(queues: Queues, running: Running) -> None:
+    """Let `running` run, at its place."""
+    at = len(queues.running)
+    while at and queues.running[at - 1].job.order > running.job.order:
+        at -= 1
+    queues.running.insert(at, running)
+    queues.regroup()
+
+
+def leave(queues: Queues, running: Running) -> None:
+    """`running` runs no longer."""
+    queues.running.remove(running)
+    queues.regroup()
 
 
 def enqueue(queues: Queues, job: Job, kept: Kept | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.outcome import AdmissionOutcome
@@ -50,6 +50,10 @@ class SamplingParams:
     grammar_after: int | None = None
     allowed: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+
+    def ends(self, eos: tuple[int, ...]) -> tuple[int, ...]:
+        """Tokens that end an answer, where `eos` end one by default."""
+        return self.stop_token_ids if self.ignore_eos else (*self.stop_token_ids, *eos)
 
     @property
     def penalises(self) -> bool:
@@ -112,9 +116,8 @@ class Scored:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Newly sampled tokens, in order.
+class Tokens(NamedTuple):
+    """Newly sampled tokens, in order. A tuple, since there is one for each answer and step.
 
     scores         one for each token, where the request asks for them
     prompt_scores  of prompt tokens `prompt_from`, `prompt_from` + 1, …; after a preemption some come twice

@@ -47,6 +47,8 @@ class Carry:
     """The live slot already holds the state at `Work.start`."""
 
 
+CARRY = Carry()
+
 StateStart: TypeAlias = Fresh | FromImage | Carry
 
 
@@ -172,7 +174,7 @@ class Decodes:
                 self.tokens[i : i + 1],
                 self.tables[i],
                 0,
-                Carry(),
+                CARRY,
                 cuts.get(i, ()),
                 Sample(self.params[i], int(self.indices[i]), histories.get(i)),
                 known=int(self.known[i]),

@@ -40,6 +40,7 @@ from stepwell.testing.landing import check_landing
 from stepwell.testing.laws import LawBroken, require
 from stepwell.testing.ranks import Ranks, Watch
 from stepwell.testing.reference import Reference
+from stepwell.testing.running import check_running
 from stepwell.testing.shelf import Shelf
 from stepwell.testing.suspicion import Suspicion
 from stepwell.testing.telltale import POISON, UNDRAWN, Memory, TellTaleRunner, answer, shards
@@ -257,8 +258,7 @@ class Harness:
 
     def check_all(self) -> None:
         """Every law that can be judged between two steps. Raises LawBroken."""
-        laws.check_holds(self.loop)
-        laws.check_launched(self.loop)
+        check_running(self.loop)
         laws.check_shelf(self.loop, self.shelf)
         self._check_content()
         for waiting in self.loop.queues.waiting[:1]:

@@ -345,7 +345,7 @@ def check_holds(loop: EngineLoop) -> None:
 def _cut_pages(loop: EngineLoop) -> Iterator[Ints]:
     """Of rungs that launched steps leave."""
     for built in loop.launched():
-        for share in built.shares:
+        for share in built.shares.values():
             yield from (pages for _, _, pages in share.rungs)
 
 

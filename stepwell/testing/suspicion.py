@@ -165,7 +165,7 @@ def _owned(loop: EngineLoop) -> Iterator[tuple[Job, list[int]]]:
     """The device pages that each request alone owns, those of rungs that a launched step leaves included."""
     queues = loop.queues
     for built in loop.launched():
-        for share in built.shares:
+        for share in built.shares.values():
             yield share.running.job, [int(page) for _, _, pages in share.rungs for page in pages]
     for running in queues.running:
         yield running.job, running.table.private.tolist()

@@ -32,7 +32,7 @@ from stepwell.cache import (
 from stepwell.cache import directory as directories
 from stepwell.cache.moves import Tier
 from stepwell.cache.table import BlockTable
-from stepwell.sched import admit, build, finish, loop, retention, step
+from stepwell.sched import admit, board, build, compose, finish, loop, queues, retention, step
 from stepwell.sched.request import Finished, Tokens
 from stepwell.sched.step import Fresh
 from stepwell.testing import telltale
@@ -76,8 +76,8 @@ def bug(*laws: int, seed: int = 0, hints: int = 4, corrupt: int = 0) -> Callable
 
 @bug(1)
 def write_from_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    real = build._work
-    patch.setattr(build, "_work", lambda share: replace(real(share), write_from=0))
+    real = compose._work
+    patch.setattr(compose, "_work", lambda board, share: replace(real(board, share), write_from=0))
 
 
 @bug(1, 3)
@@ -86,7 +86,7 @@ def published_before_the_step_has_run(patch: pytest.MonkeyPatch) -> None:
 
     def early(queues: Any, directory: Any, *rest: Any, **options: Any) -> Any:
         built = real(queues, directory, *rest, **options)
-        for share in built.shares if isinstance(built, build.Built) else ():
+        for share in built.shares.values() if isinstance(built, compose.Built) else ():
             job = share.running.job
             end = floor_to(min(share.end, len(job.tokens)), directory.tree.block)
             finish.publish(directory, share.running.path, job.tokens.view, end, share.running.table, 0.0)
@@ -413,7 +413,7 @@ def preemption_forgets_a_token(patch: pytest.MonkeyPatch) -> None:
     def forgetting(queues: Any, directory: Any, running: Any) -> None:
         real(queues, directory, running)
         if running.job.generated:
-            running.job.tokens.count -= 1
+            running.job.tokens._count = len(running.job.tokens.view) - 1
 
     patch.setattr(build, "_release", forgetting)
 
@@ -579,8 +579,6 @@ def a_request_is_preempted_while_its_step_is_in_flight(patch: pytest.MonkeyPatch
 @bug(0, 2, 3, 9, 10)
 def rejected_drafts_count(patch: pytest.MonkeyPatch) -> None:
     def all_of_them(share: Any, drawn: int) -> Any:
-        if share.drafts:
-            share.running.drawn = share.end + 1
         return replace(share, drafts=0)
 
     patch.setattr(finish, "_settled", all_of_them)
@@ -623,6 +621,48 @@ def a_live_state_folds_rejected_drafts(patch: pytest.MonkeyPatch) -> None:
                 self._forward(memory, work, np.array([0], np.int32), work.start + len(drawn))
 
     patch.setattr(telltale.TellTaleRunner, "_verify", careless)
+
+
+# ---- decodes that nobody looks at ------------------------------------------------------------------------------------------------
+
+
+@bug(5)
+def a_calm_answer_ends_a_block_unseen(patch: pytest.MonkeyPatch) -> None:
+    real = board.Board.ends_block
+    patch.setattr(board.Board, "ends_block", lambda self, slots, block: real(self, slots, block) & (slots != 1))
+
+
+@bug(5, 8)
+def a_calm_answer_runs_past_its_limit(patch: pytest.MonkeyPatch) -> None:
+    real = compose.calm_until
+    patch.setattr(compose, "calm_until", lambda running, config: 2 * real(running, config))
+
+
+@bug(0, 2, 3, 10)
+def a_calm_answer_stays_on_its_page(patch: pytest.MonkeyPatch) -> None:
+    real = board.Board.lacks_page
+    patch.setattr(board.Board, "lacks_page", lambda self, slots, block: real(self, slots, block) & (slots != 1))
+
+
+@bug(0, 2, 5, 10)
+def a_calm_answer_does_not_hear_of_pages_that_others_replaced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockTable, "is_named", True)
+
+
+@bug(2, 3, 10)
+def a_token_that_is_still_being_drawn_is_taken_for_the_last_known_one(patch: pytest.MonkeyPatch) -> None:
+    real = compose._decodes
+
+    def stale(columns: Any, lineup: Any, *rest: Any) -> Any:
+        return replace(real(columns, lineup, *rest), tokens=columns.last[lineup.slots])
+
+    patch.setattr(compose, "_decodes", stale)
+
+
+@bug(0, 2, 3, 10)
+def a_row_of_another_request_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """A live slot has gone from one answer to the next between two steps."""
+    patch.setattr(queues.Queues, "regroup", lambda self: setattr(self, "_line", None))
 
 
 # ---- hints ------------------------------------------------------------------------------------------------------------------------

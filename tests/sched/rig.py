@@ -247,7 +247,9 @@ class Rig:
     def check(self) -> None:
         tables = self.tables()
         own = [held_pages(self.loop.queues), *(pages for pages, _ in tables)]
-        own += [pages for built in self.loop.launched() for share in built.shares for _, _, pages in share.rungs]
+        own += [
+            pages for built in self.loop.launched() for share in built.shares.values() for _, _, pages in share.rungs
+        ]
         check(self.directory, own, sum(promised for _, promised in tables))
         for tier, pool in self.directory.pools.items():
             self.memory.poison(tier, pool.free_slots)

@@ -12,6 +12,7 @@ from stepwell.sched.build import preempt
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Event, Finished, Request, SamplingParams, Tokens
 from stepwell.sched.step import LAST_DRAW, Carry
+from stepwell.sched.suspend import let_go_all
 from stepwell.testing import telltale
 from stepwell.testing.harness import Harness
 from stepwell.testing.telltale import answer
@@ -214,6 +215,24 @@ class TestPreemption:
         rig.run()
         rig.cold("a")
         assert rig.loop.stats().computed_tokens - before == 12 - 4, "no token was computed twice"
+        rig.drained()
+
+    @pytest.mark.parametrize("least", range(12, 26))
+    def test_one_that_resumes_at_a_rung_repeats_the_tokens_that_it_knows(self, least: int) -> None:
+        """Its last known token is decoded while the part before it is in flight, which draws nothing."""
+        rig = Rig(ahead=True, budget=8, grid=8, seqs=1, rolling=64)
+        rig.submit("a", numbers(10), max_tokens=20)
+        while not rig.loop.queues.running or rig.loop.queues.running[0].job.tokens.count < least:
+            rig.step()
+        rig.loop.drain()
+        (running,) = rig.loop.queues.running
+        preempt(rig.loop.queues, rig.directory, running)
+        assert let_go_all(rig.loop.queues, rig.directory)
+        before, known = len(rig.steps), running.job.tokens.count
+        rig.run()
+        rig.cold("a")
+        repeated = [work for step in rig.steps[before:] for work in step.works if work.start < known]
+        assert repeated and all(LAST_DRAW not in work.tokens for work in repeated)
         rig.drained()
 
 

@@ -1,0 +1,73 @@
+"""Where each running request stands, as columns by live slot: a step reads and moves all of them at once.
+
+An answer that goes on draws a token a step, and for most of its steps nothing else happens to it:
+
+    0 ───── computed ──── launched ───────────────────────── calm ──▶
+    │ collected          │ a token each · a new page where    │ the last token there may be,
+                         │ the last is full · a block ended   │ or something that only this request has
+
+Pages and blocks follow from the columns. The scheduler looks at a request by itself where its next decode is no longer below `calm`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.table import BlockTable
+
+_NO_PAGES: Ints = np.empty(0, np.int32)
+
+
+class Board:
+    """One entry a live slot; what stands at a slot that no running request holds means nothing.
+
+    computed  launched    see `stepwell.sched.job.Running`, which has no copy of them
+    calm      decodes from `launched` to below it draw one token each, by rules that are the same for all; 0: the next one does not
+    last      the last token that is known
+    prompts   tokens of the prompt            roots   as `Decodes.roots`
+    named     pages that its last step was given, and `tables`: these
+    """
+
+    __slots__ = ("calm", "computed", "last", "launched", "named", "prompts", "roots", "tables")
+
+    def __init__(self, slots: int) -> None:
+        self.computed: Ints = np.zeros(slots, np.int32)
+        self.launched: Ints = np.zeros(slots, np.int32)
+        self.calm: Ints = np.zeros(slots, np.int32)
+        self.last: Ints = np.zeros(slots, np.int32)
+        self.prompts: Ints = np.zeros(slots, np.int32)
+        self.named: Ints = np.zeros(slots, np.int32)
+        self.roots: npt.NDArray[np.int64] = np.zeros(slots, np.int64)
+        self.tables: list[Ints] = [_NO_PAGES] * slots
+
+    def begin(self, slot: int, computed: int, tokens: Ints, prompt: int, root: int) -> None:
+        """A request that has `tokens`, of which the first `prompt` are its prompt's, runs in `slot` from `computed` on."""
+        self.computed[slot] = self.launched[slot] = computed
+        self.calm[slot] = self.named[slot] = 0
+        self.last[slot] = tokens[-1]
+        self.prompts[slot] = prompt
+        self.roots[slot] = root
+
+    def name(self, slot: int, table: BlockTable) -> int:
+        """The next step of `slot` is given the pages of `table`. Returns how many of them its last step was given as they are."""
+        pages, known = table.name()
+        self.tables[slot] = pages
+        self.named[slot] = len(pages)
+        return known
+
+    def lacks_page(self, slots: Ints, block: int) -> npt.NDArray[np.bool_]:
+        """For each of `slots` that decodes, whether its next token is the first on a page that it does not have yet."""
+        lacking: npt.NDArray[np.bool_] = self.launched[slots] >= self.named[slots] * block
+        return lacking
+
+    def ends_block(self, slots: Ints, block: int) -> npt.NDArray[np.bool_]:
+        """For each of `slots` that decodes, whether its next token is the last of a block."""
+        ends: npt.NDArray[np.bool_] = (self.launched[slots] + 1) % block == 0
+        return ends
+
+    def is_calm(self, slots: Ints) -> npt.NDArray[np.bool_]:
+        """For each of `slots`, whether its next decode is one of many."""
+        calm: npt.NDArray[np.bool_] = self.launched[slots] < self.calm[slots]
+        return calm
