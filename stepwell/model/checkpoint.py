@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from stepwell.base.errors import ConfigError
 from stepwell.model.files import read_json
-from stepwell.model.safetensors_file import SafetensorsFile, Shape
+from stepwell.model.safetensors_file import Reading, SafetensorsFile, Shape
+from stepwell.model.staging import place_on
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with bytes that are done and bytes in all, after each tensor."""
@@ -25,18 +28,42 @@ _VISION = ("model.visual.", "visual.")
 _DRAFTS = "mtp."
 _NAMED = 5
 """Names that an error lists before it counts the rest."""
-_READERS = 4
+_READERS = 8
+_AHEAD = 256 << 20
+"""Bytes of tensors that are read before anyone asks: small ones would leave the disk idle in between."""
+_CPU = torch.device("cpu")
 
 
 class Checkpoint:
     """An open checkpoint; use it in `with`. Names are those of the text model, also where a vision wrapper was saved.
 
-    The vision tower is left out, and so is the layer that drafts unless it is asked for.
+    The vision tower is left out, and so is the layer that drafts unless it is asked for. Tensors are made on `device`.
     """
 
-    __slots__ = ("_done", "_files", "_left_out", "_progress", "_threads", "_total", "_where", "directory")
+    __slots__ = (
+        "_ahead",
+        "_asked",
+        "_begun",
+        "_coming",
+        "_done",
+        "_files",
+        "_left_out",
+        "_place",
+        "_progress",
+        "_threads",
+        "_total",
+        "_where",
+        "directory",
+    )
 
-    def __init__(self, directory: Path, progress: Progress = lambda done, total: None, *, drafts: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        progress: Progress = lambda done, total: None,
+        *,
+        drafts: bool = False,
+        device: torch.device = _CPU,
+    ) -> None:
         """Reads headers only. `drafts`: with the layer that drafts. Raises ConfigError where a file is missing, damaged or outside
         of `directory`, or has no such layer."""
         self.directory = directory
@@ -44,6 +71,11 @@ class Checkpoint:
         self._files: dict[str, SafetensorsFile] = {}
         self._where: dict[str, tuple[str, str]] = {}
         self._threads = ThreadPoolExecutor(_READERS, "weights")
+        self._place = place_on(device, _READERS)
+        self._coming: deque[str] = deque()
+        self._asked: set[str] = set()
+        self._begun: dict[str, Reading] = {}
+        self._ahead = 0  # bytes of what has been begun and not asked for
         self._progress = progress
         self._done = self._total = 0
         try:
@@ -67,7 +99,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close the files; tensors already read stay."""
-        self._threads.shutdown()
+        self._threads.shutdown(cancel_futures=True)
         while self._files:
             self._files.popitem()[1].close()
 
@@ -84,12 +116,35 @@ class Checkpoint:
         return self._files[file].entries[stored].dtype
 
     def tensor(self, name: str) -> Tensor:
-        """A copy of one tensor, as stored, on the CPU. Raises ConfigError where its file cannot be read."""
-        file, stored = self._where[name]
-        tensor = self._files[file].tensor(stored, self._threads)
+        """A copy of one tensor, as stored. Raises ConfigError where its file cannot be read."""
+        reading = self._begun.pop(name, None)
+        if reading is None:
+            reading = self._begin(name)
+        else:
+            self._ahead -= reading.tensor.nbytes
+        self._read_on()
+        tensor = reading.result()
         self._done += tensor.nbytes
         self._progress(self._done, self._total)
         return tensor
+
+    def read_ahead(self, order: Iterable[str]) -> None:
+        """Tell which tensors will be asked for, about in this order: each once. They are read ahead from now on."""
+        self._coming.extend(name for name in order if name in self)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Begin what comes next, as far as `_AHEAD` allows."""
+        while self._coming and self._ahead < _AHEAD:
+            name = self._coming.popleft()
+            if name not in self._asked:
+                self._begun[name] = reading = self._begin(name)
+                self._ahead += reading.tensor.nbytes
+
+    def _begin(self, name: str) -> Reading:
+        self._asked.add(name)
+        file, stored = self._where[name]
+        return self._files[file].begin(stored, self._threads, self._place)
 
     def check(self, expected: Mapping[str, Shape]) -> None:
         """Raises ConfigError naming what is missing, too much or of the wrong shape."""

@@ -30,7 +30,7 @@ class Fp8Weights:
         self._matrices = self._stored = self._held = 0
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor: an FP8 matrix as `dtype` on the device, any other as stored, on the CPU."""
+        """One tensor: an FP8 matrix as `dtype` on the device, any other as the checkpoint gives it."""
         values = self._checkpoint.tensor(name)
         if self._checkpoint.dtype(name) != _E4M3:
             return values

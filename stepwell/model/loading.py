@@ -47,14 +47,15 @@ def load_decoder(
     Raises ConfigError naming the field or the tensors that do not fit.
     """
     config = _config(directory, drafts)
-    with Checkpoint(directory, progress, drafts=drafts) as checkpoint:
+    place, chosen = torch.device(device), dtype or DTYPES[config.dtype]
+    with Checkpoint(directory, progress, drafts=drafts, device=place) as checkpoint:
         prefixes = names.layer_prefixes(config.shape)
         fused = frozenset(prefix for prefix in prefixes if names.fused_experts(prefix) in checkpoint)
         expected = names.expected(config.shape, fused)
         if config.shape.tied and names.HEAD in checkpoint:
             expected[names.HEAD] = expected[names.EMBEDDING]
         checkpoint.check(with_scales(checkpoint, config.fp8, expected))
-        place, chosen = torch.device(device), dtype or DTYPES[config.dtype]
+        checkpoint.read_ahead(names.in_order(expected, config.shape.tied))
         if config.fp8 is None:
             return _Loader.on(place, chosen, config, checkpoint, make).decoder(fused)
         weights = Fp8Weights(checkpoint, config.fp8, chosen, place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from stepwell.base.shapes import ModelShape
 from stepwell.model.safetensors_file import Shape
@@ -27,6 +27,12 @@ def fused_experts(prefix: str) -> str:
 def layer_prefixes(shape: ModelShape) -> list[str]:
     """What the names of each layer's tensors begin with, that of the layer that drafts included."""
     return [*(layer_prefix(i) for i in range(shape.layers)), *([DRAFT_LAYER] if shape.draft_layers else [])]
+
+
+def in_order(expected: Iterable[str], tied: bool) -> list[str]:
+    """The tensors that loading takes, about in the order in which it does: `expected` is that of layers."""
+    last = (NORM,) if tied else (NORM, HEAD)
+    return [name for name in expected if name not in (NORM, HEAD)] + list(last)
 
 
 def expected(shape: ModelShape, fused: frozenset[str]) -> dict[str, Shape]:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,13 +21,12 @@ import torch
 from torch import Tensor
 
 from stepwell.base.errors import ConfigError
+from stepwell.model.staging import PIECE, Place
 
 Shape: TypeAlias = tuple[int, ...]
 
 _LONGEST_HEADER = 100 << 20
 """Bytes; the limit of the reference implementation."""
-_PIECE = 16 << 20
-"""Bytes of one read: several are under way at once, which is what a disk needs to be busy."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -49,6 +48,22 @@ class Entry:
     shape: Shape
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """A tensor that is being read."""
+
+    tensor: Tensor
+    place: Place
+    pieces: tuple[Future[None], ...]
+
+    def result(self) -> Tensor:
+        """Wait until it is there. Raises ConfigError where it cannot be read."""
+        for piece in self.pieces:
+            piece.result()
+        self.place.settle()
+        return self.tensor
 
 
 class SafetensorsFile:
@@ -77,19 +92,17 @@ class SafetensorsFile:
         """Close the file; tensors already read stay. Call it once."""
         os.close(self._file)
 
-    def tensor(self, name: str, threads: ThreadPoolExecutor) -> Tensor:
-        """A copy of one tensor, as stored, on the CPU; `threads` read pieces of it at once. Raises ConfigError."""
+    def begin(self, name: str, threads: ThreadPoolExecutor, place: Place) -> Reading:
+        """Have `threads` read one tensor, as stored, into fresh memory of `place`. Raises ConfigError."""
         entry = self.entries[name]
         if entry.dtype not in _DTYPES:
             raise ConfigError(f"{self._path} holds {name} as {entry.dtype}: supported are {', '.join(_DTYPES)}")
-        tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
-        flat = tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
-        if len(flat) <= _PIECE:
-            self._fill(flat, entry.start)
-        else:
-            pieces = range(0, len(flat), _PIECE)
-            list(threads.map(lambda at: self._fill(flat[at : at + _PIECE], entry.start + at), pieces))
-        return tensor
+        target, size = place.new(entry.shape, _DTYPES[entry.dtype]), entry.end - entry.start
+
+        def fill(at: int) -> None:
+            place.fill(target, at, min(at + PIECE, size), lambda into: self._fill(into, entry.start + at))
+
+        return Reading(target.tensor, place, tuple(threads.submit(fill, at) for at in range(0, size, PIECE)))
 
     def _fill(self, into: memoryview, offset: int) -> None:
         while into:

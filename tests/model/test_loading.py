@@ -18,8 +18,10 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from stepwell.base.errors import ConfigError  # noqa: E402
+from stepwell.model.checkpoint import Checkpoint  # noqa: E402
 from stepwell.model.loading import load_decoder  # noqa: E402
 from stepwell.model.safetensors_file import SafetensorsFile  # noqa: E402
+from stepwell.model.staging import InMemory, Place, Staged  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 
@@ -206,21 +208,47 @@ def test_a_header_that_does_not_fit_its_file_is_refused(tmp_path: Path, content:
         SafetensorsFile(path)
 
 
+@pytest.mark.parametrize("place", [InMemory(), Staged(torch.device("cpu"), 2)], ids=["in place", "through buffers"])
 def test_a_tensor_is_read_in_pieces_and_a_file_that_shrinks_meanwhile_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Place
 ) -> None:
-    monkeypatch.setattr("stepwell.model.safetensors_file._PIECE", 1000)
+    monkeypatch.setattr("stepwell.model.safetensors_file.PIECE", 1000)
     path, tensor = tmp_path / "model.safetensors", torch.randn(50, 40)
     save_file({"a": tensor, "b": torch.randn(3).bfloat16(), "c": torch.zeros(0, 4)}, path)
     file = SafetensorsFile(path)
     with ThreadPoolExecutor(3) as threads:
-        assert torch.equal(file.tensor("a", threads), tensor)
-        assert torch.equal(file.tensor("b", threads), load_file(path)["b"])
-        assert file.tensor("c", threads).shape == (0, 4)
+        several = [file.begin(name, threads, place) for name in "abca"]
+        found = [reading.result() for reading in several]
+        assert torch.equal(found[0], tensor) and torch.equal(found[3], tensor)
+        assert torch.equal(found[1], load_file(path)["b"])
+        assert found[2].shape == (0, 4)
+        content = path.read_bytes()
         os.truncate(path, path.stat().st_size - 100)
         with pytest.raises(ConfigError, match="shorter while it was read"):
-            file.tensor("a", threads)
+            file.begin("a", threads, place).result()
+        path.write_bytes(content)
+        assert torch.equal(file.begin("a", threads, place).result(), tensor)  # no buffer is lost with a failure
     file.close()
+
+
+def test_tensors_are_read_ahead_up_to_a_size_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {name: torch.full((1000,), float(i)) for i, name in enumerate("abcdefgh")}
+    save_file(tensors, tmp_path / "model.safetensors")
+    monkeypatch.setattr("stepwell.model.checkpoint._AHEAD", 2 * 4000)
+    begun: list[str] = []
+    real = SafetensorsFile.begin
+    monkeypatch.setattr(
+        SafetensorsFile, "begin", lambda self, name, *more: (begun.append(name), real(self, name, *more))[1]
+    )
+    with Checkpoint(tmp_path) as checkpoint:
+        checkpoint.read_ahead(["a", "b", "not there", "c", "d", "e", "f"])
+        assert begun == ["a", "b"]
+        for name in "adgbcefh":  # not quite in that order, and some that nobody has told of
+            assert torch.equal(checkpoint.tensor(name), tensors[name])
+            assert len(begun) <= len(set(begun))
+        assert sorted(begun) == list("abcdefgh")
+    with Checkpoint(tmp_path) as checkpoint:
+        checkpoint.read_ahead("ab")  # who fails half way leaves no thread behind
 
 
 def test_missing_and_damaged_files_are_named(dense: Path, tmp_path: Path) -> None:
