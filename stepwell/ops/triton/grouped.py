@@ -1,13 +1,23 @@
-"""A mixture of experts for many tokens, bound by arithmetic: tokens sorted by expert, two grouped products, and the way back.
+"""A mixture of experts for many tokens, bound by arithmetic: pairs sorted by expert, two grouped products, and the way back.
 
-Routed pair r = row · top + j is the j-th expert of a row. Its place among all pairs sorted by expert (equal ones by number) is
-found by counting: pairs of each expert in each block, their running sum over experts and blocks, and a rank inside the block.
+Pair p = row · (top + 1) + j is the j-th expert of a row, the shared expert the last, as `experts.route` has them. Its place among
+all pairs sorted by expert (equal ones by number) is found by counting: pairs of each expert in each block, their running sum over
+experts and blocks, and a rank inside the block.
+
+    _count, cumsum, _place   pairs → places, and the row that each place belongs to
+    _up                      silu(gate · x) · up · x for each place; rows of x are read where they lie
+    _down                    down · h for each place
+    _return                  a row's places, weighted; adds the residual and norms the sum
+
+A program of a product multiplies M places of one expert with N columns. Which expert and which places is found from the experts'
+ends: expert e has ⌈pairs / M⌉ such tiles, behind those of the experts before it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,70 +27,58 @@ _CHUNK = 16
 
 
 @triton.jit
-def _ids_of(chosen, PAIRS, TOP: tl.constexpr, BINS: tl.constexpr, r):
-    """Experts of routed pairs; the shared expert's column is left out, and what lies past the end goes into the last bin."""
-    return tl.load(chosen + r // TOP * (TOP + 1) + r % TOP, mask=r < PAIRS, other=BINS - 1)
-
-
-@triton.jit
-def _count_kernel(
-    chosen, counts, PAIRS, EXPERTS: tl.constexpr, TOP: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr
-):
-    r, e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BINS)
-    found = tl.histogram(_ids_of(chosen, PAIRS, TOP, BINS, r), BINS)
-    tl.store(counts + e * tl.num_programs(0) + tl.program_id(0), found, mask=e < EXPERTS)
+def _count_kernel(chosen, counts, PAIRS, EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr):
+    p, e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BINS)
+    found = tl.histogram(tl.load(chosen + p, mask=p < PAIRS, other=BINS - 1), BINS)
+    tl.store(counts + e * tl.num_programs(0) + tl.program_id(0), found, mask=e <= EXPERTS)
 
 
 @triton.jit
 def _place_kernel(
-    chosen, counts, ends, places, PAIRS, TOP: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
-):
+    chosen, counts, ends, places, rows, PAIRS, TOP: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
     first, i = tl.program_id(0) * BLOCK, tl.arange(0, BLOCK)
-    own = _ids_of(chosen, PAIRS, TOP, BINS, first + i)
+    real = first + i < PAIRS
+    own = tl.load(chosen + first + i, mask=real, other=BINS - 1)
     rank = tl.zeros([BLOCK], tl.int32)
     for a in range(0, BLOCK, CHUNK):
         j = a + tl.arange(0, CHUNK)
-        other = _ids_of(chosen, PAIRS, TOP, BINS, first + j)
+        other = tl.load(chosen + first + j, mask=first + j < PAIRS, other=BINS - 1)
         rank += tl.sum(((own[:, None] == other[None, :]) & (j[None, :] < i[:, None])).to(tl.int32), 1)
-    at, real = own * tl.num_programs(0) + tl.program_id(0), first + i < PAIRS
-    start = tl.load(ends + at, mask=real, other=0) - tl.load(counts + at, mask=real, other=0)
-    tl.store(places + first + i, start + rank, mask=real)
+    at = own * tl.num_programs(0) + tl.program_id(0)
+    place = tl.load(ends + at, mask=real, other=0) - tl.load(counts + at, mask=real, other=0) + rank
+    tl.store(places + first + i, place, mask=real)
+    tl.store(rows + place, (first + i) // (TOP + 1), mask=real)
 
 
-def sort_pairs(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """Places int32 [rows · top] of the routed pairs in the order of their experts, and where each expert ends, int32 [experts].
+@dataclass(frozen=True, slots=True, eq=False)
+class Sorted:
+    """Pairs in the order of their experts, int32.
 
-    `chosen` is int32 [rows, top + 1] as `route` returns it. No host synchronisation.
+    places   [pairs], where each pair is
+    rows     [pairs], the row of the pair at each place
+    ends     [experts + 1, blocks]; the last of a line is where the expert's places end
     """
-    rows, top = chosen.shape[0], chosen.shape[1] - 1
-    pairs, bins = rows * top, triton.next_power_of_2(experts + 1)
+
+    places: Tensor
+    rows: Tensor
+    ends: Tensor
+
+
+def sort_pairs(chosen: Tensor, experts: int) -> Sorted:
+    """Sort the pairs of `chosen`, int32 [rows, top + 1] as `route` returns it. No host synchronisation."""
+    pairs, bins = chosen.numel(), triton.next_power_of_2(experts + 2)
     blocks = triton.cdiv(pairs, _BLOCK)
-    counts = torch.empty(experts, blocks, dtype=torch.int32, device=chosen.device)
-    places = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
-    _count_kernel[(blocks,)](chosen, counts, pairs, EXPERTS=experts, TOP=top, BINS=bins, BLOCK=_BLOCK, num_warps=4)
+    counts = torch.empty(experts + 1, blocks, dtype=torch.int32, device=chosen.device)
+    places, rows = torch.empty(2, pairs, dtype=torch.int32, device=chosen.device)
+    _count_kernel[(blocks,)](chosen, counts, pairs, EXPERTS=experts, BINS=bins, BLOCK=_BLOCK, num_warps=4)
     ends = counts.flatten().cumsum(0, dtype=torch.int32)
     _place_kernel[(blocks,)](
-        chosen, counts, ends, places, pairs, TOP=top, BINS=bins, BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=4
-    )
-    return places, ends.view(experts, blocks)[:, -1].contiguous()
-
-
-@triton.jit
-def _spread_kernel(x, places, out, HIDDEN: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr):
-    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    values = tl.load(x + row * HIDDEN + i, mask=i < HIDDEN)
-    for j in tl.static_range(TOP):
-        place = tl.load(places + row * TOP + j).to(tl.int64)
-        tl.store(out + place * HIDDEN + i, values, mask=i < HIDDEN)
-
-
-def spread_rows(x: Tensor, places: Tensor, top: int) -> Tensor:
-    """Rows in the order of their pairs: out[places[row · top + j]] = x[row], [rows · top, hidden]."""
-    rows, hidden = x.shape
-    out = x.new_empty(rows * top, hidden)
-    block = triton.next_power_of_2(hidden)
-    _spread_kernel[(rows,)](x, places, out, HIDDEN=hidden, TOP=top, BLOCK=block, num_warps=min(8, max(1, block // 256)))
-    return out
+        chosen, counts, ends, places, rows, pairs, TOP=chosen.shape[1] - 1, BINS=bins, BLOCK=_BLOCK, CHUNK=_CHUNK,
+        num_warps=4,
+    )  # fmt: skip
+    return Sorted(places, rows, ends.view(experts + 1, blocks))
 
 
 @triton.jit
@@ -102,24 +100,73 @@ def silu_gate(x: Tensor) -> Tensor:
 
 
 @triton.jit
+def _tile_of(ends, BLOCKS, tile, EXPERTS: tl.constexpr, BINS: tl.constexpr, M: tl.constexpr):
+    """Expert of a tile, its first place, and where the expert's places end. Expert EXPERTS + 1: there is no such tile."""
+    e = tl.arange(0, BINS)
+    end = tl.load(ends + (e + 1) * BLOCKS - 1, mask=e <= EXPERTS, other=0)
+    begin = tl.load(ends + e * BLOCKS - 1, mask=(e > 0) & (e <= EXPERTS), other=0)
+    tiles = tl.where(e <= EXPERTS, (end - begin + M - 1) // M, 0)
+    upto = tl.cumsum(tiles, 0)
+    expert = tl.sum(((upto <= tile) & (e <= EXPERTS)).to(tl.int32), 0)
+    own = e == expert
+    first = tl.sum(tl.where(own, begin + (tile - upto + tiles) * M, 0), 0)
+    return expert.to(tl.int64), first, tl.sum(tl.where(own, end, 0), 0)
+
+
+@triton.jit
+def _up_kernel(
+    x, rows, ends, BLOCKS, gate_up, shared, h, EXPERTS: tl.constexpr, BINS: tl.constexpr, HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    expert, first, end = _tile_of(ends, BLOCKS, tl.program_id(1), EXPERTS, BINS, M)
+    if expert <= EXPERTS:
+        matrix = shared if expert == EXPERTS else gate_up + expert * (2 * WIDTH * HIDDEN)
+        m, n, k = first + tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
+        real, whole = (m < end)[:, None], (n < WIDTH)[:, None]
+        # a tile's rest repeats its first row: its sums are not stored
+        row = tl.load(rows + tl.where(m < end, m, first)).to(tl.int64)
+        own, at = x + row[:, None] * HIDDEN + k[None, :], matrix + n[:, None] * HIDDEN + k[None, :]
+        gate, up = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+        for a in tl.range(0, HIDDEN, K, num_stages=STAGES):
+            seen = (a + k < HIDDEN)[None, :]
+            part = tl.load(own + a, mask=seen, other=0.0)
+            gate = tl.dot(part, tl.trans(tl.load(at + a, mask=whole & seen, other=0.0)), gate, input_precision="ieee")
+            lower = tl.load(at + WIDTH * HIDDEN + a, mask=whole & seen, other=0.0)
+            up = tl.dot(part, tl.trans(lower), up, input_precision="ieee")
+        place = h + m.to(tl.int64)[:, None] * WIDTH + n[None, :]
+        tl.store(place, gate * tl.sigmoid(gate) * up, mask=real & (n < WIDTH)[None, :])
+
+
+@triton.jit
+def _down_kernel(
+    h, ends, BLOCKS, down, shared, parts, EXPERTS: tl.constexpr, BINS: tl.constexpr, HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    expert, first, end = _tile_of(ends, BLOCKS, tl.program_id(1), EXPERTS, BINS, M)
+    if expert <= EXPERTS:
+        matrix = shared if expert == EXPERTS else down + expert * (HIDDEN * WIDTH)
+        m, n, k = first + tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
+        own = h + tl.where(m < end, m, first).to(tl.int64)[:, None] * WIDTH + k[None, :]
+        at, whole = matrix + n[:, None] * WIDTH + k[None, :], (n < HIDDEN)[:, None]
+        made = tl.zeros([M, N], tl.float32)
+        for a in tl.range(0, WIDTH, K, num_stages=STAGES):
+            seen = (a + k < WIDTH)[None, :]
+            part = tl.load(own + a, mask=seen, other=0.0)
+            columns = tl.load(at + a, mask=whole & seen, other=0.0)
+            made = tl.dot(part, tl.trans(columns), made, input_precision="ieee")
+        place = parts + m.to(tl.int64)[:, None] * HIDDEN + n[None, :]
+        tl.store(place, made, mask=(m < end)[:, None] & (n < HIDDEN)[None, :])
+
+
+@triton.jit
 def _return_kernel(
-    parts,
-    places,
-    shared,
-    weights,
-    residual,
-    norm,
-    out,
-    eps,
-    HIDDEN: tl.constexpr,
-    TOP: tl.constexpr,
-    BLOCK: tl.constexpr,
+    parts, places, weights, residual, norm, out, eps, HIDDEN: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr
 ):
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     own, mask = row * HIDDEN + i, i < HIDDEN
-    total = tl.load(shared + own, mask=mask, other=0.0).to(tl.float32) * tl.load(weights + row * (TOP + 1) + TOP)
-    for j in tl.static_range(TOP):
-        place = tl.load(places + row * TOP + j).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(TOP + 1):
+        place = tl.load(places + row * (TOP + 1) + j).to(tl.int64)
         part = tl.load(parts + place * HIDDEN + i, mask=mask, other=0.0).to(tl.float32)
         total += part * tl.load(weights + row * (TOP + 1) + j)
     before = tl.load(residual + own, mask=mask, other=0.0)
@@ -130,19 +177,62 @@ def _return_kernel(
     tl.store(out + own, y, mask=mask)
 
 
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Places, columns and depth of a product's tile, stages of its pipeline and warps. Depth changes last bits, the rest none."""
+
+    places: int
+    columns: int
+    depth: int
+    stages: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    up: Tile
+    down: Tile
+
+
+def tiles_for(pairs: int, experts: int) -> Tiles:
+    """The fastest of those tried on an H200: large tiles where an expert has enough pairs to fill them."""
+    if pairs < 64 * experts:
+        return Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))
+    return Tiles(Tile(128, 128, 64, 3, 8), Tile(128, 256, 64, 3, 8))
+
+
 def mixture_of_many(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor,
-    shared_down: Tensor, residual: Tensor, norm: Tensor, eps: float,
+    shared_down: Tensor, residual: Tensor, norm: Tensor, eps: float, tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `experts.mixture`, for any number of rows; products are torch's grouped ones (CUTLASS on Hopper), in the type of x."""
-    (rows, hidden), top = x.shape, chosen.shape[1] - 1
-    places, ends = sort_pairs(chosen, gate_up.shape[0])
-    h = silu_gate(torch._grouped_mm(spread_rows(x, places, top), gate_up.mT, offs=ends))
-    parts = torch._grouped_mm(h, down.mT, offs=ends)
-    shared = F.linear(silu_gate(F.linear(x, shared_gate_up)), shared_down)
+    """As `experts.mixture`, for any number of rows; what an expert makes of a pair is rounded to the type of x.
+
+    tiles   None: the fastest tried
+    """
+    (rows, hidden), (experts, double, _), pairs = x.shape, gate_up.shape, chosen.numel()
+    width, tiles = double // 2, tiles or tiles_for(pairs, experts)
+    assert shared_down.shape == (hidden, width)
+    order = sort_pairs(chosen, experts)
+    sizes = {"EXPERTS": experts, "BINS": triton.next_power_of_2(experts + 2), "HIDDEN": hidden, "WIDTH": width}
+    h, parts = x.new_empty(pairs, width), x.new_empty(pairs, hidden)
+    t, blocks = tiles.up, order.ends.shape[1]
+    _up_kernel[(triton.cdiv(width, t.columns), _most(pairs, experts, t.places))](
+        x, order.rows, order.ends, blocks, gate_up, shared_gate_up, h, **sizes, M=t.places, N=t.columns, K=t.depth,
+        STAGES=t.stages, num_warps=t.warps,
+    )  # fmt: skip
+    t = tiles.down
+    _down_kernel[(triton.cdiv(hidden, t.columns), _most(pairs, experts, t.places))](
+        h, order.ends, blocks, down, shared_down, parts, **sizes, M=t.places, N=t.columns, K=t.depth, STAGES=t.stages,
+        num_warps=t.warps,
+    )  # fmt: skip
     out, block = torch.empty_like(residual), triton.next_power_of_2(hidden)
     _return_kernel[(rows,)](
-        parts, places, shared, weights, residual, norm, out, eps, HIDDEN=hidden, TOP=top, BLOCK=block,
+        parts, order.places, weights, residual, norm, out, eps, HIDDEN=hidden, TOP=chosen.shape[1] - 1, BLOCK=block,
         num_warps=min(8, max(1, block // 256)),
     )  # fmt: skip
     return out
+
+
+def _most(pairs: int, experts: int, places: int) -> int:
+    """Most tiles that so many pairs of experts + 1 experts can have."""
+    return min(pairs, (pairs + (experts + 1) * (places - 1)) // places)
