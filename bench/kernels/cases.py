@@ -168,21 +168,14 @@ def expert_cases(shape: Shape, batch: int, tiles: tuple[Tiles | None, ...] = (No
         yield Case("mixture" if len(tiles) == 1 else f"mixture {tile}", calls, each)
 
 
-def grouped_cases(shape: Shape, rows: int) -> Iterator[Case]:
+def grouped_cases(shape: Shape, rows: int, tiles: tuple[grouped.Tiles | None, ...] = (None,)) -> Iterator[Case]:
     """A mixture for the tokens of a prompt; `bytes` holds the floating-point operations of its products instead."""
     gate_up, down = weights(EXPERTS, 2 * WIDTH, shape.hidden), weights(EXPERTS, shape.hidden, WIDTH)
     shared, scale = (weights(2 * WIDTH, shape.hidden), weights(shape.hidden, WIDTH)), normal(shape.hidden).float()
     x, residual = normal(rows, shape.hidden), normal(rows, shape.hidden)
     chosen, share = experts.route(normal(rows, EXPERTS + 1), TOP, True)
     flops = rows * (TOP + 1) * 6 * WIDTH * shape.hidden
-    places, ends = grouped.sort_pairs(chosen, EXPERTS)
-    spread = grouped.spread_rows(x, places, TOP)
-    up = torch._grouped_mm(spread, gate_up.mT, offs=ends)
-    h = grouped.silu_gate(up)
-    whole = partial(grouped.mixture_of_many, x, chosen, share, gate_up, down, *shared, residual, scale, 1e-6)
-    yield Case(f"mixture of {rows}", [whole] * 4, flops)
+    for tile in tiles:
+        whole = partial(grouped.mixture_of_many, x, chosen, share, gate_up, down, *shared, residual, scale, 1e-6, tile)
+        yield Case(f"mixture of {rows}" if tile is None else f"mixture of {rows} {tile}", [whole] * 4, flops)
     yield Case(f"  sort {rows}", [partial(grouped.sort_pairs, chosen, EXPERTS)] * 4, 0)
-    yield Case(f"  spread {rows}", [partial(grouped.spread_rows, x, places, TOP)] * 4, 0)
-    yield Case(f"  up {rows}", [partial(torch._grouped_mm, spread, gate_up.mT, offs=ends)] * 4, flops * 16 / 27)
-    yield Case(f"  silu {rows}", [partial(grouped.silu_gate, up)] * 4, 0)
-    yield Case(f"  down {rows}", [partial(torch._grouped_mm, h, down.mT, offs=ends)] * 4, flops * 8 / 27)

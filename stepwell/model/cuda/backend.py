@@ -160,6 +160,9 @@ def unfit(config: HybridConfig, dtype: torch.dtype) -> str:
         return f"the kernels take head dimensions that are powers of two and at least 16: this model has {dims}"
     if shape.conv_kernel != TAPS:
         return f"the kernels convolve {TAPS} inputs, this model {shape.conv_kernel}"
+    if any(shape.expert_layers) and shape.shared_width != shape.expert_width:
+        widths = f"{shape.shared_width} and {shape.expert_width}"
+        return f"the kernels take a shared expert as wide as the others: this model has {widths}"
     if dtype == torch.float16:
         return "the kernels are for bfloat16 and float32"
     return ""

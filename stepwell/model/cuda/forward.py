@@ -134,7 +134,7 @@ class CudaForward:
         chosen, weights = experts.route(_kernel(layer.router).parts(x), layer.top, layer.normed)
         gate_up, down = _stack(layer.gate_up), _stack(layer.down)
         shared_up, shared_down = _kernel(layer.shared.gate_up).weight, _kernel(layer.shared.down).weight
-        few = x.shape[0] <= _FEW and chosen.numel() <= experts.MOST_PAIRS and shared_down.shape == down.shape[1:]
+        few = x.shape[0] <= _FEW and chosen.numel() <= experts.MOST_PAIRS
         mixture = experts.mixture if few else grouped.mixture_of_many
         return mixture(x, chosen, weights, gate_up, down, shared_up, shared_down, residual, then.weight, then.eps)
 

@@ -70,6 +70,8 @@ def test_a_decode_goes_on_from_what_its_slot_drew(rigs: tuple[Rig, Rig]) -> None
 def test_shapes_without_kernels_are_named(tmp_path: Path) -> None:
     config = HybridConfig.from_file(written(tmp_path, head_dim=24, num_attention_heads=2))
     assert "powers of two" in unfit(config, torch.float32)
+    wide = HybridConfig.from_file(written(tmp_path, **{**EXPERTS, "shared_expert_intermediate_size": 32}))
+    assert "as wide as" in unfit(wide, torch.float32)
     assert "bfloat16" in unfit(HybridConfig.from_file(written(tmp_path)), torch.float16)
     assert unfit(HybridConfig.from_file(written(tmp_path)), torch.bfloat16) == ""
 
