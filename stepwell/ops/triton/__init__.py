@@ -8,5 +8,6 @@ Rules that all kernels share:
 
 * Slots, pages and rows are int64. A padded row of a batch names a sacrificial slot and page that nobody reads.
 * What lies beyond a sequence's end may be NaN; it is never read into a sum.
+* Numbers that differ from batch to batch are not specialised: a kernel is compiled once, not again for multiples of 16.
 * Sums run in a fixed order without atomics: the same inputs and tiles give the same bits.
 """

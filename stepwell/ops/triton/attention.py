@@ -104,7 +104,7 @@ def gather_kv(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"])
 def _decode_kernel(
     q, k_pages, v_pages, page_stride, table, table_row, lengths, acc_out, max_out, sum_out, scale,
     BLOCK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,

@@ -24,9 +24,10 @@ from torch import Tensor
 from stepwell.ops.triton.norm import add_rms_norm
 from stepwell.ops.triton.overlap import follow, overlap
 
-_ONE_ROW = 16384  # weights of one matrix that a program holds in registers at once
 MOST_PAIRS = 2048
 """Beyond this many pairs a grouped product is faster, and sorting in one program is not."""
+_BLOCKS = (256, 1024, MOST_PAIRS)  # pairs that are sorted at once: each a kernel to compile
+_ONE_ROW = 16384  # weights of one matrix that a program holds in registers at once
 
 
 @triton.jit
@@ -94,7 +95,7 @@ class Units:
         return self.expert.shape[0]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["PAIRS", "MOST"])
 def _plan_kernel(
     chosen, order, unit_expert, unit_start, PAIRS, MOST, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -129,7 +130,7 @@ def plan_units(chosen: Tensor, experts: int) -> Units:
     expert = torch.empty(most, dtype=torch.int32, device=chosen.device)
     start = torch.empty(most + 1, dtype=torch.int32, device=chosen.device)
     _plan_kernel[(experts + 1,)](
-        chosen, order, expert, start, pairs, most, EXPERTS=experts, BLOCK=triton.next_power_of_2(pairs),
+        chosen, order, expert, start, pairs, most, EXPERTS=experts, BLOCK=next(n for n in _BLOCKS if n >= pairs),
         BINS=triton.next_power_of_2(experts + 2), num_warps=4, **overlap(chosen, chosen.shape[0]),
     )  # fmt: skip
     return Units(order, expert, start)

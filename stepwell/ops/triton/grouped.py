@@ -26,14 +26,14 @@ _BLOCK = 256
 _CHUNK = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["PAIRS"])
 def _count_kernel(chosen, counts, PAIRS, EXPERTS: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr):
     p, e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BINS)
     found = tl.histogram(tl.load(chosen + p, mask=p < PAIRS, other=BINS - 1), BINS)
     tl.store(counts + e * tl.num_programs(0) + tl.program_id(0), found, mask=e <= EXPERTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["PAIRS"])
 def _place_kernel(
     chosen, counts, ends, places, rows, PAIRS, TOP: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -71,7 +71,7 @@ def sort_pairs(chosen: Tensor, experts: int) -> Sorted:
     pairs, bins = chosen.numel(), triton.next_power_of_2(experts + 2)
     blocks = triton.cdiv(pairs, _BLOCK)
     counts = torch.empty(experts + 1, blocks, dtype=torch.int32, device=chosen.device)
-    places, rows = torch.empty(2, pairs, dtype=torch.int32, device=chosen.device)
+    places, rows = (torch.empty(pairs, dtype=torch.int32, device=chosen.device) for _ in range(2))
     _count_kernel[(blocks,)](chosen, counts, pairs, EXPERTS=experts, BINS=bins, BLOCK=_BLOCK, num_warps=4)
     ends = counts.flatten().cumsum(0, dtype=torch.int32)
     _place_kernel[(blocks,)](
@@ -81,7 +81,7 @@ def sort_pairs(chosen: Tensor, experts: int) -> Sorted:
     return Sorted(places, rows, ends.view(experts + 1, blocks))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ROWS"])
 def _silu_kernel(x, out, ROWS, WIDTH: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
     row, i = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)[:, None], tl.arange(0, BLOCK)[None, :]
     seen = (row < ROWS) & (i < WIDTH)
@@ -113,7 +113,7 @@ def _tile_of(ends, BLOCKS, tile, EXPERTS: tl.constexpr, BINS: tl.constexpr, M: t
     return expert.to(tl.int64), first, tl.sum(tl.where(own, end, 0), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["BLOCKS"])
 def _up_kernel(
     x, rows, ends, BLOCKS, gate_up, shared, h, EXPERTS: tl.constexpr, BINS: tl.constexpr, HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
@@ -137,7 +137,7 @@ def _up_kernel(
         tl.store(place, gate * tl.sigmoid(gate) * up, mask=real & (n < WIDTH)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["BLOCKS"])
 def _down_kernel(
     h, ends, BLOCKS, down, shared, parts, EXPERTS: tl.constexpr, BINS: tl.constexpr, HIDDEN: tl.constexpr,
     WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,

@@ -42,7 +42,7 @@ def parts_for(width: int, depth: int, rows: int) -> int:
     return parts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ROWS"])
 def _linear_kernel(
     x, x_row, weight, out, ROWS, WIDTH, DEPTH: tl.constexpr, SHARE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     K: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
@@ -79,7 +79,7 @@ def _row_kernel(x, weight, out, WIDTH, DEPTH: tl.constexpr, N: tl.constexpr, K: 
     tl.store(out + n, tl.sum(acc, 1), mask=n < WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ROWS"])
 def _gated_kernel(
     x, x_row, weight, out, ROWS, WIDTH, DEPTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     STAGES: tl.constexpr, OVERLAP: tl.constexpr,
