@@ -102,28 +102,28 @@ class CudaForward:
         q = attention.qkv_step(
             qk, v, q_norm, k_norm, self.cos, self.sin, k_pages, v_pages, self.page, self.offset, layer.qk_norm.eps
         )  # fmt: skip
-        parts, first = [], 0
+        y, first = torch.empty_like(gate, memory_format=torch.contiguous_format), 0
         if (d := self.decodes) is not None:
             first = d.count
-            parts.append(
-                attention.paged_decode(q[:first], k_pages, v_pages, d.table, d.lengths, gate[:first], splits=d.splits)
+            attention.paged_decode(
+                q[:first], k_pages, v_pages, d.table, d.lengths, gate[:first], splits=d.splits, out=y[:first]
             )
         if self.prompts is not None:
-            y = self._attend(q[first:], k_pages, v_pages, self.prompts)
-            parts.append(norm.sigmoid_gate(y.flatten(1), gate[first:]))
-        return _close(layer.out, _joined(parts), residual, then)
+            attended = self._attend(q[first:], k_pages, v_pages, self.prompts)
+            norm.sigmoid_gate(attended.flatten(1), gate[first:], y[first:])
+        return _close(layer.out, y, residual, then)
 
     def delta_net(self, layer: DeltaNet, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         heads, inner = layer.value_heads, layer.value_heads * layer.value_dim
         qkv, z, b, a = layer.into(x).split_with_sizes((layer.conv.shape[1], inner, heads, heads), -1)
-        parts, first = [], 0
+        y, first = torch.empty_like(z, memory_format=torch.contiguous_format), 0
         if self.decodes is not None:
             first = self.decodes.count
-            y = self._step(layer, qkv[:first], b[:first], a[:first], self.decodes)
-            parts.append(norm.gated_rms_norm(y, z[:first], layer.norm.weight, layer.norm.eps))
+            stepped = self._step(layer, qkv[:first], b[:first], a[:first], self.decodes)
+            norm.gated_rms_norm(stepped, z[:first], layer.norm.weight, layer.norm.eps, y[:first])
         if self.prompts is not None:
-            parts.append(self._fold(layer, qkv[first:], z[first:], b[first:], a[first:], self.prompts.chunks))
-        return _close(layer.out, _joined(parts), residual, then)
+            self._fold(layer, qkv[first:], z[first:], b[first:], a[first:], self.prompts.chunks, y[first:])
+        return _close(layer.out, y, residual, then)
 
     def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         if x.shape[0] <= linear.MOST_GATED:
@@ -153,18 +153,14 @@ class CudaForward:
         attention.gather_kv(k_pages, v_pages, p.pages, p.page_first, p.page_count, k, v)
         return self.kernels.attend(q, k, v, p)
 
-    def _fold(self, layer: DeltaNet, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, c: Chunks) -> Tensor:
+    def _fold(self, layer: DeltaNet, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, c: Chunks, out: Tensor) -> None:
         conv, pool = self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]
         windows, rungs = self.checkpoints.conv[layer.index], self.checkpoints.recurrent[layer.index]
         mixed = chunked.prepare(
             qkv, b, a, layer.conv, layer.rate, layer.dt_bias, conv, windows, c, layer.key_heads, layer.key_dim
         )
         chunked.keep_windows(qkv, conv, c)
-        return chunked.fold(mixed, z, layer.norm.weight, layer.norm.eps, pool, rungs, c)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        chunked.fold(mixed, z, layer.norm.weight, layer.norm.eps, pool, rungs, c, out)
 
 
 def _close(out: Linear, y: Tensor, residual: Tensor, then: Norm) -> Tensor:

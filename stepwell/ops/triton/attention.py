@@ -184,7 +184,7 @@ def splits_for(rows: int, kv_heads: int) -> int:
 
 def paged_decode(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, gate: Tensor | None, *,
-    splits: int, tile: int | None = None,
+    splits: int, tile: int | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of one token for each row over its pages, times sigmoid(gate): [rows, heads · head_dim].
 
@@ -196,6 +196,7 @@ def paged_decode(
               in the last bits, and on nothing else of the batch
 
     tile      tokens that one program works on at once
+    out       contiguous; None: a new one
 
     Tokens are read once; parts are merged by their largest score and sum (flash decoding, Dao et al., 2023).
     """
@@ -211,7 +212,8 @@ def paged_decode(
         ROWS=max(16, triton.next_power_of_2(group)), DIM=dim, TILE=tile, SPLITS=splits, STAGES=3, num_warps=4,
         **overlap(q, rows),
     )  # fmt: skip
-    out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
     width = min(64, dim)
     _merge_kernel[(dim // width, heads, rows)](
         acc, tops[0], tops[1], q if gate is None else gate, 0 if gate is None else gate.stride(0), out, HEADS=heads, DIM=dim,

@@ -302,7 +302,7 @@ class Tiles:
 
 def fold(
     mixed: Mixed, z: Tensor, weight: Tensor, eps: float, pool: Tensor, rungs: Tensor, chunks: Chunks,
-    tiles: Tiles | None = None,
+    out: Tensor | None = None, tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
     """The gated delta rule over all rows, its outputs normed and gated: [rows, value_heads · value_dim] in the type of `z`.
 
@@ -311,6 +311,7 @@ def fold(
     weight   float32 [value_dim], plain; the norm is of each head
     pool     float32 [slots, value_heads, key_dim, value_dim], one layer's; slots may be strided. Moves on
     rungs    float32 [columns, value_heads, key_dim, value_dim], one layer's place in the rung buffers; columns may be strided
+    out      contiguous; None: a new one
     tiles    None: the fastest tried
 
     A sequence that goes on at a multiple of 64 rows from where it began gives the same bits as one that was never cut.
@@ -336,7 +337,8 @@ def fold(
         chunks.column, chunks.ends, chunks.slots, **sizes, **exact, BLOCK=columns, STAGES=tiles.stages,
         num_warps=tiles.through,
     )  # fmt: skip
-    out = torch.empty(rows, heads * value_dim, dtype=z.dtype, device=z.device)
+    if out is None:
+        out = torch.empty(rows, heads * value_dim, dtype=z.dtype, device=z.device)
     _out_of_kernel[(heads, count)](
         mixed.qkv, mixed.decay, u, h, z, z.stride(0), weight, out, chunks.first, chunks.count, chunks.column, eps,
         key_dim**-0.5, **sizes, **exact, num_warps=tiles.out_of,

@@ -63,15 +63,17 @@ def _gated_norm_kernel(
     tl.store(out + (row * heads + head) * WIDTH + i, y * z * tl.sigmoid(z), mask=mask)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     """`x / rms(x) · weight · silu(gate)` for each head, in the type of `gate`: [rows, heads · dim].
 
     x        [rows, heads, dim], contiguous
     gate     [rows, heads · dim]; rows may be strided
     weight   float32 [dim], plain
+    out      contiguous; None: a new one
     """
     rows, heads, dim = x.shape
-    out = torch.empty(rows, heads * dim, dtype=gate.dtype, device=gate.device)
+    if out is None:
+        out = torch.empty(rows, heads * dim, dtype=gate.dtype, device=gate.device)
     _gated_norm_kernel[(heads, rows)](
         x,
         gate,
@@ -98,10 +100,10 @@ def _gate_kernel(x, gate, gate_row, out, WIDTH: tl.constexpr, BLOCK: tl.constexp
     tl.store(out + row * WIDTH + i, y, mask=mask)
 
 
-def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """`x · sigmoid(gate)`, [rows, width]. `x` is contiguous; rows of `gate` may be strided."""
+def sigmoid_gate(x: Tensor, gate: Tensor, out: Tensor | None = None) -> Tensor:
+    """`x · sigmoid(gate)`, [rows, width], into `out` if it is given. Both are contiguous; rows of `gate` may be strided."""
     rows, width = x.shape
-    out = torch.empty_like(x)
+    out = torch.empty_like(x) if out is None else out
     _gate_kernel[(triton.cdiv(width, 1024), rows)](
         x, gate, gate.stride(0), out, WIDTH=width, BLOCK=1024, num_warps=4, **overlap(x, rows)
     )
