@@ -16,7 +16,7 @@ import sys
 
 import torch
 import triton
-from kernels.cases import cases, grouped_cases
+from kernels.cases import cases, grouped_cases, prompt_cases
 from kernels.checks import checks
 from kernels.shapes import SHAPES
 from kernels.step import step_ms
@@ -46,13 +46,13 @@ def main() -> None:
                 table.add_row(shape.name, str(batch), case.name, f"{took:.1f}", f"{floor / took:.2f}")
                 rows.append({"shape": shape.name, "batch": batch, "kernel": case.name, "us": round(took, 2),
                              "share": round(floor / took, 3)})  # fmt: skip
-        if not shape.mlp:
-            for case in (c for count in (1024, 4096, 16384) for c in grouped_cases(shape, count)):
-                took = time_us(case.calls)
-                speed_of = f"{case.bytes / took / 1e6:.0f} TFLOP/s" if case.bytes else ""
-                table.add_row(shape.name, "", case.name, f"{took:.1f}", speed_of)
-                rows.append({"shape": shape.name, "kernel": case.name.strip(), "us": round(took, 1),
-                             "tflop_s": round(case.bytes / took / 1e6, 1)})  # fmt: skip
+        parts = (prompt_cases,) if shape.mlp else (prompt_cases, grouped_cases)
+        for case in (c for part in parts for count in (1024, 4096, 16384) for c in part(shape, count)):
+            took = time_us(case.calls)
+            speed_of = f"{case.bytes / took / 1e6:.0f} TFLOP/s" if case.bytes else ""
+            table.add_row(shape.name, "", case.name, f"{took:.1f}", speed_of)
+            rows.append({"shape": shape.name, "kernel": case.name.strip(), "us": round(took, 1),
+                         "tflop_s": round(case.bytes / took / 1e6, 1)})  # fmt: skip
         for batch in options.batches:
             took = step_ms(shape, batch)
             table.add_row(shape.name, str(batch), "whole decode step", f"{took * 1e3:.0f}", "")

@@ -34,13 +34,13 @@ CONTEXT, TAIL = 4096, 1000
 OPERATIONS = (
     ("attention", ("flash", "fmha", "_decode_kernel", "_merge_kernel")),
     ("attention, around", ("_qkv_kernel", "_gather_kernel", "_gate_kernel")),
-    ("delta rule", ("chunk", "recompute", "_delta_kernel", "recurrent", "l2norm", "cumsum", "_through_", "_inside_", "_out_of_")),
-    ("delta rule, around", ("_conv_kernel", "_keep_kernel", "_gates_kernel", "_gated_norm", "_prepare_")),
-    ("experts", ("_up_kernel", "_down_kernel", "_up_one", "_down_one", "grouped", "GroupProblem", "GemmUniversal")),
-    ("experts, around", ("_route", "_plan_kernel", "_count_kernel", "_place_kernel", "_spread", "_combine", "_return_kernel", "_scan_")),
-    ("dense products", ("_linear_kernel", "_row_kernel", "gemm", "nvjet", "cutlass", "splitK", "cublas")),
+    ("delta rule", ("_inside_kernel", "_through_kernel", "_out_of_kernel", "_delta_kernel")),
+    ("delta rule, around", ("_conv_kernel", "_prepare_kernel", "_keep_kernel", "_gated_norm")),
+    ("experts", ("_up_kernel", "_down_kernel", "_up_one", "_down_one")),
+    ("experts, around", ("_route", "_plan_kernel", "_count_kernel", "_place_kernel", "_combine", "_return_kernel", "DeviceScan")),
+    ("dense products", ("_linear_kernel", "_row_kernel", "_gated_kernel", "gemm", "nvjet", "cutlass", "splitK", "cublas")),
     ("norms and gates", ("_add_norm", "_silu_kernel")),
-    ("sampling", ("_greedy", "_sample", "_draw", "ArgMax", "argmax")),
+    ("sampling", ("_peak_kernel", "_pass_kernel", "_race_kernel", "_pick_kernel", "argmax", "ArgMax")),
 )  # fmt: skip
 """Which operation a kernel belongs to: the first with a part of its name."""
 

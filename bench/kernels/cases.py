@@ -18,12 +18,14 @@ from kernels.shapes import (
     HEAD_DIM,
     HEADS,
     INNER,
+    KEY_HEADS,
     ROTARY,
     TOP,
     VALUE_HEADS,
     VOCAB,
     WIDTH,
     Shape,
+    chunks,
     lanes,
     normal,
     ring,
@@ -31,7 +33,7 @@ from kernels.shapes import (
     whole,
 )  # fmt: skip
 from kernels.timing import sets
-from stepwell.ops.triton import attention, experts, grouped, linear, norm, recurrent, sampling
+from stepwell.ops.triton import attention, chunked, experts, grouped, linear, norm, recurrent, sampling
 from stepwell.ops.triton.experts import Tiles
 from stepwell.ops.triton.linear import Tile
 from stepwell.ops.triton.sampling import Settings
@@ -179,3 +181,16 @@ def grouped_cases(shape: Shape, rows: int, tiles: tuple[grouped.Tiles | None, ..
         whole = partial(grouped.mixture_of_many, x, chosen, share, gate_up, down, *shared, residual, scale, 1e-6, tile)
         yield Case(f"mixture of {rows}" if tile is None else f"mixture of {rows} {tile}", [whole] * 4, flops)
     yield Case(f"  sort {rows}", [partial(grouped.sort_pairs, chosen, EXPERTS)] * 4, 0)
+
+
+def prompt_cases(shape: Shape, rows: int) -> Iterator[Case]:
+    """The delta rule of a prompt between the layer's products; `bytes` is 0."""
+    mixed = normal(rows, CHANNELS + INNER + 2 * VALUE_HEADS)
+    x, z, b, a = mixed.split((CHANNELS, INNER, VALUE_HEADS, VALUE_HEADS), -1)
+    taps, scale = normal(4, CHANNELS, dtype=torch.float32), torch.ones(DIM, device=DEVICE)
+    rate, window = -torch.rand(VALUE_HEADS, device=DEVICE), normal(1, 3, CHANNELS)
+    pool, where = normal(1, VALUE_HEADS, DIM, DIM, dtype=torch.float32), chunks([rows], [0], [])
+    none = window[:0], pool[:0]
+    ready = partial(chunked.prepare, x, b, a, taps, rate, rate, window, none[0], where, KEY_HEADS, DIM)
+    yield Case(f"prepare {rows}", [ready] * 4, 0)
+    yield Case(f"fold {rows}", [partial(chunked.fold, ready(), z, scale, 1e-6, pool, none[1], where)] * 4, 0)

@@ -16,6 +16,7 @@ from kernels.shapes import (
     HEAD_DIM,
     HEADS,
     INNER,
+    KEY_HEADS,
     ROTARY,
     TOP,
     VALUE_HEADS,
@@ -23,13 +24,14 @@ from kernels.shapes import (
     WIDTH,
     Shape,
     arena,
+    chunks,
     lanes,
     normal,
     ring,
     weights,
     whole,
 )  # fmt: skip
-from stepwell.ops.triton import attention, experts, grouped, linear, norm, recurrent, sampling, twins
+from stepwell.ops.triton import attention, chunked, experts, grouped, linear, norm, recurrent, sampling, twins
 from stepwell.ops.triton.sampling import Settings
 
 WIDE = torch.float64
@@ -43,7 +45,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 def checks(shape: Shape) -> Iterator[tuple[str, float]]:
     torch.manual_seed(int.from_bytes(shape.name.encode(), "big"))
-    for part in (_recurrent, _attention, _norms, _linear, _sampling):
+    for part in (_recurrent, _chunked, _attention, _norms, _linear, _sampling):
         yield from part(shape)
     if not shape.mlp:
         yield from _experts(shape)
@@ -72,6 +74,28 @@ def _recurrent(shape: Shape) -> Iterator[tuple[str, float]]:
         made.append((out, pool, rungs, window, kept))
     for name, found, expected in zip(("out", "states", "rung", "windows", "rung_window"), *made, strict=True):
         yield f"delta_{name}", error(found, expected)
+
+
+def _chunked(shape: Shape) -> Iterator[tuple[str, float]]:
+    """Two sequences, three rungs, one of them off the grid."""
+    rows = chunks([1, 200], [3, 0], [(1, 64), (1, 100), (1, 150)])
+    mixed = normal(201, CHANNELS + INNER + 2 * VALUE_HEADS)
+    x, z, b, a = mixed.split((CHANNELS, INNER, VALUE_HEADS, VALUE_HEADS), -1)
+    taps, scale = normal(4, CHANNELS, dtype=torch.float32), normal(DIM, dtype=torch.float32)
+    rate, bias = -torch.rand(VALUE_HEADS, device=DEVICE), normal(VALUE_HEADS, dtype=torch.float32)
+    states, windows = normal(4, VALUE_HEADS, DIM, DIM, dtype=torch.float32), normal(4, 3, CHANNELS)
+    made, ready = [], []
+    for ops, more in ((chunked, {}), (twins, {"wide": WIDE})):
+        pool, window, rungs, kept = (y.clone() for y in (states, windows, states[:3], windows[:3]))
+        ready.append(ops.prepare(x, b, a, taps, rate, bias, window, kept, rows, KEY_HEADS, DIM, **more))
+        ops.keep_windows(x, window, rows)
+        out = ops.fold(ready[0], z, scale, 1e-6, pool, rungs, rows, **more)
+        made.append((out, pool, rungs, window, kept))
+    for name in ("qkv", "decay", "beta"):
+        yield f"chunked_{name}", error(*(getattr(y, name) for y in ready))
+    names = ("out", "states", "rungs", "windows", "rung_windows")
+    for name, found, expected in zip(names, *made, strict=True):
+        yield f"chunked_{name}", error(found, expected)
 
 
 def _attention(shape: Shape) -> Iterator[tuple[str, float]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from stepwell.model.cuda.chunk_plan import plan_chunks
 from stepwell.ops.pending import Lanes, Ring
+from stepwell.ops.triton.chunked import Chunks
 
 DEVICE = torch.device("cuda")
 EXPERTS, TOP, WIDTH = 256, 8, 512
@@ -66,6 +69,11 @@ def lanes(slots: list[int], committed: int, pending: list[int], rung: int = -1) 
     return Lanes(
         whole(*slots), whole(*[committed] * len(slots)), whole(*pending), whole(*rungs), whole(*[1] * len(slots))
     )
+
+
+def chunks(counts: list[int], slots: list[int], cuts: list[tuple[int, int]]) -> Chunks:
+    """Chunks of prompts of so many tokens on these slots."""
+    return Chunks(*(torch.from_numpy(y).to(DEVICE) for y in plan_chunks(np.array(counts), np.array(slots), cuts)))
 
 
 def ring(slots: int, rows: int) -> Ring:

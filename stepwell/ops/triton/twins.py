@@ -218,7 +218,11 @@ def prepare(
     x: Tensor, b: Tensor, a: Tensor, taps: Tensor, rate: Tensor, dt_bias: Tensor, window: Tensor, rungs: Tensor,
     chunks: Chunks, key_heads: int, key_dim: int, *, eps: float = 1e-6, wide: torch.dtype = torch.float32,
 ) -> Mixed:  # fmt: skip
-    qkv, decay, betas = torch.zeros(x.shape, dtype=x.dtype), torch.zeros(b.shape), torch.zeros(b.shape)
+    qkv, decay, betas = (
+        torch.zeros_like(x),
+        torch.zeros_like(b, dtype=torch.float32),
+        torch.zeros_like(b, dtype=torch.float32),
+    )
     keys, values = key_heads * key_dim, b.shape[1]
     g, beta = F.softplus(a.to(wide) + dt_bias.to(wide)) * rate.to(wide), b.to(wide).sigmoid()
     for first, count, column, begin, slot in _chunks(chunks):
@@ -249,11 +253,11 @@ def fold(
     heads, keys = mixed.beta.shape[1], mixed.key_heads * mixed.key_dim
     q, k, v = mixed.qkv.to(wide).split((keys, keys, heads * mixed.value_dim), -1)
     q, k = (y.unflatten(1, (mixed.key_heads, -1)).repeat_interleave(heads // mixed.key_heads, 1) for y in (q, k))
-    v, out = v.unflatten(1, (heads, -1)), torch.zeros(z.shape, dtype=wide)
+    v, out = v.unflatten(1, (heads, -1)), torch.zeros_like(z, dtype=wide)
     for first, count, column, _, slot in _chunks(chunks):
         if column == PAD:
             continue
-        state, before = pool[slot].to(wide), torch.zeros(heads, dtype=wide)
+        state, before = pool[slot].to(wide), torch.zeros_like(mixed.decay[0], dtype=wide)
         for t in range(first, first + count):
             now = mixed.decay[t].to(wide)
             state = state * torch.exp2(now - before)[:, None, None]
