@@ -142,7 +142,7 @@ def _up_kernel(
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    unit = tl.program_id(1)
+    unit = tl.num_programs(1) - 1 - tl.program_id(1)  # the shared expert first: it has most pairs
     follow(OVERLAP)
     begin, end = tl.load(unit_start + unit), tl.load(unit_start + unit + 1)
     if begin < end:
@@ -172,7 +172,7 @@ def _down_kernel(
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    unit = tl.program_id(1)
+    unit = tl.num_programs(1) - 1 - tl.program_id(1)  # the shared expert first: it has most pairs
     follow(OVERLAP)
     begin, end = tl.load(unit_start + unit), tl.load(unit_start + unit + 1)
     if begin < end:
