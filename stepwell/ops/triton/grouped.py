@@ -22,8 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 256
-_CHUNK = 16
+_BLOCK = 128
 
 
 @triton.jit(do_not_specialize=["PAIRS"])
@@ -35,17 +34,13 @@ def _count_kernel(chosen, counts, PAIRS, EXPERTS: tl.constexpr, BINS: tl.constex
 
 @triton.jit(do_not_specialize=["PAIRS"])
 def _place_kernel(
-    chosen, counts, ends, places, rows, PAIRS, TOP: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
+    chosen, counts, ends, places, rows, PAIRS, TOP: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    first, i = tl.program_id(0) * BLOCK, tl.arange(0, BLOCK)
+    first, i, j = tl.program_id(0) * BLOCK, tl.arange(0, BLOCK), tl.arange(0, BLOCK)
     real = first + i < PAIRS
     own = tl.load(chosen + first + i, mask=real, other=BINS - 1)
-    rank = tl.zeros([BLOCK], tl.int32)
-    for a in range(0, BLOCK, CHUNK):
-        j = a + tl.arange(0, CHUNK)
-        other = tl.load(chosen + first + j, mask=first + j < PAIRS, other=BINS - 1)
-        rank += tl.sum(((own[:, None] == other[None, :]) & (j[None, :] < i[:, None])).to(tl.int32), 1)
+    before = tl.load(chosen + first + j, mask=first + j < PAIRS, other=BINS - 1)
+    rank = tl.sum(((own[:, None] == before[None, :]) & (j[None, :] < i[:, None])).to(tl.int32), 1)
     at = own * tl.num_programs(0) + tl.program_id(0)
     place = tl.load(ends + at, mask=real, other=0) - tl.load(counts + at, mask=real, other=0) + rank
     tl.store(places + first + i, place, mask=real)
@@ -75,8 +70,7 @@ def sort_pairs(chosen: Tensor, experts: int) -> Sorted:
     _count_kernel[(blocks,)](chosen, counts, pairs, EXPERTS=experts, BINS=bins, BLOCK=_BLOCK, num_warps=4)
     ends = counts.flatten().cumsum(0, dtype=torch.int32)
     _place_kernel[(blocks,)](
-        chosen, counts, ends, places, rows, pairs, TOP=chosen.shape[1] - 1, BINS=bins, BLOCK=_BLOCK, CHUNK=_CHUNK,
-        num_warps=4,
+        chosen, counts, ends, places, rows, pairs, TOP=chosen.shape[1] - 1, BINS=bins, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     return Sorted(places, rows, ends.view(experts + 1, blocks))
 
