@@ -87,6 +87,21 @@ def _input(x, x_row, window, window_slot, CHANNELS, row, begin, slot, channel, m
 
 
 @triton.jit
+def _convolved(
+    x, x_row, taps, window, window_slot, CHANNELS, row, begin, slot, channel, mask, inside, BEHIND: tl.constexpr
+):  # fmt: skip
+    """BEHIND: some of the rows look back on the window."""
+    y = tl.zeros(mask.shape, tl.float32)
+    for i in tl.static_range(4):
+        if BEHIND:
+            value = _input(x, x_row, window, window_slot, CHANNELS, row - 3 + i, begin, slot, channel, mask)
+        else:
+            value = tl.load(x + (row - 3 + i) * x_row + channel, mask=mask, other=0.0)
+        y += value.to(tl.float32) * tl.load(taps + i * CHANNELS + channel, mask=inside, other=0.0)
+    return y
+
+
+@triton.jit
 def _prepare_kernel(
     x, x_row, b, b_row, a, a_row, taps, rate, dt_bias, window, window_slot, rungs, rung_column,
     firsts, counts, columns, begins, slots, qkv, decay, betas, eps,
@@ -104,10 +119,12 @@ def _prepare_kernel(
         real, inside = t < count, lane < tl.where(is_value, VALUE_DIM, KEY_DIM)
         channel = lane + tl.where(is_value, 2 * KEY_HEADS * KEY_DIM + value_head * VALUE_DIM, head * KEY_DIM)
         row, mask = first + t[:, None], real[:, None] & inside
-        y = tl.zeros([ROWS, BLOCK], tl.float32)
-        for i in tl.static_range(4):
-            value = _input(x, x_row, window, window_slot, CHANNELS, row - 3 + i, begin, slot, channel, mask)
-            y += value.to(tl.float32) * tl.load(taps + i * CHANNELS + channel, mask=inside, other=0.0)
+        if first >= begin + 3:
+            y = _convolved(
+                x, x_row, taps, window, window_slot, CHANNELS, row, begin, slot, channel, mask, inside, False
+            )
+        else:
+            y = _convolved(x, x_row, taps, window, window_slot, CHANNELS, row, begin, slot, channel, mask, inside, True)
         y = y * tl.sigmoid(y)
         if is_value:
             place = (first + t) * VALUE_HEADS + value_head
