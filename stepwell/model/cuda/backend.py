@@ -58,10 +58,10 @@ class CudaBackend:
         return ("decode and prompts: own Triton kernels", *self._kernels.names)
 
     def linear(self, weight: Tensor) -> Linear:
-        return KernelLinear(weight.to(self._device).contiguous())
+        return KernelLinear.of(weight.to(self._device))
 
     def tied(self, table: Tensor) -> Linear:
-        return KernelLinear(table)
+        return KernelLinear(table, table.shape[0])
 
     def stack(self, weights: Tensor) -> LinearStack:
         return DenseStack(weights.to(self._device).contiguous())

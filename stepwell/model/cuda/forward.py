@@ -25,19 +25,35 @@ _FEW = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelLinear:
-    """A plain tensor [out, in]; few rows are multiplied by a kernel of ours."""
+    """A plain tensor [out and more, in]; few rows are multiplied by a kernel of ours.
+
+    width   rows of the tensor that count; those behind it make the tensor as long as libraries like it
+    """
 
     weight: Tensor
+    width: int
+
+    @classmethod
+    def of(cls, matrix: Tensor) -> KernelLinear:
+        """Rows of zeros are added up to a multiple of 8: with 257 columns a product of 16k rows takes ten times as long as with 264."""
+        width = matrix.shape[0]
+        return cls(F.pad(matrix, (0, 0, 0, -width % 8)).contiguous(), width)
+
+    @property
+    def matrix(self) -> Tensor:
+        return self.weight if self.width == self.weight.shape[0] else self.weight[: self.width]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear.linear(x, self.weight)
+        return self._counting(linear.linear(x, self.weight))
 
     def parts(self, x: Tensor) -> Tensor:
         """The product in the form that is fastest, for a reader who sums parts: [rows, out], or float32 [parts, rows, out]."""
         (width, depth), rows = self.weight.shape, x.shape[0]
-        return linear.linear(
-            x, self.weight, parts=linear.parts_for(width, depth, rows) if rows <= linear.MOST_ROWS else 1
-        )
+        parts = linear.parts_for(width, depth, rows) if rows <= linear.MOST_ROWS else 1
+        return self._counting(linear.linear(x, self.weight, parts=parts))
+
+    def _counting(self, y: Tensor) -> Tensor:
+        return y if self.width == self.weight.shape[0] else y[..., : self.width]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,13 +143,13 @@ class CudaForward:
 
     def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         if x.shape[0] <= linear.MOST_GATED:
-            return _close(layer.down, linear.gated(x, _kernel(layer.gate_up).weight), residual, then)
+            return _close(layer.down, linear.gated(x, _kernel(layer.gate_up).matrix), residual, then)
         return _close(layer.down, grouped.silu_gate(layer.gate_up(x)), residual, then)
 
     def experts(self, layer: Experts, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         chosen, weights = experts.route(_kernel(layer.router).parts(x), layer.top, layer.normed)
         gate_up, down = _stack(layer.gate_up), _stack(layer.down)
-        shared_up, shared_down = _kernel(layer.shared.gate_up).weight, _kernel(layer.shared.down).weight
+        shared_up, shared_down = _kernel(layer.shared.gate_up).matrix, _kernel(layer.shared.down).matrix
         few = x.shape[0] <= _FEW and chosen.numel() <= experts.MOST_PAIRS
         mixture = experts.mixture if few else grouped.mixture_of_many
         return mixture(x, chosen, weights, gate_up, down, shared_up, shared_down, residual, then.weight, then.eps)

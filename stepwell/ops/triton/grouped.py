@@ -190,9 +190,11 @@ class Tiles:
 
 def tiles_for(pairs: int, experts: int) -> Tiles:
     """The fastest of those tried on an H200: large tiles where an expert has enough pairs to fill them."""
+    if pairs < 16 * experts:
+        return Tiles(Tile(32, 64, 128, 3, 4), Tile(32, 128, 128, 3, 4))
     if pairs < 64 * experts:
         return Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))
-    return Tiles(Tile(128, 128, 64, 3, 8), Tile(128, 256, 64, 3, 8))
+    return Tiles(Tile(128, 128, 64, 4, 8), Tile(128, 256, 64, 4, 8))
 
 
 def mixture_of_many(

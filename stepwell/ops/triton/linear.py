@@ -131,7 +131,7 @@ def gated(x: Tensor, weight: Tensor, *, tile: Tile | None = None) -> Tensor:
             x, weight, out, width, DEPTH=depth, N=8, K=512, num_warps=4, **overlap(x, 1)
         )
         return out
-    tile = tile or tile_for(rows)
+    tile = tile or Tile(128, 128, 3, 4)
     _gated_kernel[(triton.cdiv(width, tile.columns // 2),)](
         x, x.stride(0), weight, out, rows, width, DEPTH=depth, M=16, N=tile.columns // 2, K=tile.depth, STAGES=tile.stages,
         num_warps=tile.warps, **overlap(x, rows),

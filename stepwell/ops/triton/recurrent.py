@@ -175,7 +175,7 @@ def delta_step(
     *,
     fold_new: bool,
     block: int = 16,
-    warps: int = 4,
+    warps: int = 2,
 ) -> None:
     """The gated delta rule over states by slot: S ← e^g S;  S ← S + k ⊗ β(v − Sᵀk);  o = Sᵀq / √d.
 

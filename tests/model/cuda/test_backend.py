@@ -18,6 +18,7 @@ from stepwell.model import torch_backend  # noqa: E402
 from stepwell.model.backends import backend_for, sizes_up_to  # noqa: E402
 from stepwell.model.config import HybridConfig  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend, unfit  # noqa: E402
+from stepwell.model.cuda.forward import KernelLinear  # noqa: E402
 from stepwell.model.loading import dummy_decoder  # noqa: E402
 from stepwell.model.torch_backend import TorchBackend  # noqa: E402
 from stepwell.sched.step import LAST_DRAW, Cut, FromImage  # noqa: E402
@@ -65,6 +66,17 @@ def test_a_decode_goes_on_from_what_its_slot_drew(rigs: tuple[Rig, Rig]) -> None
     last = np.full(20, LAST_DRAW, np.int32)
     both(rigs, work(last, pages, 9, 10))
     both(rigs, work(last, pages, 10, 11))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_a_matrix_of_odd_width_multiplies_as_it_is(rows: int) -> None:
+    x, weight = torch.randn(rows, 32), torch.randn(11, 32)
+    matrix = KernelLinear.of(weight)
+    assert matrix.weight.shape[0] == 16
+    assert torch.equal(matrix.matrix, weight)
+    parts = matrix.parts(x)
+    for found in (matrix(x), parts if parts.ndim == 2 else parts.sum(0)):
+        assert torch.allclose(found, x @ weight.mT, atol=1e-4)
 
 
 def test_shapes_without_kernels_are_named(tmp_path: Path) -> None:

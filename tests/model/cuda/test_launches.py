@@ -75,7 +75,7 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Counter[str]]]
         return counted.as_one("attend", torch.zeros_like, q)
 
     monkeypatch.setattr(GridExecutor, "__call__", launch)
-    monkeypatch.setattr(prompts, "_sdpa", attend)
+    monkeypatch.setattr(prompts, "_sdpa", lambda: attend)
     monkeypatch.setattr(forward, "_FEW", 0)
     for half in ("attention", "delta_net", "mlp", "experts"):
         monkeypatch.setattr(CudaForward, half, spied(half, vars(CudaForward)[half], counted, found))
