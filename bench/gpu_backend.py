@@ -24,6 +24,7 @@ from rich.table import Table
 from stepwell.base.geometry import Ints
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.torch_runner import TorchRunner
+from stepwell.model.backend import Prepared
 from stepwell.model.backends import MakeBackend, backend_for
 from stepwell.model.loading import dummy_decoder
 from stepwell.model.torch_backend import TorchBackend
@@ -63,6 +64,7 @@ class Rig:
         make: MakeBackend,
         graphs: tuple[int, ...] = (4,),
         dtype: torch.dtype = torch.bfloat16,
+        prompts: tuple[int, ...] = (),
     ) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps({**COMMON, **shape}))
@@ -75,7 +77,7 @@ class Rig:
         self.runner = TorchRunner(self.decoder, arena, live, Sampler(()))
         self.pages = np.random.default_rng(0).permutation(rows * each).astype(np.int32).reshape(rows, each)
         began = time.perf_counter()
-        self.runner.prepare(graphs, each)
+        self.runner.prepare(Prepared(graphs, prompts, each))
         self.prepared = time.perf_counter() - began
 
     def work(self, slot: int, start: int, tokens: Ints, keep: bool = False, known: int = 0) -> Work:

@@ -72,6 +72,8 @@ def serve(
     load_timeout: flags.LoadTimeout = 30.0,
     async_scheduling: flags.AsyncScheduling = "auto",
     max_step_ms: flags.MaxStepMs = 200.0,
+    enforce_eager: flags.EnforceEager = False,
+    cudagraph_capture_sizes: flags.CudagraphCaptureSizes = None,
     deterministic: flags.Deterministic = False,
     coalesce: flags.Coalesce = True,
     faults: flags.Fault = None,

@@ -23,11 +23,13 @@ class Layout:
     block   tokens of a page
     spare   the page that takes what must not be stored
     held    live slots keep the inputs of single tokens pending: a cut behind such a token is one of the batch
+    apart   a prompt's part of one token is computed as its other parts are, not as an answer's
     """
 
     block: int
     spare: int
     held: bool
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +86,7 @@ class _Sequences:
 
 def lay_out(step: Step, layout: Layout, wishes: Wishes) -> Laid:
     """Lay the sequences end to end, those of one token first, by slot: a full set of decodes is then one run of live states."""
-    of = _sequences(step)
+    of = _sequences(step, layout.apart)
     ends = np.cumsum(of.counts)
     firsts, parts = ends - of.counts, step.parts
     positions = np.arange(len(of.tokens)) + np.repeat(of.starts - firsts, of.counts)
@@ -115,10 +117,10 @@ def lay_out(step: Step, layout: Layout, wishes: Wishes) -> Laid:
     return Laid(batch, tuple(cut.pages for _, cut in inner), live, asked, works)
 
 
-def _sequences(step: Step) -> _Sequences:
+def _sequences(step: Step, apart: bool) -> _Sequences:
     decodes, first = step.decodes, len(step.decodes)
     parts = list(enumerate(step.parts, first))
-    ones, longs = ([one for one in parts if (len(one[1].tokens) == 1) is single] for single in (True, False))
+    ones, longs = ([one for one in parts if _decodes(one[1], apart) is single] for single in (True, False))
     slots = np.concatenate((decodes.slots, _longs([work.slot for _, work in ones])))
     by_slot = np.argsort(slots, kind="stable")
 
@@ -140,6 +142,12 @@ def _sequences(step: Step) -> _Sequences:
         tables=[tables[row] for row in order] + [work.pages for _, work in longs],
         decodes=len(order),
     )
+
+
+def _decodes(work: Work, apart: bool) -> bool:
+    """Whether it is computed as a decode is."""
+    answers = work.sample is not None and work.sample.index > 0
+    return len(work.tokens) == 1 and (answers or not apart)
 
 
 def _asked(step: Step, of: _Sequences, rows: Sequence[int], wishes: Wishes) -> tuple[Asked, Draws]:
@@ -183,7 +191,7 @@ def _cuts(step: Step, of: _Sequences, held: bool) -> tuple[list[tuple[int, Cut]]
     for i, cut in every:
         row = row_of[i]
         count = int(of.counts[row])
-        if cut.position == of.starts[row] + count and not (held and count == 1):
+        if cut.position == of.starts[row] + count and not (held and row < of.decodes):
             live.append((int(of.slots[row]), cut.pages))
         else:
             inner.append((row, cut))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from contextlib import ExitStack
 
@@ -107,7 +108,7 @@ def _sched_rules(config: EngineConfig, sizes: Sizes, frame: Frame) -> SchedConfi
         config.max_num_seqs,
         config.max_num_batched_tokens,
         sizes.max_model_len,
-        config.decode_rung_tokens,
+        _decode_rungs(config),
         model.eos_token_ids,
         model.shape.vocab,
         config.enable_prefix_caching,
@@ -120,6 +121,12 @@ def _sched_rules(config: EngineConfig, sizes: Sizes, frame: Frame) -> SchedConfi
         max_step_s=config.max_step_ms / 1e3,
         deterministic=config.deterministic,
     )
+
+
+def _decode_rungs(config: EngineConfig) -> int:
+    """Tokens between an answer's rungs: on the grid of the prompts' where a resume is to compute what a cold run does."""
+    every = config.decode_rung_tokens
+    return math.lcm(every, config.rung_grid) if config.deterministic else every
 
 
 def _grammars(grammars: Grammars, owned: ExitStack) -> Grammars:

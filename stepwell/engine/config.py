@@ -70,7 +70,11 @@ class EngineConfig:
     load_timeout            seconds without a report after which a copy is not waited for any longer; 0: never
     async_scheduling        "on": build and launch a step while the one before computes; "auto": on with CUDA, off on the CPU
     max_step_ms             a step that holds decodes computes prompts for so long at most, by measured speed; 0: for any time
-    deterministic           decide by no measured speed: the same requests in the same order give the same cuts and loads
+    enforce_eager           capture no CUDA graphs
+    cudagraph_capture_sizes  numbers of decoding sequences for each of which a graph is captured; None: 1, 2, 4 and multiples of 8 up to
+                            `max_num_seqs`
+    deterministic           decide by no measured speed, and compute a token by its position alone, whatever else is in its step: the same
+                            prompt gives the same answer, cold or resumed
     coalesce                a request waits for what another is computing, where that is sooner
     priority_ageing         seconds of waiting that are worth one step of priority
     fair_salts              salts that wait at one priority take turns
@@ -105,6 +109,8 @@ class EngineConfig:
     load_timeout: float = 30.0
     async_scheduling: str = "auto"
     max_step_ms: float = 200.0
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
     deterministic: bool = False
     coalesce: bool = True
     priority_ageing: float = 10.0
@@ -166,6 +172,12 @@ class EngineConfig:
             _at_least("disk_write_budget", self.disk_write_budget, 1)
         if self.min_load_tokens is not None:
             _at_least("min_load_tokens", self.min_load_tokens, 0)
+        if self.cudagraph_capture_sizes is not None:
+            if not self.cudagraph_capture_sizes:
+                raise ConfigError(
+                    "--cudagraph-capture-sizes is empty: give numbers of sequences, or --enforce-eager for no graphs"
+                )
+            _at_least("cudagraph_capture_sizes", min(self.cudagraph_capture_sizes), 1)
         _at_least("host_memory", self.host_memory, 0)
         _at_least("seed", self.seed, 0)
         if not 0 <= self.keep_share <= 1:
@@ -238,7 +250,9 @@ def engine_config(flags: Mapping[str, Any]) -> EngineConfig:
     sizes: dict[str, Any] = {name: parse_size(flags[name]) for name in _SIZES if isinstance(flags.get(name), str)}
     if isinstance(flags.get("disk_cache"), str):
         sizes["disk_cache"] = DiskCache.parse(flags["disk_cache"])
-    lists = {"faults": tuple(flags["faults"] or ())} if "faults" in flags else {}
+    lists: dict[str, Any] = {"faults": tuple(flags["faults"] or ())} if "faults" in flags else {}
+    if "cudagraph_capture_sizes" in flags:
+        lists["cudagraph_capture_sizes"] = tuple(flags["cudagraph_capture_sizes"] or ()) or None
     return EngineConfig(**{**flags, **sizes, **lists})
 
 

@@ -20,6 +20,7 @@ from stepwell.base.geometry import Ints
 from stepwell.engine.batching import Laid, Layout, lay_out
 from stepwell.engine.sampler import Chosen, Sampler, score_targets, scored
 from stepwell.engine.wishes import Wishes
+from stepwell.model.backend import Prepared
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
 from stepwell.ops.adjust import Rated
@@ -71,9 +72,10 @@ class TorchRunner:
             arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws, live.hidden, drafts
         )
 
-    def prepare(self, rows: Sequence[int], width: int) -> None:
-        """Make ready to decode batches of these sizes, with up to `width` pages each; before the first step."""
-        self._decoder.prepare(self._memory, rows, width)
+    def prepare(self, wanted: Prepared) -> None:
+        """Compile and record what steps will need; before the first."""
+        self._layout = replace(self._layout, apart=wanted.fixed)
+        self._decoder.prepare(self._memory, wanted)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Pass:

@@ -19,6 +19,7 @@ from stepwell.base.geometry import Geometry
 from stepwell.base.units import ceil_div
 from stepwell.cache.config import Costs
 from stepwell.cache.moves import Tier
+from stepwell.engine.compiles import Compiles
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, disk_mover
 from stepwell.engine.guide import Guides
@@ -29,8 +30,9 @@ from stepwell.engine.progress import reading_progress
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.sizes import Sizes, sizes_of
 from stepwell.engine.torch_runner import TorchRunner
+from stepwell.engine.warm import wanted, warm_up
 from stepwell.model.backend import Backend
-from stepwell.model.backends import backend_for, sizes_up_to
+from stepwell.model.backends import backend_for
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
@@ -99,8 +101,11 @@ def build_worker(
         arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, frame.precision, device)
         live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
-    with phases("compiling and capturing decode"):
-        runner.prepare(sizes_up_to(config.max_num_seqs), ceil_div(sizes.max_model_len, sizes.geometry.block))
+    with phases("compiling and capturing"):
+        runner.prepare(wanted(config, ceil_div(sizes.max_model_len, sizes.geometry.block)))
+    if device.type == "cuda":
+        with phases("warming up"):
+            warm_up(runner, sizes, config)
     with phases("taking host memory"):
         host = _host(config, sizes, device)
         pinning = _pinning(config, host, device, owned)
@@ -117,6 +122,8 @@ def build_worker(
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
     names = decoder.backend.names + decoder.notes
+    if device.type == "cuda":
+        Compiles().begin()
     return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, names, copier.name, pinning)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -29,6 +30,37 @@ class Output:
     hidden: Tensor
     logits: Tensor
     tokens: Tensor | None
+
+    def copied(self) -> Output:
+        """The same in memory of its own."""
+        return Output(self.hidden.clone(), self.logits.clone(), None if self.tokens is None else self.tokens.clone())
+
+    @classmethod
+    def joined(cls, parts: Sequence[Output]) -> Output:
+        """Rows end to end."""
+        if len(parts) == 1:
+            return parts[0]
+        tokens = [part.tokens for part in parts if part.tokens is not None]
+        hidden, logits = (torch.cat(rows) for rows in zip(*((part.hidden, part.logits) for part in parts), strict=True))
+        return cls(hidden, logits, torch.cat(tokens) if len(tokens) == len(parts) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a backend is to record before the first request.
+
+    rows      numbers of decodes for each of which there is a pass; none: decodes are computed as they come
+    prompts   numbers of prompt tokens, multiples of 64; none: as they come
+    width     pages of the longest block table
+    fixed     prompts are computed in windows of the one size in `prompts`, whatever else is in the step: to the bit
+    graphs    passes are captured in graphs, where the device has them
+    """
+
+    rows: tuple[int, ...]
+    prompts: tuple[int, ...]
+    width: int
+    fixed: bool = False
+    graphs: bool = True
 
 
 class Forward(Protocol):
@@ -96,11 +128,9 @@ class Backend(Protocol):
     def upload(self, arrays: Sequence[Longs]) -> list[Tensor]:
         """The arrays on the device, as int64. Nothing waits for the device; the arrays may change afterwards."""
 
-    def prepare(self, memory: Memory, compute: Callable[[Forward], Output], rows: Sequence[int], width: int) -> None:
-        """Compile and capture what decoding will need: passes of `rows` sequences each, with block tables of up to `width` pages.
-
-        `compute` runs a planned pass. Called once, before the first request; spare slot and page are all that it may write to.
-        """
+    def prepare(self, memory: Memory, compute: Callable[[Forward], Output], wanted: Prepared) -> None:
+        """Compile and record what steps will need. `compute` runs a planned pass. Called once, before the first request; spare slot and
+        page are all that it may write to."""
 
     def plan(self, batch: Batch, memory: Memory, checkpoints: States) -> Forward:
         """Bind a pass to its batch. `checkpoints` has a column for each cut: conv [layers, cuts, …], recurrent [layers, cuts, …].

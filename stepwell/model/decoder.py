@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stepwell.model.backend import Backend, Forward, Output
+from stepwell.model.backend import Backend, Forward, Output, Prepared
 from stepwell.model.batch import Memory
 from stepwell.model.config import HybridConfig
 from stepwell.model.drafter import Drafter, DraftForward
@@ -62,9 +61,9 @@ class HybridDecoder:
         """
         return forward.run(lambda: self._compute(forward))
 
-    def prepare(self, memory: Memory, rows: Sequence[int], width: int) -> None:
-        """Make the backend ready to decode batches of each of these sizes, with block tables of up to `width` pages."""
-        self.backend.prepare(memory, self.compute, rows, width)
+    def prepare(self, memory: Memory, wanted: Prepared) -> None:
+        """Have the backend record what steps will need."""
+        self.backend.prepare(memory, self.compute, wanted)
 
     def _compute(self, forward: Forward) -> Output:
         residual = forward.embed(self._embedding)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepwell.model.backend import Forward, Output
+from stepwell.model.backend import Forward, Output, Prepared
 from stepwell.model.batch import Batch, Draws, Longs, Memory, States
 from stepwell.model.config import HybridConfig
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
@@ -51,7 +51,7 @@ class TorchBackend:
     def names(self) -> tuple[str, ...]:
         return ("all operations: plain torch",)
 
-    def prepare(self, memory: Memory, compute: Callable[[Forward], Output], rows: Sequence[int], width: int) -> None:
+    def prepare(self, memory: Memory, compute: Callable[[Forward], Output], wanted: Prepared) -> None:
         return
 
     def upload(self, arrays: Sequence[Longs]) -> list[Tensor]:

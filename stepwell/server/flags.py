@@ -128,7 +128,14 @@ AsyncScheduling = Annotated[
 MaxStepMs = Annotated[
     float, _option("Milliseconds that a step with answers in it may take for prompts; 0 for any time.", _MODEL)
 ]
-Deterministic = Annotated[bool, _option("Decide by no measured speed.", _MODEL)]
+EnforceEager = Annotated[bool, _option("Capture no CUDA graphs.", _MODEL)]
+CudagraphCaptureSizes = Annotated[
+    list[int] | None,
+    _option("Numbers of decoding sequences to capture CUDA graphs for; by default 1, 2, 4 and multiples of 8.", _MODEL),
+]
+Deterministic = Annotated[
+    bool, _option("The same prompt gives the same answer, cold or resumed: slower, and by no measured speed.", _MODEL)
+]
 
 BlockSize = Annotated[int, _option("Tokens in a block, the unit of prefix matching.", _CACHE)]
 RungGrid = Annotated[int, _option("Prompt rungs stand on multiples of this many tokens.", _CACHE)]

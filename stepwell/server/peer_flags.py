@@ -154,7 +154,8 @@ FLAGS: tuple[PeerFlag, ...] = (
     _row("--disable-overlap-schedule", 0, Switch("--async-scheduling", "off", ())),
     _row("--enable-mixed-chunk", 0, _QUEUE),
     # How it is computed.
-    _row("--enforce-eager --disable-cuda-graph --enable-torch-compile --enable-flashinfer-autotune", 0, _KERNELS),
+    _row("--disable-cuda-graph", 0, As("--enforce-eager")),
+    _row("--enable-torch-compile --enable-flashinfer-autotune", 0, _KERNELS),
     _row("--disable-piecewise-cuda-graph --disable-shared-experts-fusion --disable-cuda-graph-padding", 0, _KERNELS),
     _row(
         "--attention-backend --decode-attention-backend --prefill-attention-backend --mm-attention-backend", 1, _KERNELS
@@ -170,7 +171,7 @@ FLAGS: tuple[PeerFlag, ...] = (
         1,
         _KERNELS,
     ),
-    _row("--cuda-graph-bs --cudagraph-capture-sizes", MANY, _KERNELS),
+    _row("--cuda-graph-bs --cudagraph-capture-sizes", MANY, As("--cudagraph-capture-sizes")),
     _row("-O0 -O1 -O2 -O3", 0, _KERNELS),
     _row("--speculative-config -sc --speculative-algo --speculative-algorithm --speculative-num-steps", 1, _DRAFTS),
     _row("--speculative-eagle-topk --speculative-num-draft-tokens --speculative-draft-model-path", 1, _DRAFTS),

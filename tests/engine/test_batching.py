@@ -78,6 +78,13 @@ def test_logits_are_asked_for_by_row_of_the_batch_and_told_by_work_of_the_step()
     assert laid.batch.asked.tolist() == [0, 1, 4, 5, 6]
 
 
+def test_a_prompts_single_token_may_stand_with_the_prompts() -> None:
+    answering = of(5, 7, [3], sample=Sample(SamplingParams(), 1))
+    laid = lay_out(Step((*WORKS, answering)), Layout(BLOCK, SPARE, True, apart=True), Wishes(8))
+    assert laid.batch.decodes == 1 and laid.batch.slots.tolist() == [5, 3, 2, 0, 1]
+    assert [(slot, pages.tolist()) for slot, pages in laid.ends] == [(3, [9]), (1, [10])], "nothing of it is pending"
+
+
 PARAMS = (
     SamplingParams(),
     SamplingParams(temperature=0.5, top_k=9, top_p=0.9, min_p=0.1, seed=(1 << 64) - 3),

@@ -96,17 +96,26 @@ OWN = {"--port": 1, "--max-model-len": 1, "--coalesce": 0, "--served-model-name"
 
 def test_each_flag_that_changes_nothing_says_so_in_one_line() -> None:
     launch = read_launch(
-        shlex.split("M --enforce-eager --swap-space 4 --reasoning-parser qwen3 --cuda-graph-bs 1 2 4"), OWN
+        shlex.split("M --enable-torch-compile --swap-space 4 --reasoning-parser qwen3 --cuda-graph-max-bs 4"), OWN
     )
     assert launch.arguments == ("--", "M")
     assert [note.partition(" changes nothing: ")[0] for note in launch.notes] == [
-        "--enforce-eager",
+        "--enable-torch-compile",
         "--swap-space 4",
         "--reasoning-parser qwen3",
-        "--cuda-graph-bs 1 2 4",
+        "--cuda-graph-max-bs 4",
     ]
-    status = CliRunner().invoke(app, ["serve", "--enforce-eager", "--port", "-1", "nowhere"])
-    assert "note: --enforce-eager changes nothing" in status.output
+    status = CliRunner().invoke(app, ["serve", "--enable-torch-compile", "--port", "-1", "nowhere"])
+    assert "note: --enable-torch-compile changes nothing" in status.output
+
+
+def test_graphs_are_switched_off_and_sized_by_the_flags_of_other_engines() -> None:
+    assert read("M --disable-cuda-graph", "serve").config.enforce_eager
+    assert read("M --enforce-eager", "serve").config.enforce_eager
+    for line in ("M --cuda-graph-bs 1 2 4", "M --cudagraph-capture-sizes 1 2 4", "M --cudagraph-capture-sizes [1,2,4]"):
+        assert read(line, "serve").config.cudagraph_capture_sizes == (1, 2, 4)
+    with pytest.raises(ConfigError, match="--cudagraph-capture-sizes must be at least 1, not 0"):
+        read("M --cudagraph-capture-sizes 0", "serve")
 
 
 @pytest.mark.parametrize(

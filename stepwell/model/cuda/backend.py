@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from stepwell.base.errors import ConfigError
-from stepwell.model.backend import Output
+from stepwell.model.backend import Output, Prepared
 from stepwell.model.batch import Batch, Longs, Memory, States
 from stepwell.model.config import HybridConfig
 from stepwell.model.cuda.forward import CudaForward, KernelLinear
-from stepwell.model.cuda.graphs import STATIC, DecodeGraphs
+from stepwell.model.cuda.graphs import STATIC, DecodeGraphs, Recorder
 from stepwell.model.cuda.plans import (
+    NOTHING_NEW,
     SETTINGS,
     Decodes,
     Drawing,
+    New,
     Tables,
     Uploader,
     plan_prompts,
     setting_columns,
     settings_from,
 )
+from stepwell.model.cuda.prompt_graphs import PromptGraphs
 from stepwell.model.cuda.prompts import choose
 from stepwell.ops.linear import DenseStack, Linear, LinearStack
 from stepwell.ops.pending import Lanes, Ring
@@ -34,7 +38,18 @@ from stepwell.sched.step import LAST_DRAW
 class CudaBackend:
     """A `Backend` of kernels. Passes of decodes alone are replayed from graphs, once `prepare` has captured them."""
 
-    __slots__ = ("_device", "_frequencies", "_graphs", "_kernels", "_ring", "_shape", "_tables", "_upload")
+    __slots__ = (
+        "_decodes_of",
+        "_device",
+        "_frequencies",
+        "_memory",
+        "_prompts_of",
+        "_ring",
+        "_shape",
+        "_tables",
+        "_upload",
+        "kernels",
+    )
 
     def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ConfigError for a shape that the kernels are not written for."""
@@ -44,18 +59,20 @@ class CudaBackend:
             raise ConfigError(fault)
         self._shape = shape
         self._device = device
-        self._kernels = choose(device)
+        self.kernels = choose(device)
         powers = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
         self._frequencies = 1.0 / config.rope_theta**powers
         self._upload = Uploader(device)
         self._ring: Ring | None = None
         self._tables: Tables | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._memory: Memory | None = None  # of recorded passes
+        self._decodes_of: DecodeGraphs | None = None
+        self._prompts_of: PromptGraphs | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """What computes, for people."""
-        return ("decode and prompts: own Triton kernels", *self._kernels.names)
+        return ("decode and prompts: own Triton kernels", *self.kernels.names)
 
     def linear(self, weight: Tensor) -> Linear:
         return KernelLinear.of(weight.to(self._device))
@@ -76,8 +93,38 @@ class CudaBackend:
     def plan(self, batch: Batch, memory: Memory, checkpoints: States) -> CudaForward:
         tables = self.tables(memory, max(map(len, batch.tables)))
         new = tables.new(batch)
-        if self._graphs is not None and self._graphs.fit(batch, memory):
-            return self._graphs.load(batch, new)
+        recorded = self._recorded(batch, memory, checkpoints, new)
+        return recorded or self._as_it_comes(batch, memory, checkpoints, new)
+
+    def _recorded(self, batch: Batch, memory: Memory, checkpoints: States, new: New) -> CudaForward | None:
+        """The batch as recorded passes: one of its decodes, one or more of each prompt. None where they do not hold it."""
+        prompts, decoding = batch.decodes < len(batch.slots), bool(batch.decodes)
+        if memory is not self._memory or (decoding and not (self._decodes_of and self._decodes_of.fit(batch))):
+            return None
+        if not prompts:
+            return self._decodes_of.load(batch, new) if self._decodes_of else None
+        if self._prompts_of is None or not self._prompts_of.fit(batch):
+            return None
+        self.tables(memory, 1).store(*self._upload(new))
+        graphs, pieces, draws = self._prompts_of, list(self._prompts_of.pieces(batch)), batch.draws
+        first = self._decodes_of.load(batch, NOTHING_NEW) if decoding and self._decodes_of else None
+        drawing = Drawing(len(draws), True, graphs.forward.drawing.slots, None)
+        if not batch.plain:
+            slots, *settings = self._upload([draws.slots, *setting_columns(draws)])
+            drawing = Drawing(len(draws), False, slots, None if draws.greedy else settings_from(settings))
+
+        def replay() -> Output:
+            found = [first.replay()] if first is not None and first.replay is not None else []
+            for piece in pieces:
+                output = graphs.run(piece, checkpoints, batch.plain)
+                if piece.settings is not None:
+                    found.append(output if piece is pieces[-1] else output.copied())
+            return Output.joined(found) if found else Output(output.hidden[:0], output.logits[:0], None)
+
+        return replace(graphs.forward, drawing=drawing, replay=replay)
+
+    def _as_it_comes(self, batch: Batch, memory: Memory, checkpoints: States, new: New) -> CudaForward:
+        tables = self.tables(memory, 1)
         draws, first, few = batch.draws, batch.decodes, len(batch.slots) > batch.decodes
         arrays = [*new, batch.tokens, batch.positions, batch.page, batch.offset, batch.asked, draws.slots]
         arrays += [batch.slots[:first], batch.starts[:first] + 1]
@@ -92,15 +139,19 @@ class CudaBackend:
         drawing = Drawing(len(draws), batch.plain, drawers, settings_from(behind[:SETTINGS]) if settings else None)
         return CudaForward(
             memory, checkpoints, drawn(tokens, decodes, memory), page, offset, cos, sin, asked, self.ring(memory), decodes,
-            made(behind[len(settings) :]) if made else None, self._kernels, drawing,
+            made(behind[len(settings) :]) if made else None, self.kernels, drawing,
         )  # fmt: skip
 
-    def prepare(
-        self, memory: Memory, compute: Callable[[CudaForward], Output], rows: Sequence[int], width: int
-    ) -> None:
-        """Capture passes of `rows` decodes each, with block tables of `width` pages. `compute` runs a pass."""
-        self.tables(memory, width)
-        self._graphs = DecodeGraphs.capture(self, memory, compute, rows) if rows else None
+    def prepare(self, memory: Memory, compute: Callable[[CudaForward], Output], wanted: Prepared) -> None:
+        self.tables(memory, wanted.width)
+        self._memory = memory
+        recorder, pool = Recorder(compute, wanted.graphs and self._device.type == "cuda"), None
+        if wanted.prompts and self.kernels.captures:
+            self._prompts_of = PromptGraphs(self, memory, wanted.prompts, wanted.fixed)
+            pool = self._prompts_of.record(recorder)
+        if wanted.rows:
+            self._decodes_of = DecodeGraphs(self, memory, wanted.rows)
+            self._decodes_of.record(recorder, pool)
 
     def static(self, memory: Memory, inputs: Tensor) -> CudaForward:
         """A pass of greedy decodes over tensors that stay: `inputs` as in `graphs.Inputs`."""
@@ -112,7 +163,7 @@ class CudaBackend:
         checkpoints = States(memory.live.conv[:, :0], memory.live.recurrent[:, :0])
         return CudaForward(
             memory, checkpoints, drawn(tokens, decodes, memory), page, offset, cos, sin, None, self.ring(memory), decodes, None,
-            self._kernels, Drawing(inputs.shape[1], True, slots, None),
+            self.kernels, Drawing(inputs.shape[1], True, slots, None),
         )  # fmt: skip
 
     def tables(self, memory: Memory, width: int) -> Tables:
@@ -121,7 +172,7 @@ class CudaBackend:
         if self._tables is None or self._tables.rows.shape[0] != slots:
             self._tables = Tables(slots, width, self._device)
         if self._tables.width < width:
-            assert self._graphs is None, f"{width} pages, where graphs read tables of {self._tables.width}"
+            assert self._memory is None, f"{width} pages, where recorded passes read tables of {self._tables.width}"
             self._tables = self._tables.widened(2 * width)
         return self._tables
 

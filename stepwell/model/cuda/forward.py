@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stepwell.model.backend import Output
 from stepwell.model.batch import Memory, States
-from stepwell.model.cuda.plans import Decodes, Drawing, Prompts
+from stepwell.model.cuda.plans import Decodes, Drawing, Paged, Prompts
 from stepwell.model.cuda.prompts import PromptKernels
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.ops.linear import DenseStack, Linear
@@ -64,6 +64,7 @@ class CudaForward:
     cos, sin               float32 [rows, rotary / 2]
     asked_rows             int64; None: all rows, in order
     drawing                how its tokens are drawn
+    splits                 parts of the context in attention over pages; 0: as many as are fastest
     replay                 what computes and draws all of the pass at once; None: the operations do
     ring                   scratch between convolution and delta rule, shared by all layers
     """
@@ -81,6 +82,7 @@ class CudaForward:
     prompts: Prompts | None
     kernels: PromptKernels
     drawing: Drawing
+    splits: int = 0
     replay: Callable[[], Output] | None = None
 
     @property
@@ -165,9 +167,13 @@ class CudaForward:
         return out
 
     def _attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, p: Prompts) -> Tensor:
-        k, v = (q.new_empty(sum(p.lengths), *k_pages.shape[2:]) for _ in "kv")
-        attention.gather_kv(k_pages, v_pages, p.pages, p.page_first, p.page_count, k, v)
-        return self.kernels.attend(q, k, v, p)
+        keys = p.keys
+        if isinstance(keys, Paged):
+            y = self.kernels.attend_pages(q, k_pages, v_pages, keys, self.splits)
+            return y.masked_fill_(keys.padding[:, None, None], 0)
+        k, v = (q.new_empty(sum(keys.lengths), *k_pages.shape[2:]) for _ in "kv")
+        attention.gather_kv(k_pages, v_pages, keys.pages, keys.page_first, keys.page_count, k, v)
+        return self.kernels.attend(q, k, v, keys)
 
     def _fold(self, layer: DeltaNet, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, c: Chunks, out: Tensor) -> None:
         conv, pool = self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]

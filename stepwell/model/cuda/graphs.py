@@ -1,7 +1,8 @@
-"""Passes of decodes, captured once for each of a list of sizes and replayed: one launch instead of hundreds.
+"""Passes over tensors that stay, captured once and replayed: one launch instead of hundreds. Here those of decodes; of prompts in
+`prompt_graphs`.
 
 A batch takes the smallest graph that holds it. The rows left over work on the spare slot and page, and attend to nothing. All that a
-pass has to know lies in one tensor that stays, so that a step sends one copy:
+pass has to know lies in one tensor, so that a step sends one copy:
 
     int64 [columns, rows]   tokens … lengths │ cells, values: what is new in the block tables │ settings of draws
 
@@ -33,72 +34,116 @@ STATIC = ("tokens", "positions", "page", "offset", "slots", "lengths", "cells", 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Captured:
-    """Passes of `rows` decodes that read `inputs` int64 [columns, rows]. `redraw` draws from the logits as the settings ask."""
+class Recorded:
+    """A pass over tensors that stay. `compute` also draws its likeliest tokens; `redraw` draws from its logits as the settings ask."""
 
-    rows: int
-    inputs: Tensor
     forward: CudaForward
     compute: Callable[[], Output]
     redraw: Callable[[Tensor], Tensor]
 
     def replay(self, count: int, plain: bool, greedy: bool) -> Output:
+        """The first `count` rows. A later replay may write to them."""
         made = self.compute()
         assert made.tokens is not None
         tokens = made.tokens if greedy or not plain else self.redraw(made.logits)
         return Output(made.hidden[:count], made.logits[:count], tokens[:count] if plain else None)
 
 
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Records passes that `compute` runs; with `graphs` it captures them, else they are computed anew each time."""
+
+    compute: Callable[[CudaForward], Output]
+    graphs: bool
+
+    def __call__(
+        self, static: Callable[[], CudaForward], settings: Callable[[], Sequence[Tensor]], pool: Any
+    ) -> tuple[Recorded, Any]:
+        """`static` plans the pass, `settings` are the columns of its draws. Runs everything once before: that compiles its kernels.
+        Returns the pool of memory as well, for the next."""
+        forward = static()
+
+        def body() -> Output:
+            return self.compute(static())
+
+        def redraw(logits: Tensor) -> Tensor:
+            drawing = replace(forward.drawing, settings=settings_from(settings()))
+            return replace(forward, drawing=drawing).draw(logits)
+
+        redraw(body().logits)
+        if not self.graphs:
+            return Recorded(forward, body, redraw), pool
+        torch.cuda.synchronize()
+        graph, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            made = body()
+        with torch.cuda.graph(second, pool=graph.pool()):
+            drawn = redraw(made.logits)
+
+        def replayed() -> Output:
+            graph.replay()
+            return made
+
+        def drawn_again(_: Tensor) -> Tensor:
+            second.replay()
+            return drawn
+
+        return Recorded(forward, replayed, drawn_again), graph.pool()
+
+
 class DecodeGraphs:
-    """Captured passes over one memory."""
+    """Recorded passes of decodes over one memory."""
 
-    __slots__ = ("_backend", "_captured", "_memory", "_sizes")
+    __slots__ = ("_backend", "_inputs", "_memory", "_passes", "_sizes")
 
-    def __init__(self, backend: CudaBackend, memory: Memory, captured: Sequence[Captured]) -> None:
+    def __init__(self, backend: CudaBackend, memory: Memory, sizes: Sequence[int]) -> None:
         self._backend = backend
         self._memory = memory
-        self._sizes = [one.rows for one in captured]
-        self._captured = captured
+        self._sizes = sorted(set(sizes))
+        self._inputs: dict[int, Tensor] = {}
+        self._passes: dict[int, Recorded] = {}
 
-    @classmethod
-    def capture(
-        cls, backend: CudaBackend, memory: Memory, compute: Callable[[CudaForward], Output], rows: Sequence[int]
-    ) -> DecodeGraphs:
-        """Largest first, so that the smaller ones find room in its memory."""
-        made, pool = [], None
-        for count in sorted(set(rows), reverse=True):
-            inputs = torch.from_numpy(_padding(memory, backend.tables(memory, 1).width, count)).to(memory.draws.device)
-            one, pool = _captured(backend, memory, compute, inputs, pool)
-            made.append(one)
-        return cls(backend, memory, made[::-1])
+    def record(self, recorder: Recorder, pool: Any = None) -> Any:
+        """Largest first, so that the smaller ones find room in its memory. Returns the pool."""
+        memory, width = self._memory, self._backend.tables(self._memory, 1).width
+        for count in reversed(self._sizes):
+            inputs = torch.from_numpy(_padding(memory, width, count)).to(memory.draws.device)
+            self._inputs[count] = inputs
+            static = partial(self._backend.static, memory, inputs)
+            self._passes[count], pool = recorder(static, partial(_settings, inputs), pool)
+        return pool
 
-    def fit(self, batch: Batch, memory: Memory) -> bool:
-        """Whether a captured pass computes this batch: of decodes alone, each of which draws."""
+    def fit(self, batch: Batch) -> bool:
+        """Whether a recorded pass computes the decodes of this batch: if each of them draws."""
         rows = batch.decodes
-        all_draw = rows == len(batch.slots) == len(batch.asked) == len(batch.draws)
-        return all_draw and rows <= self._sizes[-1] and memory is self._memory
+        all_draw = len(batch.draws) >= rows and bool((batch.asked[:rows] == np.arange(rows)).all())
+        return all_draw and rows <= self._sizes[-1]
 
     def load(self, batch: Batch, new: tuple[Longs, Longs]) -> CudaForward:
-        """Set the inputs of the smallest graph that fits; `new` is what changes in the block tables."""
-        one, count = self._captured[bisect_left(self._sizes, batch.decodes)], batch.decodes
-        tables = self._backend.tables(self._memory, 1)
+        """Set the inputs of the smallest pass that holds the decodes; `new` is what changes in the block tables."""
+        count = batch.decodes
+        size = self._sizes[bisect_left(self._sizes, count)]
+        target, passed, tables = self._inputs[size], self._passes[size], self._backend.tables(self._memory, 1)
         cells, values = new
-        if len(cells) > one.rows:  # a batch that decodes has as many at most, but for its first step
+        if len(cells) > size:  # a batch that decodes has as many at most, but for its first step
             tables.store(*self._backend.upload(new))
             cells = values = cells[:0]
-        inputs = _padding(self._memory, tables.width, one.rows)
-        inputs[:6, :count] = (
-            batch.tokens, batch.positions, batch.page, batch.offset, batch.slots, batch.starts + 1,
-        )  # fmt: skip
+        inputs = _padding(self._memory, tables.width, size)
+        rows = (batch.tokens, batch.positions, batch.page, batch.offset, batch.slots, batch.starts + 1)
+        inputs[:6, :count] = [array[:count] for array in rows]
         inputs[6, : len(cells)], inputs[7, : len(cells)] = cells, values
-        draws = batch.draws
-        if not draws.greedy:
-            inputs[len(STATIC) :, :count] = setting_columns(draws)
-        self._backend.fill(one.inputs, inputs)
-        own = one.inputs[:, :count]
-        settings = None if draws.greedy or batch.plain else settings_from(own[len(STATIC) :].unbind())
+        greedy = not batch.draws.temperature[:count].any()
+        if not greedy:
+            inputs[len(STATIC) :, :count] = [column[:count] for column in setting_columns(batch.draws)]
+        self._backend.fill(target, inputs)
+        own = target[:, :count]
+        settings = None if greedy or batch.plain else settings_from(_settings(own))
         drawing = Drawing(count, batch.plain, own[STATIC.index("slots")], settings)
-        return replace(one.forward, drawing=drawing, replay=partial(one.replay, count, batch.plain, draws.greedy))
+        return replace(passed.forward, drawing=drawing, replay=partial(passed.replay, count, batch.plain, greedy))
+
+
+def _settings(inputs: Tensor) -> Sequence[Tensor]:
+    return inputs[len(STATIC) :].unbind()
 
 
 def _padding(memory: Memory, width: int, rows: int) -> Longs:
@@ -107,37 +152,3 @@ def _padding(memory: Memory, width: int, rows: int) -> Longs:
     spare = memory.live.conv.shape[1] - 1
     inputs[2], inputs[4], inputs[6] = memory.keys[0].shape[0] - 1, spare, spare * width
     return inputs
-
-
-def _captured(
-    backend: CudaBackend, memory: Memory, compute: Callable[[CudaForward], Output], inputs: Tensor, pool: Any
-) -> tuple[Captured, Any]:
-    """Runs everything once before: that compiles its kernels."""
-    forward = backend.static(memory, inputs)
-
-    def body() -> Output:
-        return compute(backend.static(memory, inputs))
-
-    def redraw(logits: Tensor) -> Tensor:
-        settings = settings_from(inputs[len(STATIC) :].unbind())
-        return replace(forward, drawing=replace(forward.drawing, settings=settings)).draw(logits)
-
-    redraw(body().logits)
-    if inputs.device.type != "cuda":  # Triton's interpreter: what is not captured is computed anew
-        return Captured(inputs.shape[1], inputs, forward, body, redraw), None
-    torch.cuda.synchronize(inputs.device)
-    graph, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        made = body()
-    with torch.cuda.graph(second, pool=graph.pool()):
-        drawn = redraw(made.logits)
-
-    def replayed() -> Output:
-        graph.replay()
-        return made
-
-    def drawn_again(_: Tensor) -> Tensor:
-        second.replay()
-        return drawn
-
-    return Captured(inputs.shape[1], inputs, forward, replayed, drawn_again), graph.pool()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from stepwell.ops.triton.sampling import Settings
 
 _NONE: Longs = np.empty(0, np.int64)
 _ODD: Longs = np.zeros(1, np.int64)
+New: TypeAlias = tuple[Longs, Longs]
+"""Cells of the flattened block tables, and what they will hold."""
+NOTHING_NEW: New = (_NONE, _NONE)
 
 _STAGES = 16
 
@@ -75,12 +79,12 @@ class Tables:
     def width(self) -> int:
         return self.rows.shape[1]
 
-    def new(self, batch: Batch) -> tuple[Longs, Longs]:
-        """Cells of the flattened tables that change with this batch, and what they will hold. O(sequences + new entries)."""
+    def new(self, batch: Batch) -> New:
+        """What changes with this batch. O(sequences + new entries)."""
         lengths = np.fromiter(map(len, batch.tables), np.int64, len(batch.tables))
         grown = (batch.known < lengths).nonzero()[0].tolist()
         if not grown:
-            return _NONE, _NONE
+            return NOTHING_NEW
         firsts, ends = batch.known.tolist(), lengths.tolist()
         starts = (batch.slots * self.width).tolist()
         cells = [np.arange(starts[row] + firsts[row], starts[row] + ends[row]) for row in grown]
@@ -111,15 +115,14 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prompts:
-    """The sequences of several new tokens; row numbers count from the first of these rows.
+class Gathered:
+    """Attention over keys and values that are gathered out of their pages first.
 
-    chunks        of the delta rule
-    pages         int64 [blocks] of all sequences, with the row of the gathered keys at which each begins, and its tokens
+    pages         int64 [blocks] of all sequences; `page_first` the row of the gathered keys at which each begins, `page_count` its tokens
     queries, keys int32 [sequences + 1], where each sequence begins and ends among rows, and among gathered keys
+    counts, lengths  the same as sizes, on the host
     """
 
-    chunks: Chunks
     pages: Tensor
     page_first: Tensor
     page_count: Tensor
@@ -127,6 +130,31 @@ class Prompts:
     keys: Tensor
     counts: tuple[int, ...]
     lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Paged:
+    """Attention of one sequence straight from its pages, of which nothing has to be known on the host. The last row that attends is
+    the sequence's last token.
+
+    table    int32 [1, width]
+    length   int32 [1], tokens with those of this pass
+    queries  int32 [2], the first and behind the last row that attends
+    padding  bool [rows], rows whose result is 0
+    """
+
+    table: Tensor
+    length: Tensor
+    queries: Tensor
+    padding: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompts:
+    """The sequences of several new tokens; row numbers count from the first of these rows."""
+
+    chunks: Chunks
+    keys: Gathered | Paged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,9 +207,7 @@ def plan_prompts(batch: Batch, block: int) -> tuple[list[Longs], Callable[[Seque
 
     def made(sent: Sequence[Tensor]) -> Prompts:
         pages, page_first, page_count, queries, keys, *chunks = sent
-        return Prompts(
-            Chunks(*chunks), pages, page_first, page_count, queries.int(), keys.int(), tuple(counts.tolist()),
-            tuple(lengths.tolist()),
-        )  # fmt: skip
+        sizes = tuple(counts.tolist()), tuple(lengths.tolist())
+        return Prompts(Chunks(*chunks), Gathered(pages, page_first, page_count, queries.int(), keys.int(), *sizes))
 
     return arrays, made

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from stepwell.model.backend import Prepared  # noqa: E402
 from stepwell.model.batch import Batch, Cuts  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend  # noqa: E402
 from stepwell.model.cuda.plans import Tables, Uploader  # noqa: E402
@@ -30,7 +31,7 @@ LAST = np.full(40, LAST_DRAW, np.int32)
 def rig_of(directory: Path, *, graphs: tuple[int, ...] = (), width: int = 4) -> Rig:
     rig = Rig(dummy_decoder(directory, torch.float32, make=CudaBackend), pages=60)
     memory = rig.runner._memory
-    rig.recorder.backend.prepare(memory, rig.recorder.decoder.compute, graphs, width)  # type: ignore[arg-type]
+    rig.recorder.backend.prepare(memory, rig.recorder.decoder.compute, Prepared(graphs, (), width))  # type: ignore[arg-type]
     return rig
 
 

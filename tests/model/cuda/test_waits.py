@@ -22,6 +22,7 @@ pytest.importorskip("triton")
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # noqa: E402
 
 import stepwell  # noqa: E402
+from stepwell.model.backend import Prepared  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend  # noqa: E402
 from stepwell.model.loading import dummy_decoder  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
@@ -127,13 +128,15 @@ def steps(rig: Rig, images: list[np.ndarray], tables: list[np.ndarray]) -> list[
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("graphs", [(), (1, 4)])
-def test_no_launch_waits_for_the_device(tmp_path: Path, graphs: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("graphs", "prompts"), [((), ()), ((1, 4), (64,))], ids=["as it comes", "recorded"])
+def test_no_launch_waits_for_the_device(tmp_path: Path, graphs: tuple[int, ...], prompts: tuple[int, ...]) -> None:
     rig = Rig(dummy_decoder(written(tmp_path, **EXPERTS), torch.float32, make=CudaBackend), pages=60)
-    rig.recorder.backend.prepare(rig.runner._memory, rig.recorder.decoder.compute, graphs, 4)  # type: ignore[arg-type]
+    rig.recorder.backend.prepare(rig.runner._memory, rig.recorder.decoder.compute, Prepared(graphs, prompts, 4))  # type: ignore[arg-type]
     backend: Any = rig.recorder.backend
-    kernels = backend._kernels
-    backend._kernels = replace(kernels, attend=by_a_library(kernels.attend))
+    kernels = backend.kernels
+    backend.kernels = replace(
+        kernels, attend=by_a_library(kernels.attend), attend_pages=by_a_library(kernels.attend_pages)
+    )
     images, tables = [rig.image(), rig.image()], [rig.table(40) for _ in range(4)]
     for works in steps(rig, images, tables):
         with nothing_waits():

@@ -1,0 +1,78 @@
+"""What a worker records and computes before the first request, so that no kernel is compiled while one waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+
+from stepwell.engine.config import EngineConfig
+from stepwell.engine.sizes import Sizes
+from stepwell.model.backend import Prepared
+from stepwell.model.backends import sizes_up_to
+from stepwell.sched.request import SamplingParams
+from stepwell.sched.step import Carry, Cut, Fresh, FromImage, Runner, Sample, StateStart, Step, Work
+
+log = logging.getLogger(__name__)
+
+_PROMPTS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""Tokens of prompts with a recorded pass each. Beyond them the device computes for longer than the host takes to launch its kernels."""
+_WINDOW = 1024
+"""Tokens of the one size under --deterministic."""
+_TOGETHER = ((2, 3, 5), (15, 16, 17), (40, 50, 70), (130, 150, 171), (500, 512, 555))
+"""Tokens of prompts that are computed together: few and many rows, odd numbers and multiples of 16."""
+
+
+def wanted(config: EngineConfig, width: int) -> Prepared:
+    """Passes to be recorded, with block tables of up to `width` pages."""
+    if config.deterministic:
+        return Prepared((config.max_num_seqs,), (_WINDOW,), width, fixed=True, graphs=not config.enforce_eager)
+    if config.enforce_eager:
+        return Prepared((), (), width)
+    rows = sizes_up_to(config.max_num_seqs)
+    if config.cudagraph_capture_sizes is not None:
+        rows = tuple(sorted({min(size, config.max_num_seqs) for size in config.cudagraph_capture_sizes}))
+    most = -(-config.max_num_batched_tokens // 64) * 64
+    return Prepared(rows, tuple(size for size in _PROMPTS if size <= most), width)
+
+
+def warm_up(runner: Runner, sizes: Sizes, config: EngineConfig) -> None:
+    """Compute a step of each kind, on pages and slots that nobody uses yet. Every size of a kind has the same kernels."""
+    steps = list(_steps(sizes, config))
+    for number, step in enumerate(steps, 1):
+        log.info("warming up: step %d of %d, %d sequences, %d tokens", number, len(steps), len(step), step.tokens)
+        runner.launch(step).result()
+
+
+def _steps(sizes: Sizes, config: EngineConfig) -> Iterator[Step]:
+    slots, room = (
+        config.max_num_seqs,
+        min(config.max_num_batched_tokens, sizes.max_model_len, sizes.pages * sizes.geometry.block),
+    )
+    block, image = sizes.geometry.block, np.arange(min(sizes.pages, sizes.geometry.image_pages), dtype=np.int32)
+
+    def work(
+        slot: int, start: int, count: int, state: StateStart, params: SamplingParams, cuts: tuple[Cut, ...] = ()
+    ) -> Work:
+        pages = np.arange(-(-(start + count) // block), dtype=np.int32)
+        tokens = np.arange(count, dtype=np.int32) % 64
+        return Work(f"warm {slot}", slot, 0, start, tokens, pages, 0, state, cuts, Sample(params, 1))
+
+    greedy = SamplingParams()
+    drawn = SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, seed=1)
+    looked_at = SamplingParams(temperature=0.9, top_k=40, top_p=0.9, logprobs=1)
+    for params in (greedy, drawn, looked_at, SamplingParams(logprobs=1)):
+        for rows in {1, min(3, slots), slots}:
+            yield Step(tuple(work(slot, 1, 1, Carry(), params) for slot in range(rows)))
+    for count in {min(room, size) for size in (2, 100, room)}:
+        cuts = (Cut(16, image),) if count > 16 and len(image) == sizes.geometry.image_pages else ()
+        yield Step((work(0, 0, count, Fresh(), greedy, cuts),))
+        if cuts:
+            yield Step((work(0, 16, min(64, room - 16), FromImage(image), drawn),))
+    for counts in _TOGETHER:
+        fitting = [count for count in counts if sum(counts) <= room][: max(0, slots - 1)]
+        if fitting:
+            prompts = tuple(work(slot, 0, count, Fresh(), greedy) for slot, count in enumerate(fitting, 1))
+            yield Step(prompts)
+            yield Step((work(0, 1, 1, Carry(), drawn), *prompts))

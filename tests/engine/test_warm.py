@@ -1,0 +1,79 @@
+"""What is recorded and computed before the first request."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from stepwell.engine.compiles import Compiles
+from stepwell.engine.config import EngineConfig
+from stepwell.engine.warm import wanted, warm_up
+from stepwell.sched.step import Done, Step, StepResult
+
+
+def test_passes_are_recorded_up_to_what_a_step_may_hold() -> None:
+    usual = wanted(EngineConfig("m", max_num_seqs=20, max_num_batched_tokens=1000), 7)
+    assert (
+        usual.rows == (1, 2, 4, 8, 16, 20) and usual.prompts == (64, 128, 256, 384, 512, 768, 1024) and usual.width == 7
+    )
+    assert usual.graphs and not usual.fixed
+
+
+def test_flags_say_which_graphs_there_are() -> None:
+    eager = wanted(EngineConfig("m", enforce_eager=True), 7)
+    assert (eager.rows, eager.prompts) == ((), ())
+    some = wanted(EngineConfig("m", max_num_seqs=20, cudagraph_capture_sizes=(24, 3, 1, 32)), 7)
+    assert some.rows == (1, 3, 20)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_where_answers_are_to_be_the_same_there_is_one_size_of_each_kind(eager: bool) -> None:
+    fixed = wanted(EngineConfig("m", max_num_seqs=20, deterministic=True, enforce_eager=eager), 7)
+    assert fixed.fixed and fixed.rows == (20,) and len(fixed.prompts) == 1
+    assert fixed.graphs is not eager
+
+
+class Recording:
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def launch(self, step: Step) -> Done:
+        self.steps.append(step)
+        return Done(StepResult(((),) * len(step)))
+
+
+@pytest.mark.parametrize(("slots", "tokens", "pages"), [(1, 64, 5), (32, 8192, 900), (3, 2048, 40)])
+def test_warming_up_stays_within_slots_pages_and_tokens(slots: int, tokens: int, pages: int) -> None:
+    sizes: Any = SimpleNamespace(
+        pages=pages, max_model_len=10_000, geometry=SimpleNamespace(block=16, image_pages=4, rung_grid=64)
+    )
+    runner = Recording()
+    warm_up(runner, sizes, EngineConfig("m", max_num_seqs=slots, max_num_batched_tokens=tokens))
+    for step in runner.steps:
+        works = step.works
+        assert step.tokens <= tokens and len({work.slot for work in works}) == len(works)
+        for work in works:
+            assert work.slot < slots and work.pages.max() < pages and len(work.pages) * 16 >= work.end
+            assert all(cut.pages.max() < pages and work.start < cut.position <= work.end for cut in work.cuts)
+    kinds = {(len(step.works[0].tokens) == 1, len(step.works) > 1) for step in runner.steps}
+    assert {(True, False), (False, False)} <= kinds and (slots == 1 or kinds >= {(True, True), (False, True)})
+
+
+def test_a_compilation_while_serving_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    knobs = pytest.importorskip("triton.knobs")
+    compiles = Compiles()
+    try:
+        compiles.begin()
+        hook = knobs.runtime.jit_post_compile_hook
+        told = {"key": "k", "fn": None, "compile": {}, "is_manual_warmup": False}
+        with caplog.at_level(logging.WARNING):
+            hook(repr="_row_kernel", already_compiled=False, **told)
+            hook(repr="_row_kernel", already_compiled=True, **told)
+    finally:
+        knobs.runtime.jit_post_compile_hook = None
+    assert compiles.count == 1 and "_row_kernel (1 since the start)" in caplog.text
