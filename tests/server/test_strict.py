@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Any
 
 import anthropic
@@ -20,6 +23,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.generate import Choice
+from stepwell.server.streams import EventStream
+from tests.engine.scripted import CONTEXT
 from tests.server.harness import MODEL, Running, eventually, running
 from tests.server.templates import talking_tokenizer
 
@@ -134,6 +139,7 @@ def check_blocks(text: str, broken: bool = False) -> None:
             case "message_delta":
                 assert inside == -1 and event.delta.stop_reason
                 ended = True
+    found = [one for one in found if one[0] != "ping"]  # which may come before anything is known
     assert not broken and found[0][0] == "message_start" and found[-1][0] == "message_stop" and ended
 
 
@@ -165,6 +171,14 @@ def check_response(text: str, broken: bool = False) -> None:
     for item in last.response.output:
         if item.type == "function_call" and item.status == "completed":
             assert isinstance(json.loads(item.arguments), dict)
+
+
+DIALECTS = [
+    ("/v1/messages", messages, check_blocks),
+    ("/v1/chat/completions", chats, check_chunks),
+    ("/v1/responses", responses, check_response),
+]
+NAMES = ["messages", "chats", "responses"]
 
 
 @MANY
@@ -213,15 +227,7 @@ def _extra(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 40])
-@pytest.mark.parametrize(
-    ("path", "body", "check"),
-    [
-        ("/v1/messages", messages, check_blocks),
-        ("/v1/chat/completions", chats, check_chunks),
-        ("/v1/responses", responses, check_response),
-    ],
-    ids=["messages", "chats", "responses"],
-)
+@pytest.mark.parametrize(("path", "body", "check"), DIALECTS, ids=NAMES)
 def test_a_fault_of_ours_ends_a_stream_as_its_dialect_says(
     talking: Running, path: str, body: Any, check: Any, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,3 +268,90 @@ def test_the_judge_is_strict() -> None:
         strictly(RESPONSE_EVENT, '{"type": "response.unheard_of"}')
     with pytest.raises(AssertionError):
         strictly(BLOCK_EVENT, '{"type": "content_block_stop", "index": NaN}')
+
+
+@pytest.mark.parametrize(("path", "body", "check"), DIALECTS, ids=NAMES)
+def test_what_is_sent_in_silence_is_an_event_that_the_client_knows(
+    talking: Running, path: str, body: Any, check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a prompt waits, and in the middle of an answer: an event that adds nothing, and no comment."""
+    monkeypatch.setattr("stepwell.server.calls.EventStream", partial(EventStream, seconds=0.01))
+    asked = body("hello, " * 4, 20, False, False)
+    talking.loop.gate.clear()
+    threading.Timer(0.4, talking.loop.gate.set).start()
+    silent = post(talking, path, asked | {"stream": True})
+    check(silent.text)
+    beats = [data for name, data in events(silent.text) if _adds_nothing(name, data)]
+    assert len(beats) > 2 and not any(line.startswith(":") for line in silent.text.splitlines())
+
+
+def _adds_nothing(name: str, data: str) -> bool:
+    if name in ("ping", "response.in_progress"):
+        return True
+    choices = json.loads(data).get("choices") if name == "" and data != "[DONE]" else None
+    return bool(choices) and choices[0]["delta"] in ({}, {"content": ""}) and choices[0]["finish_reason"] is None
+
+
+@MANY
+@given(**ASKED)
+def test_what_goes_out_can_come_back(talking: Running, said: str, most: int, thinks: bool, shown: bool) -> None:
+    """Whatever a model has answered, cut or whole, the next turn is no fault; calls get a result, or none where the client gave up."""
+    given: tuple[str, int, bool, bool] = (said, most, thinks, shown)
+    again = {"role": "user", "content": "go on"}
+
+    chat = chats(*given)
+    answer = post(talking, "/v1/chat/completions", chat).json()["choices"][0]["message"]
+    results = [{"role": "tool", "tool_call_id": c["id"], "content": "ok"} for c in answer.get("tool_calls") or []]
+    for after in (results, []):
+        history = [*chat["messages"], answer, *after, again]
+        assert post(talking, "/v1/chat/completions", chat | {"messages": history}).status_code == 200
+
+    block = messages(*given)
+    content = post(talking, "/v1/messages", block).json()["content"] or "(nothing)"
+    calls = [part["id"] for part in content if isinstance(part, dict) and part["type"] == "tool_use"]
+    told: list[Any] = [{"type": "tool_result", "tool_use_id": name, "content": "ok"} for name in calls]
+    for after in (told, []):
+        user = {"role": "user", "content": [*after, {"type": "text", "text": "go on"}]}
+        history = [*block["messages"], {"role": "assistant", "content": content}, user]
+        assert post(talking, "/v1/messages", block | {"messages": history}).status_code == 200
+
+    item = responses(*given) | {"store": True}
+    response = post(talking, "/v1/responses", item).json()
+    outputs = [
+        {"type": "function_call_output", "call_id": one["call_id"], "output": "ok"}
+        for one in response["output"]
+        if one["type"] == "function_call"
+    ]
+    for after in (outputs, []):
+        history = [{"role": "user", "content": item["input"]}, *response["output"], *after, again]
+        assert post(talking, "/v1/responses", item | {"input": history}).status_code == 200
+        kept = item | {"input": [*after, again], "previous_response_id": response["id"]}
+        assert post(talking, "/v1/responses", kept).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words", "code"),
+    [
+        ("/v1/messages", messages, r"prompt is too long: (\d+) tokens > (\d+) maximum", "invalid_request_error"),
+        ("/v1/chat/completions", chats, r"maximum context length is \d+ tokens", "context_length_exceeded"),
+        ("/v1/responses", responses, r"maximum context length is \d+ tokens", "context_length_exceeded"),
+    ],
+    ids=NAMES,
+)
+def test_an_overflow_is_told_in_the_words_by_which_clients_compact(
+    talking: Running, path: str, body: Any, words: str, code: str
+) -> None:
+    for stream in (False, True):
+        answer = post(talking, path, body("x " * CONTEXT, 20, False, False) | {"stream": stream})
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and re.search(words, error["message"])
+        assert code in (error.get("code"), error["type"])
+
+
+def test_nineteen_counts_at_once_are_nineteen_answers(talking: Running) -> None:
+    """Claude Code asks so for `/context`."""
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    with ThreadPoolExecutor(19) as pool:
+        answers = list(pool.map(lambda _: post(talking, "/v1/messages/count_tokens", body), range(19)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["input_tokens"] for answer in answers}) == 1
