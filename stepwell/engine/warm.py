@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from stepwell.base.errors import ConfigError
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.sizes import Sizes
+from stepwell.engine.torch_runner import TorchRunner
 from stepwell.model.backend import Prepared
 from stepwell.model.backends import sizes_up_to
 from stepwell.sched.request import SamplingParams
-from stepwell.sched.step import Carry, Cut, Fresh, FromImage, Runner, Sample, StateStart, Step, Work
+from stepwell.sched.step import Carry, Cut, Fresh, FromImage, Runner, Sample, Score, StateStart, Step, Work
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +23,9 @@ _PROMPTS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Tokens of prompts with a recorded pass each. Beyond them the device computes for longer than the host takes to launch its kernels."""
 _WINDOW = 1024
 """Tokens of the one size under --deterministic."""
+_TRIED = 100
+_ALIKE = 0.9
+"""Cosine of logits. Rounding leaves 0.99 and more, garbage nothing."""
 _TOGETHER = ((2, 3, 5), (15, 16, 17), (40, 50, 70), (130, 150, 171), (500, 512, 555))
 """Tokens of prompts that are computed together: few and many rows, odd numbers and multiples of 16."""
 
@@ -35,6 +41,42 @@ def wanted(config: EngineConfig, width: int) -> Prepared:
         rows = tuple(sorted({min(size, config.max_num_seqs) for size in config.cudagraph_capture_sizes}))
     most = -(-config.max_num_batched_tokens // 64) * 64
     return Prepared(rows, tuple(size for size in _PROMPTS if size <= most), width)
+
+
+def prepare(runner: TorchRunner, asked: Prepared, sizes: Sizes) -> tuple[str, ...]:
+    """Record passes, and see that those of prompts give what prompts give as they come. Returns what people should know of it.
+
+    Where they cannot be captured or do not agree, prompts are computed as they come. Raises ConfigError where the answers' being the same
+    hangs on them.
+    """
+    try:
+        runner.prepare(asked)
+        fault = agreement(runner, sizes) if asked.prompts and asked.graphs else ""
+    except RuntimeError as error:  # what capturing raises, whatever the reason
+        fault = str(error).partition("\n")[0]
+    if not fault:
+        return ()
+    if asked.fixed:
+        raise ConfigError(f"--deterministic cannot be kept here: recorded passes of prompts fail ({fault})")
+    log.error("prompts are computed as they come, which is slower: recorded passes of them fail (%s)", fault)
+    runner.prepare(replace(asked, prompts=()))
+    return ("prompts: not in graphs, see the log",)
+
+
+def agreement(runner: Runner, sizes: Sizes) -> str:
+    """Compute a prompt alone, and once more as one that is scored, which no recorded pass does. Empty if the logits agree, else how far
+    they are apart."""
+    count = min(_TRIED, sizes.max_model_len, sizes.pages * sizes.geometry.block)
+    pages, tokens = np.arange(sizes.geometry.pages_for(count), dtype=np.int32), np.arange(7, 7 + count, dtype=np.int32)
+    found = []
+    for score in (None, Score(tokens[:1], 0)):
+        sample = Sample(SamplingParams(), 0, keep_logits=True)
+        step = Step((Work("tried", 0, 0, 0, tokens, pages, 0, Fresh(), (), sample, score),))
+        ((_, logits),) = runner.launch(step).result().logits
+        found.append(logits.astype(np.float64))
+    one, other = found
+    alike = float(one @ other) / max(float(np.linalg.norm(one) * np.linalg.norm(other)), 1e-30)
+    return "" if alike >= _ALIKE else f"cosine {alike:.3f} to the logits of the same prompt as it comes"
 
 
 def warm_up(runner: Runner, sizes: Sizes, config: EngineConfig) -> None:

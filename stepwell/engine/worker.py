@@ -30,7 +30,7 @@ from stepwell.engine.progress import reading_progress
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.sizes import Sizes, sizes_of
 from stepwell.engine.torch_runner import TorchRunner
-from stepwell.engine.warm import wanted, warm_up
+from stepwell.engine.warm import prepare, wanted, warm_up
 from stepwell.model.backend import Backend
 from stepwell.model.backends import backend_for
 from stepwell.model.config import HybridConfig
@@ -102,7 +102,7 @@ def build_worker(
         live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
     with phases("compiling and capturing"):
-        runner.prepare(wanted(config, ceil_div(sizes.max_model_len, sizes.geometry.block)))
+        notes = prepare(runner, wanted(config, ceil_div(sizes.max_model_len, sizes.geometry.block)), sizes)
     if device.type == "cuda":
         with phases("warming up"):
             warm_up(runner, sizes, config)
@@ -121,7 +121,7 @@ def build_worker(
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
-    names = decoder.backend.names + decoder.notes
+    names = decoder.backend.names + decoder.notes + notes
     if device.type == "cuda":
         Compiles().begin()
     return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, names, copier.name, pinning)

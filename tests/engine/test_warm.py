@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
+from stepwell.base.errors import ConfigError
 from stepwell.engine.compiles import Compiles
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.warm import wanted, warm_up
+from stepwell.engine.warm import prepare, wanted, warm_up
+from stepwell.model.backend import Prepared
 from stepwell.sched.step import Done, Step, StepResult
 
 
@@ -45,6 +49,49 @@ class Recording:
     def launch(self, step: Step) -> Done:
         self.steps.append(step)
         return Done(StepResult(((),) * len(step)))
+
+
+class Trying:
+    """A runner whose recorded passes of prompts fail, or give these logits where others give [1, 0]."""
+
+    def __init__(self, recorded: list[float] | None) -> None:
+        self.recorded = recorded
+        self.asked: list[Prepared] = []
+
+    def prepare(self, asked: Prepared) -> None:
+        self.asked.append(asked)
+        if asked.prompts and self.recorded is None:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    def launch(self, step: Step) -> Done:
+        (work,) = step.parts
+        logits = [1.0, 0.0] if work.score or self.recorded is None else self.recorded
+        return Done(StepResult(((),), logits=((0, np.array(logits, np.float32)),)))
+
+
+SIZES: Any = SimpleNamespace(
+    pages=50,
+    max_model_len=10_000,
+    geometry=SimpleNamespace(block=16, image_pages=4, rung_grid=64, pages_for=lambda n: -(-n // 16)),
+)
+GRAPHS = Prepared((1,), (64,), 7)
+
+
+def test_recorded_prompts_are_used_if_they_agree_with_prompts_as_they_come() -> None:
+    runner: Any = Trying([0.98, 0.1])
+    assert prepare(runner, GRAPHS, SIZES) == () and runner.asked == [GRAPHS]
+
+
+@pytest.mark.parametrize("recorded", [None, [0.1, 1.0], [float("nan"), 0.0]])
+def test_recorded_prompts_that_fail_are_not_used(
+    recorded: list[float] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner: Any = Trying(recorded)
+    assert prepare(runner, GRAPHS, SIZES) == ("prompts: not in graphs, see the log",)
+    assert [asked.prompts for asked in runner.asked] == [(64,), ()]
+    assert "cosine" in caplog.text or "when stream is capturing)" in caplog.text
+    with pytest.raises(ConfigError, match="--deterministic cannot be kept"):
+        prepare(Trying(recorded), replace(GRAPHS, fixed=True), SIZES)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("slots", "tokens", "pages"), [(1, 64, 5), (32, 8192, 900), (3, 2048, 40)])
