@@ -20,7 +20,7 @@ from stepwell.base.geometry import Ints
 from stepwell.engine.batching import Laid, Layout, lay_out
 from stepwell.engine.sampler import Chosen, Sampler, score_targets, scored
 from stepwell.engine.wishes import Wishes
-from stepwell.model.backend import Prepared
+from stepwell.model.backend import Backend, Prepared
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
 from stepwell.ops.adjust import Rated
@@ -94,7 +94,7 @@ class TorchRunner:
         rows, works = output.hidden[len(laid.asked.works) :], [work for _, work in laid.scoring]
         rated = score_targets(works, rows, self._decoder.logits, backend.upload)
         targets = tuple((i, parts) for (i, _), parts in zip(laid.scoring, rated, strict=True))
-        return TorchPass(len(step), chosen, *_on_its_way(chosen.tokens), kept, targets)
+        return TorchPass(len(step), chosen, *_on_its_way(chosen.tokens, backend), kept, targets)
 
     def _restore(self, parts: Sequence[Work]) -> None:
         """Set the live states of parts of prompts that do not carry theirs on."""
@@ -119,12 +119,11 @@ class TorchRunner:
         return self._decoder.backend.upload([one.astype(np.int64) for one in numbers]) if numbers else []
 
 
-def _on_its_way(tokens: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+def _on_its_way(tokens: Tensor, backend: Backend) -> tuple[Tensor, torch.cuda.Event | None]:
     """`tokens` on the host, and when they have arrived there: nothing waits for the device here."""
     if tokens.device.type != "cuda":
         return tokens, None
-    here = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-    here.copy_(tokens, non_blocking=True)
+    here = backend.download(tokens)
     ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
     ready.record()
     return here, ready

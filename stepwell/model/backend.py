@@ -128,6 +128,9 @@ class Backend(Protocol):
     def upload(self, arrays: Sequence[Longs]) -> list[Tensor]:
         """The arrays on the device, as int64. Nothing waits for the device; the arrays may change afterwards."""
 
+    def download(self, values: Tensor) -> Tensor:
+        """The values on the host, there once the device has got to what follows. Nothing waits here; read them behind an event."""
+
     def prepare(self, memory: Memory, compute: Callable[[Forward], Output], wanted: Prepared) -> None:
         """Compile and record what steps will need. `compute` runs a planned pass. Called once, before the first request; spare slot and
         page are all that it may write to."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from stepwell.model.backend import Forward, Output, Prepared
 from stepwell.model.batch import Batch, Draws, Longs, Memory, States
 from stepwell.model.config import HybridConfig
+from stepwell.model.download import copied
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.ops.attention import PagedAttention, write_kv
 from stepwell.ops.chunks import Chunks
@@ -56,6 +57,9 @@ class TorchBackend:
 
     def upload(self, arrays: Sequence[Longs]) -> list[Tensor]:
         return [self._upload(array) for array in arrays]
+
+    def download(self, values: Tensor) -> Tensor:
+        return copied(values)
 
     def plan(self, batch: Batch, memory: Memory, checkpoints: States) -> TorchForward:
         shape, device = self._shape, self._device

@@ -25,8 +25,8 @@ from stepwell.store.cudart import Cudart
 from stepwell.store.host import HostArena
 from stepwell.store.pieces import Pieces, Spans, pieces
 
-_TOGETHER = 32 << 20
-"""Bytes: a call takes a tenth of a millisecond of the interpreter's time, these at least six."""
+_TOGETHER = 16 << 20
+"""Bytes: a call takes a tenth of a millisecond of the interpreter's time, these three; whatever else wants the copy engine waits behind."""
 
 
 class Sent(Protocol):
@@ -81,7 +81,7 @@ class CudaLane:
 
     def __init__(self, device: torch.device, cudart: Cudart) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._send, self.name = cudart.sender()
 
     def send(self, pieces: Pieces, then: Callable[[], None] | None = None) -> Sent:

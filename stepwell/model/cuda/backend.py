@@ -28,6 +28,7 @@ from stepwell.model.cuda.plans import (
 )
 from stepwell.model.cuda.prompt_graphs import PromptGraphs
 from stepwell.model.cuda.prompts import choose
+from stepwell.model.download import copied, kernel_for, stored
 from stepwell.ops.linear import DenseStack, Linear, LinearStack
 from stepwell.ops.pending import Lanes, Ring
 from stepwell.ops.triton.attention import splits_for
@@ -46,6 +47,7 @@ class CudaBackend:
         "_prompts_of",
         "_ring",
         "_shape",
+        "_store",
         "_tables",
         "_upload",
         "kernels",
@@ -63,6 +65,7 @@ class CudaBackend:
         powers = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
         self._frequencies = 1.0 / config.rope_theta**powers
         self._upload = Uploader(device)
+        self._store = kernel_for(device)
         self._ring: Ring | None = None
         self._tables: Tables | None = None
         self._memory: Memory | None = None  # of recorded passes
@@ -72,7 +75,8 @@ class CudaBackend:
     @property
     def names(self) -> tuple[str, ...]:
         """What computes, for people."""
-        return ("decode and prompts: own Triton kernels", *self.kernels.names)
+        way = "copied, behind saves" if self._store is None else "stored by a kernel"
+        return ("decode and prompts: own Triton kernels", *self.kernels.names, f"drawn tokens: {way}")
 
     def linear(self, weight: Tensor) -> Linear:
         return KernelLinear.of(weight.to(self._device))
@@ -85,6 +89,9 @@ class CudaBackend:
 
     def upload(self, arrays: Sequence[Longs]) -> list[Tensor]:
         return self._upload(arrays)
+
+    def download(self, values: Tensor) -> Tensor:
+        return copied(values) if self._store is None else stored(values, self._store)
 
     def fill(self, target: Tensor, array: Longs) -> None:
         """Write the array into `target`, int64 of as many elements, in the order of what the device has been told to do."""
