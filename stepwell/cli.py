@@ -68,6 +68,7 @@ def serve(
     min_load_tokens: flags.MinLoadTokens = None,
     keep_share: flags.KeepShare = 0.5,
     think_prefetch: flags.ThinkPrefetch = False,
+    verify_host: flags.VerifyHost = None,
     verify_resume: flags.VerifyResume = 0.0,
     load_timeout: flags.LoadTimeout = 30.0,
     async_scheduling: flags.AsyncScheduling = "auto",

@@ -66,6 +66,8 @@ class EngineConfig:
     keep_share              share of each tier that may be kept before all else for pins and hints; 0: nothing is
     think_prefetch          bring back what a session is about to ask for, while its caller thinks
     min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
+    verify_host             share of pages in host, drawn as they are written, whose checksums are compared as they are read; None: all
+                            on the CPU, one in a hundred on CUDA, whose link is faster than a checksum
     verify_resume           share of resumed prompts that are recomputed cold while nothing else is to be done, and compared
     load_timeout            seconds without a report after which a copy is not waited for any longer; 0: never
     async_scheduling        "on": build and launch a step while the one before computes; "auto": on with CUDA, off on the CPU
@@ -105,6 +107,7 @@ class EngineConfig:
     cache_policy: str = DEFAULT
     keep_share: float = 0.5
     think_prefetch: bool = False
+    verify_host: float | None = None
     verify_resume: float = 0.0
     load_timeout: float = 30.0
     async_scheduling: str = "auto"
@@ -182,6 +185,8 @@ class EngineConfig:
         _at_least("seed", self.seed, 0)
         if not 0 <= self.keep_share <= 1:
             raise ConfigError(f"--keep-share {self.keep_share} must be between 0 and 1, such as 0.5")
+        if self.verify_host is not None and not 0 <= self.verify_host <= 1:
+            raise ConfigError(f"--verify-host {self.verify_host} must be between 0 and 1, such as 0.01")
         if not 0 <= self.verify_resume <= 1:
             raise ConfigError(f"--verify-resume {self.verify_resume} must be between 0 and 1, such as 0.01")
         if not 0 <= self.load_timeout < float("inf"):

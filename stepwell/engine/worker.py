@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from stepwell.base.clock import WallClock
-from stepwell.base.errors import ConfigError
+from stepwell.base.errors import ConfigError, StoreError
 from stepwell.base.geometry import Geometry
 from stepwell.base.units import ceil_div
 from stepwell.cache.config import Costs
@@ -49,6 +49,9 @@ from stepwell.store.route import RoutingMover
 from stepwell.store.streams import StreamCopier, cuda_lanes
 
 log = logging.getLogger("stepwell.engine")
+
+_SAMPLE = 0.01
+"""Share of pages in host whose checksums are kept on CUDA: of all of them would be slower than the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +109,16 @@ def build_worker(
     if device.type == "cuda":
         with phases("warming up"):
             warm_up(runner, sizes, config)
+    costs = Costs()
+    if not config.deterministic:
+        with phases("measuring prompts"):  # before host memory is being locked, which holds up launches
+            costs = measure_prefill(costs, runner, sizes, config.max_num_batched_tokens)
     with phases("taking host memory"):
         host = _host(config, sizes, device)
         pinning = _pinning(config, host, device, owned)
     copier = _copier(arena, host, live)
     copies = owned.enter_context(CopyMover(copier))
-    costs = Costs()
     if not config.deterministic:
-        with phases("measuring prompts"):
-            costs = measure_prefill(costs, runner, sizes, config.max_num_batched_tokens)
         with phases("measuring copies"):
             costs = measure_copies(costs, copies, sizes, pinning.ready if pinning else sizes.slots)
     mover: Mover = copies
@@ -154,7 +158,8 @@ def _host(config: EngineConfig, sizes: Sizes, device: torch.device) -> HostArena
         return None
     cuda = device.type == "cuda"
     page = sizes.geometry.page_bytes
-    return HostArena.within(config.host_memory, page, allocate=mapped if cuda else None, verify=not cuda)
+    verify = config.verify_host if config.verify_host is not None else _SAMPLE if cuda else 1.0
+    return HostArena.within(config.host_memory, page, allocate=mapped if cuda else None, verify=verify)
 
 
 def _pinning(config: EngineConfig, host: HostArena | None, device: torch.device, owned: ExitStack) -> Pinning | None:
@@ -166,7 +171,12 @@ def _pinning(config: EngineConfig, host: HostArena | None, device: torch.device,
     node = node_of(cudart.pci_id(device.index or 0))
     if node is not None and (why := prefer_node(host.rows.ctypes.data, host.rows.nbytes, node)):
         log.warning("host memory lies wherever the system likes, not beside the GPU on node %d: %s", node, why)
-    pinning = owned.enter_context(Pinning(host.rows, cudart))
+    try:
+        pinning = owned.enter_context(Pinning(host.rows, cudart))
+    except StoreError as error:
+        raise ConfigError(
+            f"--host-memory: not even the first of it can be page-locked ({error}): ask for less, or for 0"
+        ) from error
     if config.deterministic:
         pinning.wait()
     return pinning

@@ -169,6 +169,12 @@ KeepShare = Annotated[
 ThinkPrefetch = Annotated[
     bool, _option("Bring back what a session is about to ask for, while its caller thinks.", _CACHE)
 ]
+VerifyHost = Annotated[
+    float | None,
+    _option(
+        "Share of pages in host whose checksums are kept and compared. Default: 1 on the CPU, 0.01 on CUDA.", _CACHE
+    ),
+]
 VerifyResume = Annotated[
     float, _option("Share of resumed prompts that an idle engine recomputes cold, to compare the answers.", _CACHE)
 ]

@@ -15,6 +15,7 @@ import mmap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from types import TracebackType
 from typing import Protocol
 
@@ -26,9 +27,13 @@ from stepwell.store.arena import Rows
 
 log = logging.getLogger(__name__)
 
-_SLICE = 64 << 20
-"""Bytes: long enough to be worth a call, short enough that a step which waits for the driver meanwhile does not show it."""
-_TOUCHERS = 4
+_SLICE = 16 << 20
+"""Bytes: long enough to be worth a call, short enough for a step that waits for the driver meanwhile."""
+_FIRST = 4
+"""Slices that are locked before anyone serves: enough for the speed of copies to be measured."""
+_REST = 2.0
+"""How long to leave the driver to the steps between two slices, in times that a slice takes."""
+_TOUCHERS = 2
 """Threads that fetch zeroed memory from the system, ahead of the locking: it is most of the time."""
 _EVERY = 5.0  # seconds between two lines of the log
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14, which Python does not name
@@ -55,8 +60,8 @@ def mapped(slots: int, page_bytes: int) -> Rows:
 class Pinning:
     """Page-locks `rows` (uint8 [slots, page_bytes], from `mapped`) from slot 0 on. Close it before the memory goes.
 
-    The first slice is locked when this returns; StoreError where not even that can be had. Where a later one cannot, the log says so
-    and the slots up to there are all that there are.
+    The first slices are locked when this returns; StoreError where they cannot be had. Where a later one cannot, the log says so and the
+    slots up to there are all that there are.
     """
 
     def __init__(self, rows: Rows, locker: Locker, *, clock: Clock | None = None, slice_bytes: int = _SLICE) -> None:
@@ -72,7 +77,13 @@ class Pinning:
         self._locked: list[int] = []
         self._began = self._clock.now()
         slices = iter(range(0, slots, self._step))
-        self._lock(next(slices))
+        self._rest = _REST
+        try:
+            for first in islice(slices, _FIRST):
+                self._lock(first)
+        except BaseException:
+            self._unlock()
+            raise
         self._thread = threading.Thread(target=self._work, args=(slices,), name="stepwell-pinning", daemon=True)
         self._thread.start()
 
@@ -95,15 +106,15 @@ class Pinning:
         return self._stop.is_set()
 
     def wait(self) -> None:
-        """Return once no more slots will become ready."""
+        """Return once no more slots will become ready; without rests from here on."""
+        self._rest = 0.0
         self._ended.wait()
 
     def close(self) -> None:
         """Stop, and unlock everything. Twice does no harm."""
         self._stop.set()
         self._thread.join()
-        while self._locked:
-            self._locker.unregister(self._locked.pop())
+        self._unlock()
 
     def _work(self, slices: Iterator[int]) -> None:
         due = self._clock.now() + _EVERY
@@ -114,7 +125,9 @@ class Pinning:
                     ahead.result()
                     if self._stop.is_set():
                         break
+                    began = self._clock.now()
                     self._lock(first)
+                    self._stop.wait(self._rest * (self._clock.now() - began))
                     if self._clock.now() >= due:
                         due = self._clock.now() + _EVERY
                         self._tell()
@@ -133,6 +146,10 @@ class Pinning:
         self._locker.register(part.ctypes.data, part.nbytes)
         self._locked.append(part.ctypes.data)
         self._ready = first + len(part)
+
+    def _unlock(self) -> None:
+        while self._locked:
+            self._locker.unregister(self._locked.pop())
 
     def _touch(self, first: int) -> None:
         """Have the system hand out these pages now, which it would do as they are locked, more slowly."""

@@ -24,8 +24,8 @@ def rows(count: int, seed: int = 0) -> Rows:
 
 
 @pytest.mark.parametrize("slots", [(2, 3, 4), (7, 0, 3), (5,), ()])
-@pytest.mark.parametrize("verify", [True, False])
-def test_reads_back_what_was_written(slots: tuple[int, ...], verify: bool) -> None:
+@pytest.mark.parametrize("verify", [1.0, 0.5, 0.0])
+def test_reads_back_what_was_written(slots: tuple[int, ...], verify: float) -> None:
     arena = HostArena(8, PAGE, verify=verify)
     data = rows(len(slots))
     arena.write(ints(*slots), data)
@@ -40,6 +40,25 @@ def test_a_stray_write_is_found_out() -> None:
     with pytest.raises(StoreError, match=r"host slot 2 fails its checksum \(1 of 3 read\)"):
         arena.read(ints(1, 2, 5))
     assert (arena.read(ints(1)) == rows(3)[:1]).all()
+
+
+def test_a_sample_finds_its_share_of_stray_writes_and_nothing_else() -> None:
+    arena = HostArena(1000, PAGE, verify=0.2)
+    every = np.arange(1000, dtype=np.int32)
+    arena.write(every, rows(1000))
+    arena.check(every)
+    arena.rows[:, 0] ^= 1
+    found = 0
+    for slot in every:
+        try:
+            arena.check(ints(slot))
+        except StoreError:
+            found += 1
+    assert 150 < found < 250
+    with pytest.raises(StoreError, match=rf"fails its checksum \({found} of 1000 read\)"):
+        arena.check(every)
+    arena.write(every, arena.rows.copy())  # drawn anew
+    arena.check(every)
 
 
 def test_a_slot_that_was_never_written_cannot_be_read() -> None:

@@ -14,17 +14,17 @@ from stepwell.base.errors import StoreError
 from stepwell.store.numa import node_of, prefer_node
 from stepwell.store.pinned import Pinning, mapped
 
-WIDTH, SLOTS = 1536, 100  # eight slots are three pages of the system
-SLICE = 20 * WIDTH  # rounded up to 24 slots
+WIDTH, SLOTS = 1536, 200  # eight slots are three pages of the system
+SLICE = 20 * WIDTH  # rounded up to 24 slots; four of them are locked at once
 
 
 class Locker:
-    """Locks nothing; each call but the first waits to be let through. Refuses the call with number `refused`."""
+    """Locks nothing; each call but the first four waits to be let through. Refuses the call with number `refused`."""
 
     def __init__(self, refused: int = -1) -> None:
         self.locked: list[tuple[int, int]] = []
         self.unlocked: list[int] = []
-        self.permits, self.entered = threading.Semaphore(1), threading.Semaphore(0)
+        self.permits, self.entered = threading.Semaphore(4), threading.Semaphore(0)
         self._refused = refused
 
     def register(self, address: int, size: int) -> None:
@@ -41,46 +41,51 @@ class Locker:
 def test_slots_count_slice_by_slice_and_the_first_at_once() -> None:
     rows, locker = mapped(SLOTS, WIDTH), Locker()
     with Pinning(rows, locker, slice_bytes=SLICE) as pinning:
-        assert pinning.ready == 24
-        for ready in (24, 48, 72, 96):
-            assert locker.entered.acquire(timeout=30) and pinning.ready <= ready
+        assert pinning.ready == 96
+        for _ in range(4):
+            assert locker.entered.acquire(timeout=30)
+        for ready in (96, 120, 144, 168, 192):
+            assert locker.entered.acquire(timeout=30) and pinning.ready == ready
             locker.permits.release()
         pinning.wait()
         assert pinning.ready == SLOTS
         begins = [address - rows.ctypes.data for address, _ in locker.locked]
-        assert begins == [i * 24 * WIDTH for i in range(5)] and all(begin % mmap.PAGESIZE == 0 for begin in begins)
+        assert begins == [i * 24 * WIDTH for i in range(9)] and all(begin % mmap.PAGESIZE == 0 for begin in begins)
         assert sum(size for _, size in locker.locked) == rows.nbytes
     assert sorted(locker.unlocked) == [address for address, _ in locker.locked]
     pinning.close()
-    assert len(locker.unlocked) == 5
+    assert len(locker.unlocked) == 9
 
 
 def test_where_no_more_can_be_locked_the_rest_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    locker = Locker(refused=2)
+    locker = Locker(refused=6)
     locker.permits.release(9)
     with caplog.at_level(logging.WARNING), Pinning(mapped(SLOTS, WIDTH), locker, slice_bytes=SLICE) as pinning:
         pinning.wait()
-        assert pinning.ready == 48
-    assert "stays at 72.0 KiB of 150.0 KiB: cudaHostRegister failed with CUDA error 2" in caplog.text
-    assert len(locker.unlocked) == 2
+        assert pinning.ready == 144
+    assert "stays at 216.0 KiB of 300.0 KiB: cudaHostRegister failed with CUDA error 2" in caplog.text
+    assert len(locker.unlocked) == 6
 
 
-def test_without_a_first_slice_there_is_no_host_memory() -> None:
+def test_without_the_first_slices_there_is_no_host_memory() -> None:
+    locker = Locker(refused=1)
     with pytest.raises(StoreError, match="error 2"):
-        Pinning(mapped(SLOTS, WIDTH), Locker(refused=0), slice_bytes=SLICE)
+        Pinning(mapped(SLOTS, WIDTH), locker, slice_bytes=SLICE)
+    assert locker.unlocked == [address for address, _ in locker.locked]
 
 
 def test_closing_ends_it_after_the_slice_that_is_being_locked() -> None:
     locker = Locker()
     pinning = Pinning(mapped(SLOTS, WIDTH), locker, slice_bytes=SLICE)
-    assert locker.entered.acquire(timeout=30) and locker.entered.acquire(timeout=30)
+    for _ in range(5):
+        assert locker.entered.acquire(timeout=30)
     closer = threading.Thread(target=pinning.close)
     closer.start()
     while not pinning.closing:
         threading.Event().wait(0.001)
     locker.permits.release(9)
     closer.join(30)
-    assert len(locker.locked) <= 2 and len(locker.unlocked) == len(locker.locked)
+    assert len(locker.locked) <= 5 and len(locker.unlocked) == len(locker.locked)
 
 
 def test_mapped_memory_is_zero_and_can_be_written() -> None:
