@@ -22,6 +22,12 @@ class NoCatalogue:
     def pages(self) -> int:
         return 0
 
+    def hold(self) -> bool:
+        return True
+
+    def let_go(self) -> None:
+        return
+
     def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
         return ()
 

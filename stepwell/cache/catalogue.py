@@ -32,6 +32,12 @@ class Catalogue(Protocol):
     def pages(self) -> int:
         """Pages of all dormant records: room that the disk has not got."""
 
+    def hold(self) -> bool:
+        """Keep the index as it is until `let_go`, for a few look-ups; False if that would have to wait: try again later."""
+
+    def let_go(self) -> None:
+        """End a hold."""
+
     def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
         """The dormant records whose name has this parent and one of these digests, each whole and unaltered: KV that goes on from
         there in one of these ways, an image there."""

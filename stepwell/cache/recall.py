@@ -10,6 +10,7 @@ becomes part of the tree, with the prompt's tokens; the rest stays dormant. Noth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,8 +25,29 @@ from stepwell.cache.survey import Survey, survey
 from stepwell.cache.tree import Node, Root, RungKind
 
 
-def recall(directory: Directory, salt: str, tokens: Ints, now: float) -> int:
-    """Let the tree know what the disk holds of `tokens` under `salt`. Returns how many records came back."""
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """How many records have come back, and whether more may: then ask again."""
+
+    records: int
+    more: bool = False
+
+
+def recall_some(directory: Directory, salt: str, tokens: Ints, now: float, most: int) -> Recalled:
+    """Bring back at most `most` records of `tokens` under `salt`, without waiting for the store. A call asks the index once for each of
+    them, and for each node of the prompt's path."""
+    catalogue = directory.archive.catalogue
+    if not catalogue.hold():
+        return Recalled(0, True)
+    try:
+        count = recall(directory, salt, tokens, now, most)
+    finally:
+        catalogue.let_go()
+    return Recalled(count, count >= most)
+
+
+def recall(directory: Directory, salt: str, tokens: Ints, now: float, most: int = 1 << 62) -> int:
+    """Let the tree know what the disk holds of `tokens` under `salt`: all of it, or at most `most` records. Returns how many came back."""
     names, catalogue = directory.archive.names, directory.archive.catalogue
     if names is None or not catalogue.pages or len(tokens) < directory.tree.block:
         return 0
@@ -38,12 +60,12 @@ def recall(directory: Directory, salt: str, tokens: Ints, now: float) -> int:
     ends = _ends(directory, root, survey(directory.tree, salt, tokens), trail)
     count = 0
     grown: list[Node] = []
-    while ends and catalogue.pages:
+    while ends and catalogue.pages and count < most:
         node = ends.pop()
         for dormant in _after(directory, trail, node.end):
             if dormant.what == "image":
                 count += _adopt_image(directory, node, dormant, now)
-            elif run := _run(directory, dormant, trail):
+            elif run := _run(directory, dormant, trail, max(1, most - count)):
                 nodes = _adopt_kv(directory, node, run, tokens, now)
                 ends.extend(nodes)
                 grown.append(nodes[-1])
@@ -76,11 +98,12 @@ def _after(directory: Directory, trail: Trail, position: int) -> Sequence[Dorman
     return [*found, *catalogue.under(here, shorter)] if shorter else found
 
 
-def _run(directory: Directory, first: Dormant, trail: Trail) -> list[Dormant]:
-    """`first`, if it matches, and the records that follow it one by one up to the next image: one node stands for them all."""
+def _run(directory: Directory, first: Dormant, trail: Trail, most: int) -> list[Dormant]:
+    """`first`, if it matches, and the records that follow it one by one up to the next image, at most `most` in all: one node stands for
+    them."""
     run: list[Dormant] = []
     follower: Dormant | None = first
-    while follower is not None and _matches(directory, follower, trail):
+    while follower is not None and len(run) < most and _matches(directory, follower, trail):
         run.append(follower)
         after = _after(directory, trail, follower.name.end)
         kv = [d for d in after if d.what == "kv"]

@@ -12,6 +12,7 @@ from stepwell.cache.moves import Report
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.placement import prompt_rungs
 from stepwell.cache.plan import Plan, Wait, pinned_images, pinned_kv
+from stepwell.cache.recall import recall_some
 from stepwell.cache.room import make_room
 from stepwell.cache.shed import landed
 from stepwell.cache.tree import RungKind
@@ -30,7 +31,7 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
     come, at = coalescing.come(), 0
     while at < len(queues.waiting):
         waiting = queues.waiting[at]
-        if is_behind(waiting.behind, come):
+        if waiting.job in queues.asking or is_behind(waiting.behind, come):
             at += 1
             continue
         if not (queues.slots or waiting.kept or any_suspended(queues)):
@@ -65,6 +66,18 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
             tokens = tokens.copy()  # those of a job may move while its load is in flight
         state = commit(directory, _giving_reason(answer, job.given_up), job.request.id, tokens, slot, now)
         _enter(queues, directory, config, waiting, slot, state, now)
+
+
+def look_up(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> None:
+    """Ask the disk what it holds of the prompts of those who wait for that, in the order in which they came, for so many records a
+    turn: looking into the index takes the time of this thread. After `load_timeout` a request does with what has come back."""
+    left = config.records_a_turn
+    for job, since in list(queues.asking.items()):
+        found = recall_some(directory, job.request.salt, job.request.prompt, now, left)
+        left = max(1, left - found.records)
+        if found.more and not 0 < config.load_timeout <= now - since:
+            return
+        del queues.asking[job]
 
 
 def _may_end(queues: Queues, directory: Directory) -> bool:

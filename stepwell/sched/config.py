@@ -27,6 +27,7 @@ class SchedConfig:
     max_step_s               seconds that a step with decodes in it should take at most; 0: any time
     deterministic            costs stay as they were given: no measured time is used
     think_prefetch           bring back what a session is about to ask for (`stepwell.sched.retention`)
+    records_a_turn           records of an earlier process, at most, that a turn looks up on disk for those who wait
     drafts                   tokens that the runner may draft for each answer and step; 0: it does not draft
     """
 
@@ -45,6 +46,7 @@ class SchedConfig:
     async_scheduling: bool = False
     max_step_s: float = 0.0
     deterministic: bool = False
+    records_a_turn: int = 64
     drafts: int = 0
 
     def validate(self, geometry: Geometry) -> None:

@@ -25,10 +25,9 @@ from stepwell.cache.moves import LiveState, Move, Report, Tier, moves_of
 from stepwell.cache.names import root_number
 from stepwell.cache.persist import persist_rest
 from stepwell.cache.plan import Wait
-from stepwell.cache.recall import recall
 from stepwell.cache.reset import reset
 from stepwell.cache.room import copy_ahead
-from stepwell.sched.admit import admit, land
+from stepwell.sched.admit import admit, land, look_up
 from stepwell.sched.audit import Auditor
 from stepwell.sched.board import Board
 from stepwell.sched.build import UNGUIDED, Drain, build, guide, release
@@ -143,13 +142,12 @@ class EngineLoop:
             raise RequestError(f"a request with id {request.id!r} is being served already", "request_id")
         limit = self.longest if wanted is None else min(self.longest, count + wanted)
         self.retention.began(request, self._clock.now())
-        if self.config.cache and request.read_cache:
-            recall(self.directory, request.salt, request.prompt, self._clock.now())
         place = self.queues.order.place(request, self._clock.now())
-        enqueue(
-            self.queues,
-            Job(request, place, Tokens(request.prompt, min(limit - count, _ROOM)), limit, root_number(request.salt)),
-        )
+        tokens = Tokens(request.prompt, min(limit - count, _ROOM))
+        job = Job(request, place, tokens, limit, root_number(request.salt))
+        if self.config.cache and request.read_cache and self.directory.archive.catalogue.pages:
+            self.queues.asking[job] = self._clock.now()
+        enqueue(self.queues, job)
 
     def abort(self, request_id: str) -> None:
         """End a request in whatever state it is; unknown ids are ignored. What it held outlives neither copies nor launched steps that
@@ -184,6 +182,8 @@ class EngineLoop:
         expire(self.queues, self.directory, self.config, self._clock)
         self.queues.moves.extend(self.retention.turn(began))
         self.auditor.begin(self.queues, self.directory)
+        if self.queues.asking:
+            look_up(self.queues, self.directory, self.config, began)
         admit(self.queues, self.directory, self.config, self.costs, self._clock)
         refuse_stranded(self.queues, self.directory, self.config, self._clock)
         self.auditor.choose(self.queues, self.directory)

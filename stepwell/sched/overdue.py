@@ -54,12 +54,9 @@ def expire(queues: Queues, directory: Directory, config: SchedConfig, clock: Clo
 
 def refuse_stranded(queues: Queues, directory: Directory, config: SchedConfig, clock: Clock) -> None:
     """End the first waiting request if only overdue copies could let it start: after admission, so that it cannot start as things are."""
-    if (
-        queues.waiting
-        and not queues.running
-        and not queues.leaving
-        and _stranded(queues, directory, config, clock.now())
-    ):
+    if not queues.waiting or queues.asking or queues.running or queues.leaving:
+        return
+    if _stranded(queues, directory, config, clock.now()):
         let_go_all(queues, directory)
         _end(queues, queues.waiting.pop(0).job, config)
 

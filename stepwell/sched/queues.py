@@ -25,6 +25,7 @@ NOBODY: Ints = np.empty(0, np.int32)
 class Queues:
     """`waiting` and `running` are in the order of `Job.order`; `slots` are the live states that nobody holds.
 
+    asking   of those who wait: the disk is still being asked, since then, what an earlier process left of their prompts; not planned yet
     board    where those who run stand      lineup   the decodes of the last step, as long as the same requests run
     """
 
@@ -32,6 +33,7 @@ class Queues:
     order: Order
     board: Board
     waiting: list[Waiting] = field(default_factory=list)
+    asking: dict[Job, float] = field(default_factory=dict)
     parked: dict[str, Parked] = field(default_factory=dict)
     draining: list[Draining] = field(default_factory=list)
     running: list[Running] = field(default_factory=list)
@@ -95,6 +97,7 @@ def enqueue(queues: Queues, job: Job, kept: Kept | None = None) -> None:
 def withdraw(queues: Queues, waiting: Waiting) -> None:
     """Take out one who gives up; if it has not been served at all, who came after it closes up."""
     queues.waiting.remove(waiting)
+    queues.asking.pop(waiting.job, None)
     gone, order = waiting.job, queues.order
     if gone.starts or gone.given_up is not None:
         return

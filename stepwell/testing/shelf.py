@@ -57,6 +57,12 @@ class Shelf:
     def pages(self) -> int:
         return sum(len(record.slots) for record in self.dormant.values())
 
+    def hold(self) -> bool:
+        return True
+
+    def let_go(self) -> None:
+        return
+
     def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
         wanted = [(number, r) for number, r in self.dormant.items() if r.name.digest in digests]
         found = [(number, r) for number, r in wanted if r.name.parent == parent]
@@ -94,6 +100,7 @@ class Shelf:
         """`move` is to be carried out, however late. An order that follows it concerns what it will have written."""
         if isinstance(move.target, Extent) and move.target.tier == Tier.DISK:
             self._open[move.ticket] = set(move.target.slots.tolist())
+            self._taken |= self._open[move.ticket]
 
     def publish(self, move: Move) -> None:
         """One rank has copied `move` to disk, or a part of it. Its records can be found once every rank has written all of it."""

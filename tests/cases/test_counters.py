@@ -79,12 +79,22 @@ def fetched_in_part() -> Harness:
     return harness
 
 
+def too_little_to_load() -> Harness:
+    """Host has more of a prompt than the device, but less than a load is worth."""
+    harness = engine(rules(60, 200, interval=20, clean=1.0, min_load=30))
+    ask(harness, "first", PROMPT, 1)
+    harness.flush(Tier.DEVICE, demote_first=True, keep=20)
+    ask(harness, "again", PROMPT, 1)
+    return harness
+
+
 SEEDS = (59, 158, 206, 0, 41, 66, *range(1, 12))
 """In the first three an audit finds a wrong byte; the others make up for what a change of the engine may do to these."""
 
 
 def runs() -> Iterator[Harness]:
     yield from (without_room_for_a_load(), without_room_for_a_load(True, 2), fetched_twice(), fetched_in_part())
+    yield too_little_to_load()
     for seed in SEEDS:
         yield fuzz(seed, 60, hints=(4, 30)[seed % 2], corrupt=(0, 12)[seed // 2 % 2]).harness
 
@@ -120,6 +130,8 @@ def test_the_time_that_decisions_take_is_counted() -> None:
         (without_room_for_a_load, 'stepwell_recomputed_tokens_total{lost_to="no_room"}'),
         (fetched_twice, 'stepwell_prefetches_total{status="busy"}'),
         (fetched_in_part, 'stepwell_prefetches_total{status="partial"}'),
+        (too_little_to_load, 'stepwell_admissions_total{reason="too_small"}'),
+        (too_little_to_load, 'stepwell_recomputed_tokens_total{lost_to="too_small"}'),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )

@@ -94,6 +94,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         fair_salts=seed % 2 == 1,
         async_scheduling=random.Random(seed).random() < 0.5,
         max_step_s=(0.0, 0.02, 0.1)[seed % 5 % 3],
+        records_a_turn=(64, 1, 3)[seed // 16 % 3],
         drafts=drafts,
     )
     disk = number(rng, 10**9, 10**9, 10**5)  # bytes a second; the least is hardly worth a write

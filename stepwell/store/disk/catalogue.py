@@ -55,6 +55,14 @@ class DiskCatalogue:
         """Pages of all dormant records."""
         return self._pages
 
+    def hold(self) -> bool:
+        """Have no compaction commit until `let_go`; False while one does, which may wait for the disk. The engine's thread holds it, so
+        its own look-ups and adoptions go on."""
+        return self._places.lock.acquire(blocking=False)
+
+    def let_go(self) -> None:
+        self._places.lock.release()
+
     def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
         """The dormant records of this parent with one of the first MOST_UNDER of these digests. Rows that fail a check go."""
         if not self._pages or self._health.broken:

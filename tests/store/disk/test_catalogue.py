@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,18 @@ def test_slots_of_an_adoption_that_fails_do_not_read_as_what_they_held_before(tm
     rig.store.catalogue.adopt(found, slots)
     with pytest.raises(StoreError, match="holds nothing"):
         rig.read(slots, 16)
+
+
+def test_a_hold_waits_for_no_compaction_and_keeps_the_next_one_off(tmp_path: Path) -> None:
+    """The thread of a compaction has the lock while it commits; the engine's own may look up and adopt while it holds."""
+    rig = Rig(tmp_path)
+    catalogue, lock = rig.store.catalogue, rig.store.catalogue._places.lock
+    with ThreadPoolExecutor(1) as compaction:
+        compaction.submit(lock.acquire).result()
+        assert not catalogue.hold()
+        compaction.submit(lock.release).result()
+        assert catalogue.hold() and not compaction.submit(lock.acquire, blocking=False).result()
+        assert list(catalogue.under(bytes(16), [bytes(16)])) == []
+        catalogue.let_go()
+        assert compaction.submit(lock.acquire, blocking=False).result()
+        compaction.submit(lock.release).result()
