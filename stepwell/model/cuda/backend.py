@@ -150,6 +150,10 @@ class CudaBackend:
         )  # fmt: skip
 
     def prepare(self, memory: Memory, compute: Callable[[CudaForward], Output], wanted: Prepared) -> None:
+        if wanted.fixed and not self.kernels.captures:
+            raise ConfigError(
+                "--deterministic on CUDA needs FlashAttention-3: install tokenspeed-fa3, or leave the flag out"
+            )
         self.tables(memory, wanted.width)
         self._memory = memory
         recorder, pool = Recorder(compute, wanted.graphs and self._device.type == "cuda"), None
