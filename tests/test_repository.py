@@ -30,6 +30,7 @@ FOREIGN_FLAGS = frozenset(
         "--agents",
         "--apply",
         "--benchmark-duration",
+        "--beside",
         "--bytes",
         "--callers",
         "--cases",
