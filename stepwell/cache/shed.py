@@ -83,7 +83,7 @@ def demotion(directory: Directory, pages: int, force: bool = False) -> Demotion:
         if item is None:
             break
         size = item.size(Tier.DEVICE)
-        if item.life[Tier.HOST] == CONDEMNED:  # an earlier load still reads the slots of the copy that failed
+        if item.life[Tier.HOST] == CONDEMNED or item.pending is not None:  # what is condemned is still being read
             later.append(item)
         elif worthless(item) or size > host.most:
             directory.refuse(item, Tier.HOST)

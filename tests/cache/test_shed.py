@@ -47,6 +47,22 @@ class TestSecure:
         assert secure(shelf, 64, force=True)
         check(shelf, [], 0)
 
+    def test_what_a_load_that_will_come_to_nothing_reads_is_not_copied_down_meanwhile(self) -> None:
+        """The load was overtaken: its image was computed anew, and what it reads on disk is condemned."""
+        shelf = Directory(config(64, 64, disk=64))
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        copy_down(shelf)
+        image = rung_at(shelf, PROMPT, 40).image
+        landed(shelf, Report(begin(shelf, image, Tier.HOST, Tier.DISK).ticket, True))
+        shelf.drop(image, Tier.DEVICE)
+        shelf.drop(image, Tier.HOST)
+        load = begin(shelf, image, Tier.DISK, Tier.DEVICE)
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        shelf.condemn(image, Tier.DISK)
+        assert not demote(shelf, 64)
+        landed(shelf, Report(load.ticket, True))
+        assert [move.what for move in demote(shelf, 64)] == ["image"]
+
     def test_by_force_it_goes_from_the_leaves_up_past_what_is_clean(self) -> None:
         """A stem that is dirty, above a run that is clean, above one that is dirty: the stem cannot go first."""
         shelf = directory()
