@@ -57,7 +57,7 @@ class Setting:
     fillers: int = 0
 
 
-AMPLE = ("--max-num-seqs", "64", "--device-memory", "50GiB", "--host-memory", "8GiB")
+AMPLE = ("--max-num-seqs", "64", "--device-memory", "50GiB", "--host-memory", "8GiB", "--max-step-ms", "90")
 HOST = ("--host-memory", "40GiB")
 SMALL, EXACT = ("resume", "agents", "exact"), ("exact",)
 SETTINGS = {
