@@ -5,8 +5,8 @@
 
 M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B, as in `gpu_backend.py`. Of each step: time by operation from torch's profiler,
 number of kernels, `busy` (the sum of kernel times), `wall`, and for prompts `host` (what launching takes before anything is waited for).
-`--behind` adds a prompt of 1,000 tokens behind that many. Prints tables, then one line of JSON in milliseconds; `profiles` returns the
-same for other programs.
+Prompts of up to 4,096 tokens are recorded passes, as served. `--behind` adds one of 1,000 tokens behind that many. Prints tables, then
+one line of JSON in milliseconds; `profiles` returns the same for other programs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stepwell.base.geometry import Ints
 from stepwell.model.backends import backend_for
 from stepwell.sched.step import LAST_DRAW, Step
 
-CONTEXT, TAIL = 4096, 1000
+CONTEXT, TAIL, RECORDED = 4096, 1000, 4096
 OPERATIONS = (
     ("attention", ("flash", "fmha", "_decode_kernel", "_merge_kernel")),
     ("attention, around", ("_qkv_kernel", "_gather_kernel", "_gate_kernel")),
@@ -116,7 +116,8 @@ def profiles(shape: dict[str, Any], rows: list[int], prompts: list[int], behind:
 
 
 def _near(shape: dict[str, Any], rows: list[int], prompts: list[int]) -> Iterator[Profile]:
-    rig, tokens = _rig(shape, max(rows), max(CONTEXT + 64, *prompts), tuple(rows))
+    recorded = tuple(count for count in prompts if count <= RECORDED and count % 64 == 0)
+    rig, tokens = _rig(shape, max(rows), max(CONTEXT + 64, *prompts), tuple(rows), recorded)
     for count in prompts:
         yield profiled(f"prompt {count}", partial(_prompt, rig, 0, tokens[:count]))
     for row in range(max(rows)):
@@ -126,14 +127,16 @@ def _near(shape: dict[str, Any], rows: list[int], prompts: list[int]) -> Iterato
 
 
 def _far(shape: dict[str, Any], behind: int) -> Iterator[Profile]:
-    rig, tokens = _rig(shape, 1, behind + TAIL, (1,))
+    rig, tokens = _rig(shape, 1, behind + TAIL, (1,), (1024,))
     rig.prefill(0, tokens[:behind])
     yield profiled(f"prompt {TAIL} behind {behind}", partial(_prompt, rig, behind, tokens[behind : behind + TAIL]))
 
 
-def _rig(shape: dict[str, Any], rows: int, most: int, graphs: tuple[int, ...]) -> tuple[Rig, Ints]:
+def _rig(
+    shape: dict[str, Any], rows: int, most: int, graphs: tuple[int, ...], prompts: tuple[int, ...]
+) -> tuple[Rig, Ints]:
     tokens = np.random.default_rng(2).integers(0, VOCAB, most + rows).astype(np.int32)
-    return Rig(shape, rows, most, backend_for, graphs), tokens
+    return Rig(shape, rows, most, backend_for, graphs, prompts=prompts), tokens
 
 
 def _prompt(rig: Rig, start: int, tokens: Ints) -> float:
