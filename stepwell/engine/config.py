@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
@@ -257,8 +257,15 @@ def engine_config(flags: Mapping[str, Any]) -> EngineConfig:
         sizes["disk_cache"] = DiskCache.parse(flags["disk_cache"])
     lists: dict[str, Any] = {"faults": tuple(flags["faults"] or ())} if "faults" in flags else {}
     if "cudagraph_capture_sizes" in flags:
-        lists["cudagraph_capture_sizes"] = tuple(flags["cudagraph_capture_sizes"] or ()) or None
+        lists["cudagraph_capture_sizes"] = _capture_sizes(flags["cudagraph_capture_sizes"] or ()) or None
     return EngineConfig(**{**flags, **sizes, **lists})
+
+
+def _capture_sizes(words: Iterable[str | int]) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in words)
+    except ValueError as error:
+        raise ConfigError(f"--cudagraph-capture-sizes takes whole numbers: {error}") from error
 
 
 def flag(name: str) -> str:

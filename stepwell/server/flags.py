@@ -130,7 +130,7 @@ MaxStepMs = Annotated[
 ]
 EnforceEager = Annotated[bool, _option("Capture no CUDA graphs.", _MODEL)]
 CudagraphCaptureSizes = Annotated[
-    list[int] | None,
+    list[str] | None,
     _option("Numbers of decoding sequences to capture CUDA graphs for; by default 1, 2, 4 and multiples of 8.", _MODEL),
 ]
 Deterministic = Annotated[

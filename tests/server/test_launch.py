@@ -116,6 +116,8 @@ def test_graphs_are_switched_off_and_sized_by_the_flags_of_other_engines() -> No
         assert read(line, "serve").config.cudagraph_capture_sizes == (1, 2, 4)
     with pytest.raises(ConfigError, match="--cudagraph-capture-sizes must be at least 1, not 0"):
         read("M --cudagraph-capture-sizes 0", "serve")
+    with pytest.raises(ConfigError, match="--cudagraph-capture-sizes takes whole numbers"):
+        read("M --cudagraph-capture-sizes few", "serve")
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ class PromptGraphs:
             cuts = [(after, column) for column, (which, after) in enumerate(pairs) if which == sequence]
             at = drawing.get(end - 1)
             settings = None if at is None else tuple([int(column[at]) for column in columns])
-            for a, b in self._windows(start, count):
+            for a, b in self._windows(start, count, [after for after, _ in cuts]):
                 rows = slice(end - count + a, end - count + b)
                 own = [(after - a, column) for after, column in cuts if a < after <= b]
                 size = self._sizes[bisect_left(self._sizes, b - a)]
@@ -217,14 +217,16 @@ class PromptGraphs:
     def _block(self) -> int:
         return self._memory.keys[0].shape[1]
 
-    def _windows(self, start: int, count: int) -> Iterator[tuple[int, int]]:
-        """Where the parts of `count` tokens begin and end that are computed in a pass each."""
+    def _windows(self, start: int, count: int, cuts: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Where the parts of `count` tokens begin and end that are computed in a pass each, with at most `CUTS` cuts."""
         if not self._fixed:
             yield 0, count
             return
         size, at = self._sizes[0], 0
         while at < count:
             end = min(count, at + size - (start + at) % size)
+            inside = [after for after in cuts if at < after <= end]
+            end = inside[CUTS - 1] if len(inside) > CUTS else end
             yield at, end
             at = end
 

@@ -35,10 +35,10 @@ def rig_of(directory: Path, *, graphs: tuple[int, ...] = (), width: int = 4) -> 
     return rig
 
 
-@pytest.fixture(params=[{}, EXPERTS], ids=["dense", "experts"])
+@pytest.fixture
 def rigs(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Rig, Rig]:
     """With passes captured for 1 and 4 rows, and without."""
-    directory = written(tmp_path, **request.param)
+    directory = written(tmp_path, **getattr(request, "param", {}))
     return rig_of(directory, graphs=(1, 4)), rig_of(directory)
 
 
@@ -54,6 +54,7 @@ def decode(table: np.ndarray, slot: int, at: int, params: SamplingParams, known:
     return replace(one, known=known)
 
 
+@pytest.mark.parametrize("rigs", [{}, EXPERTS], ids=["dense", "experts"], indirect=True)
 def test_a_smaller_batch_than_its_graph_computes_the_same_and_writes_nowhere_else(rigs: tuple[Rig, Rig]) -> None:
     slots, told = (4, 0, 2), []
     for rig in rigs:

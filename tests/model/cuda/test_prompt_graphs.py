@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +12,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from stepwell.engine.batching import Layout, lay_out  # noqa: E402
+from stepwell.engine.wishes import Wishes  # noqa: E402
 from stepwell.model.backend import Prepared  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend  # noqa: E402
-from stepwell.model.cuda.prompt_graphs import Piece, Room  # noqa: E402
+from stepwell.model.cuda.prompt_graphs import Piece, PromptGraphs, Room  # noqa: E402
 from stepwell.model.loading import dummy_decoder  # noqa: E402
 from stepwell.ops.triton.chunked import PAD  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
-from stepwell.sched.step import Cut, FromImage, Sample, Work  # noqa: E402
+from stepwell.sched.step import Cut, FromImage, Sample, Step, Work  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 from tests.model.cuda.shapes import TOKENS, written  # noqa: E402
 
@@ -98,3 +101,29 @@ def test_inputs_lie_where_the_pass_reads_them() -> None:
     ]  # fmt: skip
     assert set(zip(first[6:], count[6:], column[6:], strict=True)) == {(0, 0, PAD)}
     assert all(part.data_ptr() % 16 == inputs.data_ptr() % 16 for part in (*rows, *chunks, *numbers))
+
+
+def test_windows_end_at_their_multiples_and_hold_a_few_cuts_each(tmp_path: Path) -> None:
+    rig = rig_of(tmp_path)
+    backend: Any = rig.recorder.backend
+    graphs = PromptGraphs(backend, rig.runner._memory, (128,), True)
+    pages = np.arange(40, dtype=np.int32)
+    cuts = [Cut(at, pages) for at in (112, 144, 160, 176, 192, 208, 400)]
+    one, other = (
+        work(np.zeros(500, np.int32), pages, 96, 420, cuts=cuts),
+        work(np.zeros(500, np.int32), pages, 0, 3, slot=1),
+    )
+    batch = lay_out(Step((one, other)), Layout(16, 60, False, True), Wishes(3)).batch
+    pieces = list(graphs.pieces(batch))
+    assert [(p.lead, p.start, len(p.tokens)) for p in pieces] == [
+        (96, 96, 32), (0, 128, 64), (64, 192, 64), (0, 256, 128), (0, 384, 36), (0, 0, 3),
+    ]  # fmt: skip
+    assert [(p.cuts, p.column) for p in pieces] == [
+        ((16,), 0),
+        ((16, 32, 48, 64), 1),
+        ((16,), 5),
+        ((), 0),
+        ((16,), 6),
+        ((), 0),
+    ]
+    assert [p.settings is None for p in pieces] == [True] * 4 + [False, False]

@@ -130,7 +130,9 @@ def steps(rig: Rig, images: list[np.ndarray], tables: list[np.ndarray]) -> list[
 
 @pytest.mark.parametrize(("graphs", "prompts"), [((), ()), ((1, 4), (64,))], ids=["as it comes", "recorded"])
 def test_no_launch_waits_for_the_device(tmp_path: Path, graphs: tuple[int, ...], prompts: tuple[int, ...]) -> None:
-    rig = Rig(dummy_decoder(written(tmp_path, **EXPERTS), torch.float32, make=CudaBackend), pages=60)
+    rig = Rig(
+        dummy_decoder(written(tmp_path, **({} if prompts else EXPERTS)), torch.float32, make=CudaBackend), pages=60
+    )
     rig.recorder.backend.prepare(rig.runner._memory, rig.recorder.decoder.compute, Prepared(graphs, prompts, 4))  # type: ignore[arg-type]
     backend: Any = rig.recorder.backend
     kernels = backend.kernels
