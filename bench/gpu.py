@@ -60,6 +60,7 @@ class Setting:
 AMPLE = ("--max-num-seqs", "64", "--device-memory", "50GiB", "--host-memory", "8GiB", "--max-step-ms", "90")
 HOST = ("--host-memory", "40GiB")
 SMALL, EXACT = ("resume", "agents", "exact"), ("exact",)
+COPIES = ["--device", "cuda", "--bytes", "1GiB", "--rounds", "2", "--many", "64", "--beside", "D", "--rows", "8"]
 SETTINGS = {
     "M": Setting("M", AMPLE),
     "D": Setting("D", AMPLE),
@@ -213,10 +214,11 @@ def main() -> None:
     failed: dict[str, str] = {}
     works: dict[str, Callable[[], dict[str, Any]]] = {
         "limits": limits,
-        "copies": lambda: bench.command("copies.py", "--device", "cuda"),
+        "copies": lambda: bench.command("copies.py", *COPIES),
         "truth": lambda: bench.command("gpu_truth.py"),
         "profile": lambda: bench.command("gpu_profile.py"),
     }
+    commit = options.commit or head()
     for name in options.parts:
         try:
             if name in works:
@@ -229,7 +231,8 @@ def main() -> None:
             bench.console.print(f"[red]{name}: {error}")
             if isinstance(error, ServerFailed):
                 bench.console.print(error.log, markup=False)
-        commit = options.commit or head()
+        if name in parts:
+            parts[name]["commit"] = commit
         told = {**summary(parts), "commit": commit, "date": datetime.date.today().isoformat(), "failed": failed}
         options.out.write_text(json.dumps({**told, "parts": parts}, indent=1) + "\n")
     table = Table("figure", "value")
