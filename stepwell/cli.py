@@ -76,6 +76,7 @@ def serve(
     enforce_eager: flags.EnforceEager = False,
     cudagraph_capture_sizes: flags.CudagraphCaptureSizes = None,
     deterministic: flags.Deterministic = False,
+    num_speculative_tokens: flags.NumSpeculativeTokens = 0,
     coalesce: flags.Coalesce = True,
     faults: flags.Fault = None,
     host: flags.Host = "127.0.0.1",

@@ -141,6 +141,12 @@ class ModelShape:
         conv = (self.conv_kernel - 1) * self.conv_channels * w.conv
         return self.linear_layers * (recurrent + conv) + self.draft_layers * self.hidden * w.conv
 
+    def ring_bytes(self, depth: int, widths: Widths | None = None) -> int:
+        """Bytes of the inputs of `depth` tokens that a live slot may keep beside its state."""
+        w = widths or Widths()
+        folded = 4 * (2 * self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2))
+        return depth * self.linear_layers * (folded + self.conv_channels * w.conv)
+
     def geometry(self, block: int = 16, rung_grid: int = GDN_CHUNK, widths: Widths | None = None) -> Geometry:
         """How tokens and images map to pages."""
         w = widths or Widths()

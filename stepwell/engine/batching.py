@@ -11,7 +11,7 @@ from stepwell.base.geometry import Ints
 from stepwell.engine.wishes import Wishes
 from stepwell.model.batch import Batch, Cuts, Draws, Longs
 from stepwell.sched.request import SamplingParams
-from stepwell.sched.step import Cut, Sample, Step, Work
+from stepwell.sched.step import FIRST_DRAFT, Cut, Sample, Step, Work
 
 _NO_SAMPLE = Sample(SamplingParams(), 0)
 
@@ -24,19 +24,21 @@ class Layout:
     spare   the page that takes what must not be stored
     held    live slots keep the inputs of single tokens pending: a cut behind such a token is one of the batch
     apart   a prompt's part of one token is computed as its other parts are, not as an answer's
+    carried the decoder's rows behind each sequence and at cuts are asked for, too: drafts go on from them
     """
 
     block: int
     spare: int
     held: bool
     apart: bool = False
+    carried: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """The sequences whose next token is drawn, in the order of their logits.
 
-    works      index in the step of each
+    works      index in the step of each; one with drafts is there once more for each
     names      request ids
     indices    int64, counts of earlier draws
     histories  (row, prompt and answer so far), where the params look back on it
@@ -60,6 +62,8 @@ class Laid:
     inner     pages that receive the state at each cut of the batch, in order
     ends      (slot, pages) for each cut whose state is the live one after the pass
     scoring   (index in the step, work) of those whose targets are scored: their rows of logits follow those of `asked`
+    sampled   int64, the sequence of each row of `asked`
+    carried   where the rows asked for begin that drafts go on from: the last of each sequence, then those before the cuts of `inner`
     """
 
     batch: Batch
@@ -67,17 +71,20 @@ class Laid:
     ends: tuple[tuple[int, Ints], ...]
     asked: Asked
     scoring: tuple[tuple[int, Work], ...]
+    sampled: Longs
+    carried: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sequences:
-    """In the order of the batch; `works` are indices in the step, `tokens` lie end to end."""
+    """In the order of the batch; `works` are indices in the step, `tokens` lie end to end, drafts behind their own."""
 
     works: list[int]
     tokens: Longs
     slots: Longs
     starts: Longs
     counts: Longs
+    drafts: Longs
     known: Longs
     write_from: Longs
     tables: list[Ints]
@@ -92,12 +99,16 @@ def lay_out(step: Step, layout: Layout, wishes: Wishes) -> Laid:
     positions = np.arange(len(of.tokens)) + np.repeat(of.starts - firsts, of.counts)
     shared = positions < np.repeat(of.write_from, of.counts)
     past = len(step.decodes)
-    sampled = [row for row, i in enumerate(of.works) if i < past or parts[i - past].sample is not None]
-    asked, draws = _asked(step, of, sampled, wishes)
+    drawing = [row for row, i in enumerate(of.works) if i < past or parts[i - past].sample is not None]
+    sampled, behind = _each_draft(np.array(drawing, np.int64), of.drafts)
+    asked, draws = _asked(step, of, sampled, behind, wishes)
     scoring = [(row, i) for row, i in enumerate(of.works) if i >= past and parts[i - past].score is not None]
     works = tuple((i, parts[i - past]) for _, i in scoring)
     targets = [firsts[row] + np.arange(_targets(work)) for (row, _), (_, work) in zip(scoring, works, strict=True)]
     inner, live = _cuts(step, of, layout.held)
+    cuts = Cuts(_longs([row for row, _ in inner]), _longs([cut.position - int(of.starts[row]) for row, cut in inner]))
+    carried = [ends - 1, firsts[cuts.sequence] + cuts.after - 1] if layout.carried else []
+    rows = np.concatenate((ends[sampled] - 1 - of.drafts[sampled] + behind, *targets))
     batch = Batch(
         tokens=of.tokens,
         positions=positions,
@@ -109,12 +120,28 @@ def lay_out(step: Step, layout: Layout, wishes: Wishes) -> Laid:
         counts=of.counts,
         tables=tuple(of.tables),
         known=of.known,
-        cuts=Cuts(_longs([row for row, _ in inner]), _longs([cut.position - int(of.starts[row]) for row, cut in inner])),
-        asked=np.concatenate((ends[sampled] - 1, *targets)),
+        cuts=cuts,
+        asked=np.concatenate((rows, *carried)),
         draws=draws,
         plain=not asked.special,
     )  # fmt: skip
-    return Laid(batch, tuple(cut.pages for _, cut in inner), live, asked, works)
+    return Laid(batch, tuple(cut.pages for _, cut in inner), live, asked, works, sampled, len(rows))
+
+
+def _each_draft(rows: Longs, drafts: Longs) -> tuple[Longs, Longs]:
+    """Each of these sequences once, and once more for each of its drafts; and how many of its own come before."""
+    counts = 1 + drafts[rows]
+    return np.repeat(rows, counts), _within(counts)
+
+
+def _within(counts: Longs) -> Longs:
+    """0 … count − 1 for each of `counts`.
+
+    >>> _within(np.array([1, 3])).tolist()
+    [0, 0, 1, 2]
+    """
+    within: Longs = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return within
 
 
 def _sequences(step: Step, apart: bool) -> _Sequences:
@@ -129,6 +156,10 @@ def _sequences(step: Step, apart: bool) -> _Sequences:
         return np.concatenate((singles, _longs([of_works(work) for _, work in longs])))
 
     singles = np.concatenate((decodes.tokens, *(work.tokens for _, work in ones)))[by_slot]
+    drafts = column(np.zeros(first, np.int32), lambda work: work.drafts)
+    counts = 1 + drafts[: len(by_slot)]
+    behind = _within(counts)
+    singles = np.where(behind == 0, np.repeat(singles, counts), FIRST_DRAFT + 1 - behind)
     works, tables = [*range(first), *(i for i, _ in ones)], [*decodes.tables, *(work.pages for _, work in ones)]
     order = by_slot.tolist()
     return _Sequences(
@@ -136,7 +167,8 @@ def _sequences(step: Step, apart: bool) -> _Sequences:
         tokens=np.concatenate((singles, *(work.tokens for _, work in longs))).astype(np.int64),
         slots=column(decodes.slots, lambda work: work.slot),
         starts=column(decodes.starts, lambda work: work.start),
-        counts=np.concatenate((np.ones(len(order), np.int64), _longs([len(work.tokens) for _, work in longs]))),
+        counts=np.concatenate((counts, _longs([len(work.tokens) for _, work in longs]))),
+        drafts=drafts,
         known=column(decodes.known, lambda work: work.known),
         write_from=column(np.zeros(first, np.int32), lambda work: work.write_from),
         tables=[tables[row] for row in order] + [work.pages for _, work in longs],
@@ -150,8 +182,8 @@ def _decodes(work: Work, apart: bool) -> bool:
     return len(work.tokens) == 1 and (answers or not apart)
 
 
-def _asked(step: Step, of: _Sequences, rows: Sequence[int], wishes: Wishes) -> tuple[Asked, Draws]:
-    """Those of these rows of the batch, which draw a token."""
+def _asked(step: Step, of: _Sequences, rows: Longs, behind: Longs, wishes: Wishes) -> tuple[Asked, Draws]:
+    """Those of these sequences, which draw a token behind so many drafts."""
     decodes, first = step.decodes, len(step.decodes)
     told = dict(decodes.histories)
     names, params, indices = list(decodes.names), list(decodes.params), decodes.indices.tolist()
@@ -165,8 +197,8 @@ def _asked(step: Step, of: _Sequences, rows: Sequence[int], wishes: Wishes) -> t
             told[i] = sample.history
         if sample.keep_logits:
             kept.add(i)
-    works = [of.works[row] for row in rows]
-    own, counts = tuple([params[i] for i in works]), _longs([indices[i] for i in works])
+    works = [of.works[row] for row in rows.tolist()]
+    own, counts = tuple([params[i] for i in works]), _longs([indices[i] for i in works]) + behind
     draws = wishes.draws(of.slots[rows], own, counts)
     asked = Asked(
         works=tuple(works),
@@ -190,8 +222,7 @@ def _cuts(step: Step, of: _Sequences, held: bool) -> tuple[list[tuple[int, Cut]]
     inner, live = [], []
     for i, cut in every:
         row = row_of[i]
-        count = int(of.counts[row])
-        if cut.position == of.starts[row] + count and not (held and row < of.decodes):
+        if cut.position == of.starts[row] + of.counts[row] and not (held and row < of.decodes):
             live.append((int(of.slots[row]), cut.pages))
         else:
             inner.append((row, cut))
@@ -200,12 +231,13 @@ def _cuts(step: Step, of: _Sequences, held: bool) -> tuple[list[tuple[int, Cut]]
 
 def _page_of_each(of: _Sequences, block: int) -> Longs:
     """The page of each token."""
-    singles = (of.starts[: of.decodes] // block).tolist()
+    first = 0 if of.drafts.any() else of.decodes
+    singles = (of.starts[:first] // block).tolist()
     pages = _longs([int(table[at]) for table, at in zip(of.tables, singles, strict=False)])
     longs = [
         table[np.arange(start, start + count) // block]
         for table, start, count in zip(
-            of.tables[of.decodes :], of.starts[of.decodes :].tolist(), of.counts[of.decodes :].tolist(), strict=True
+            of.tables[first:], of.starts[first:].tolist(), of.counts[first:].tolist(), strict=True
         )
     ]
     return np.concatenate((pages, *longs))

@@ -79,6 +79,8 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
         + (tier.rows(config) if tier is not None else ())
     )
     causes = doubts(config, sizes.geometry, sizes.pages, sizes.slots, sizes.max_model_len)
+    if config.num_speculative_tokens > frame.drafts:
+        causes += ("--num-speculative-tokens changes nothing: the kernels for CUDA do not draft yet",)
     if grammars.fault is not None:
         causes += (f"grammars are off (response_format, structured outputs, forced calls): {grammars.fault}",)
     report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan, causes, model.ends, phases.taken()))
@@ -120,6 +122,7 @@ def _sched_rules(config: EngineConfig, sizes: Sizes, frame: Frame) -> SchedConfi
         async_scheduling=ahead,
         max_step_s=config.max_step_ms / 1e3,
         deterministic=config.deterministic,
+        drafts=frame.drafts,
     )
 
 

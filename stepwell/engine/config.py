@@ -77,6 +77,7 @@ class EngineConfig:
                             `max_num_seqs`
     deterministic           decide by no measured speed, and compute a token by its position alone, whatever else is in its step: the same
                             prompt gives the same answer, cold or resumed
+    num_speculative_tokens  tokens that the checkpoint's own layer for it (`mtp.*`) drafts for each answer and step; 0: none
     coalesce                a request waits for what another is computing, where that is sooner
     priority_ageing         seconds of waiting that are worth one step of priority
     fair_salts              salts that wait at one priority take turns
@@ -115,6 +116,7 @@ class EngineConfig:
     enforce_eager: bool = False
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     deterministic: bool = False
+    num_speculative_tokens: int = 0
     coalesce: bool = True
     priority_ageing: float = 10.0
     fair_salts: bool = False
@@ -182,6 +184,7 @@ class EngineConfig:
                 )
             _at_least("cudagraph_capture_sizes", min(self.cudagraph_capture_sizes), 1)
         _at_least("host_memory", self.host_memory, 0)
+        _at_least("num_speculative_tokens", self.num_speculative_tokens, 0)
         _at_least("seed", self.seed, 0)
         if not 0 <= self.keep_share <= 1:
             raise ConfigError(f"--keep-share {self.keep_share} must be between 0 and 1, such as 0.5")
@@ -212,10 +215,18 @@ class EngineConfig:
             )
         _multiple("state_checkpoint_interval_tokens", interval, "rung_grid", self.rung_grid)
         _multiple("decode_rung_tokens", self.decode_rung_tokens, "block_size", self.block_size)
-        least = self.max_num_seqs - 1 + self.rung_grid
-        if self.max_num_batched_tokens < least:
+        drafts = self.num_speculative_tokens
+        if drafts >= self.block_size:
+            raise ConfigError(f"--num-speculative-tokens {drafts} must be below --block-size {self.block_size}")
+        if drafts and self.deterministic:
             raise ConfigError(
-                f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least {least}: a token for each of "
+                "--deterministic computes a token by its position alone, which drafts do not: leave out --num-speculative-tokens"
+            )
+        least = (self.max_num_seqs - 1) * (1 + drafts) + self.rung_grid
+        if self.max_num_batched_tokens < least:
+            each = f"{1 + drafts} tokens" if drafts else "a token"
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least {least}: {each} for each of "
                 f"--max-num-seqs {self.max_num_seqs} and one --rung-grid of {self.rung_grid} prompt tokens"
             )
 

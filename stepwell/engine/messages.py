@@ -175,6 +175,7 @@ class Stats(msgspec.Struct, frozen=True):
     copied    bytes by source and target, in the order of `stepwell.engine.stats.COPIES`
     joint     how joint loads went, on one line
     prefetches  that have ended, by what became of them
+    drafts    computed, and accepted, for the first position behind a drawn token, the second …
     disk      what the disk store counts, by name; empty without one
     problems  what has stopped it from writing, and how often
     """
@@ -186,6 +187,7 @@ class Stats(msgspec.Struct, frozen=True):
     copied: list[int] = []
     joint: str = ""
     prefetches: dict[str, int] = {}
+    drafts: list[tuple[int, int]] = []
     disk: dict[str, float] = {}
     problems: dict[str, int] = {}
 

@@ -38,10 +38,10 @@ Upload: TypeAlias = Callable[[Sequence[Longs]], list[Tensor]]
 class Chosen:
     """What a step has drawn, still where it was drawn.
 
-    sampling  indices in the step of the works that sample
+    sampling  indices in the step of the works that sample; one with drafts comes once more for each
     tokens   int64 [n], theirs; NO_TOKEN where the logits were not finite
     failed   by work: why it has no token, as far as that was known before
-    scores   by work: of its token, where that is wanted
+    scores   by work: of its token, where that is wanted; of several in their order
     """
 
     sampling: tuple[int, ...]
@@ -50,13 +50,20 @@ class Chosen:
     scores: tuple[tuple[int, Rated], ...]
 
     def result(self, works: int, tokens: list[int]) -> StepResult:
-        """What the scheduler hears of a step of so many works, once `tokens` are here."""
-        drawn = {i: t for i, t in zip(self.sampling, tokens, strict=True) if t != NO_TOKEN and i not in self.failed}
+        """What the scheduler hears of a step of so many works, once `tokens` are here: NO_TOKEN where a draft before was not accepted."""
+        drawn: dict[int, tuple[int, ...]] = {}
+        for i, token in zip(self.sampling, tokens, strict=True):
+            if token != NO_TOKEN and i not in self.failed:
+                drawn[i] = (*drawn.get(i, ()), token)
         failed = {i: _BROKEN for i in self.sampling if i not in drawn} | self.failed
+        rated: dict[int, list[Rated]] = {}
+        for i, one in self.scores:
+            if len(rated.setdefault(i, [])) < len(drawn.get(i, ())):
+                rated[i].append(one)
         return StepResult(
-            tuple((drawn[i],) if i in drawn else () for i in range(works)),
+            tuple(drawn.get(i, ()) for i in range(works)),
             tuple(sorted(failed.items())),
-            tuple((i, scored([rated])) for i, rated in self.scores if i in drawn),
+            tuple((i, scored(parts)) for i, parts in rated.items() if parts),
         )
 
 

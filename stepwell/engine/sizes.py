@@ -26,9 +26,15 @@ class Sizes:
     max_model_len: int
 
 
-def sizes_of(config: EngineConfig, most_positions: int, geometry: Geometry, device: torch.device) -> Sizes:
-    """Sizes by the flags and the memory that is free now: after the weights, before the arenas. Raises ConfigError."""
-    beside = (config.max_num_seqs + 1) * geometry.image_bytes + geometry.page_bytes  # one slot and one page are spare
+def sizes_of(
+    config: EngineConfig, most_positions: int, geometry: Geometry, device: torch.device, ring_bytes: int = 0
+) -> Sizes:
+    """Sizes by the flags and the memory that is free now: after the weights, before the arenas. Raises ConfigError.
+
+    ring_bytes   of each live slot, beside its state
+    """
+    # one slot and one page are spare
+    beside = (config.max_num_seqs + 1) * (geometry.image_bytes + ring_bytes) + geometry.page_bytes
     pages = _device_budget(config, device, beside) // geometry.page_bytes
     longest = longest_context(config, geometry, pages, most_positions)
     return Sizes(geometry, pages, config.host_memory // geometry.page_bytes, longest)

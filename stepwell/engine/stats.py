@@ -46,6 +46,7 @@ def stats_message(stats: EngineStats) -> Stats:
         copied=[stats.pages_copied.get(pair, 0) * stats.page_bytes for pair in _COPIES],
         joint=stats.joint,
         prefetches=dict(stats.prefetches),
+        drafts=[stats.drafts[at] for at in sorted(stats.drafts)],
         disk=dict(stats.disk),
         problems=dict(stats.disk_problems),
     )

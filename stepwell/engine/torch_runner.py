@@ -4,7 +4,7 @@ A step happens in this order, so that works of one step never see each other: ev
 image, the draws. Images of cuts inside a work come out of that same pass.
 
 Launching a step waits for nothing that the device computes: what the device has to know is sent through `Backend.upload`, what it has
-drawn is read in `TorchPass.result` alone.
+drawn is read in `TorchPass.result` alone. A step of a model that drafts waits for its draws (`stepwell.engine.drafting`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stepwell.base.geometry import Ints
 from stepwell.engine.batching import Laid, Layout, lay_out
+from stepwell.engine.drafting import Drafting
 from stepwell.engine.sampler import Chosen, Sampler, score_targets, scored
 from stepwell.engine.wishes import Wishes
 from stepwell.model.backend import Backend, Prepared
@@ -56,21 +57,25 @@ class TorchPass:
 class TorchRunner:
     """The `Runner` that serves. Owns no bytes but the last draws: pages are the arena's, live states the running set's."""
 
-    __slots__ = ("_arena", "_decoder", "_layout", "_live", "_memory", "_sampler", "_wishes")
+    __slots__ = ("_arena", "_decoder", "_drafting", "_layout", "_live", "_memory", "_sampler", "_wishes")
 
-    def __init__(self, decoder: HybridDecoder, arena: DeviceArena, live: LiveStates, sampler: Sampler) -> None:
+    def __init__(
+        self, decoder: HybridDecoder, arena: DeviceArena, live: LiveStates, sampler: Sampler, drafts: int = 0
+    ) -> None:
+        """`drafts` tokens are drafted behind each that is drawn; the decoder must be one that drafts, and the live states keep inputs."""
         self._decoder = decoder
         self._arena = arena
         self._live = live
         self._sampler = sampler
-        self._layout = Layout(arena.geometry.block, arena.spare, bool(live.rings))
+        self._layout = Layout(arena.geometry.block, arena.spare, bool(live.rings), carried=drafts > 0)
         self._wishes = Wishes(live.slots + 1)
         draws = torch.full((live.slots + 1,), NO_TOKEN, dtype=torch.int64, device=arena.device)
         states = States(live.conv, live.recurrent)
-        drafts = draws.new_zeros(live.slots + 1, 0)
+        guesses = draws.new_zeros(live.slots + 1, drafts)
         self._memory = Memory(
-            arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws, live.hidden, drafts
+            arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws, live.hidden, guesses
         )
+        self._drafting = Drafting(decoder, self._memory, arena.geometry.block) if drafts else None
 
     def prepare(self, wanted: Prepared) -> None:
         """Compile and record what steps will need; before the first."""
@@ -88,12 +93,17 @@ class TorchRunner:
         inner = self._live.new_images(len(laid.inner))
         forward = backend.plan(laid.batch, self._memory, States(inner.conv, inner.recurrent))
         output = self._decoder.compute(forward)
+        if self._drafting is not None:
+            self._drafting.carry(laid, output.hidden, inner)
         self._leave(laid, inner)
         kept = tuple((laid.asked.works[row], output.logits[row].float().clone()) for row in laid.asked.kept)
         chosen = self._sampler.choose(laid.asked, output, forward.draw, backend.upload)
         rows, works = output.hidden[len(laid.asked.works) :], [work for _, work in laid.scoring]
         rated = score_targets(works, rows, self._decoder.logits, backend.upload)
         targets = tuple((i, parts) for (i, _), parts in zip(laid.scoring, rated, strict=True))
+        if self._drafting is not None:
+            settled = self._drafting.settle(laid, output.hidden, chosen.tokens)
+            return TorchPass(len(step), chosen, settled, None, kept, targets)
         return TorchPass(len(step), chosen, *_on_its_way(chosen.tokens, backend), kept, targets)
 
     def _restore(self, parts: Sequence[Work]) -> None:

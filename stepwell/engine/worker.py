@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import random
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ from stepwell.engine.sizes import Sizes, sizes_of
 from stepwell.engine.torch_runner import TorchRunner
 from stepwell.engine.warm import prepare, wanted, warm_up
 from stepwell.model.backend import Backend
-from stepwell.model.backends import backend_for
+from stepwell.model.backends import backend_for, has_kernels
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
@@ -56,7 +56,7 @@ _SAMPLE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is to be built, before anything is: the model's shape, where it lives, and in what precision."""
+    """What is to be built, before anything is: the model's shape, where it lives, in what precision, and how many tokens it drafts."""
 
     directory: Path
     model: HybridConfig
@@ -64,6 +64,7 @@ class Frame:
     dtype: torch.dtype
     precision: Precision
     geometry: Geometry
+    drafts: int
 
     @classmethod
     def of(cls, config: EngineConfig) -> Frame:
@@ -72,8 +73,11 @@ class Frame:
         model = HybridConfig.from_file(directory)
         dtype = DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
         precision = Precision(dtype, dtype)
+        drafts = 0 if has_kernels(model, dtype, device) else config.num_speculative_tokens
+        if drafts:
+            model = replace(model, shape=model.shape.drafting())
         geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)
-        return cls(directory, model, device, dtype, precision, geometry)
+        return cls(directory, model, device, dtype, precision, geometry, drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +102,15 @@ def build_worker(
     """Load the model, take the memory, start the copies, measure. What has to be closed is, with `owned`. Raises ConfigError."""
     model, device = frame.model, frame.device
     with phases("reading weights" if config.dummy_seed is None else "making weights"):
-        decoder = _decoder(config, frame.dtype, device, phases)
+        decoder = _decoder(config, frame, phases)
     with phases("taking device memory"):
-        sizes = sizes_of(config, model.max_positions, frame.geometry, device)
+        # what one step leaves pending, and what the next one looks at
+        depth = 2 * (1 + frame.drafts) if frame.drafts else 0
+        rings = model.shape.ring_bytes(depth, frame.precision.widths)
+        sizes = sizes_of(config, model.max_positions, frame.geometry, device, rings)
         arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, frame.precision, device)
-        live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device)
-    runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides))
+        live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device, depth)
+    runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides), frame.drafts)
     with phases("compiling and capturing"):
         notes = prepare(runner, wanted(config, ceil_div(sizes.max_model_len, sizes.geometry.block)), sizes)
     if device.type == "cuda":
@@ -139,18 +146,18 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _decoder(config: EngineConfig, dtype: torch.dtype, device: torch.device, phases: Phases) -> HybridDecoder:
+def _decoder(config: EngineConfig, frame: Frame, phases: Phases) -> HybridDecoder:
     """The model with its weights, read from files or made up."""
 
     def make(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> Backend:
         with phases("importing kernels"):
             return backend_for(config, dtype, device)
 
-    directory = Path(config.model)
+    place, drafts = (frame.directory, frame.dtype, frame.device), frame.drafts > 0
     if config.dummy_seed is not None:
-        return dummy_decoder(directory, dtype, device, seed=config.dummy_seed, make=make)
+        return dummy_decoder(*place, seed=config.dummy_seed, make=make, drafts=drafts)
     with reading_progress(WallClock()) as progress:
-        return load_decoder(directory, dtype, device, progress=progress, make=make)
+        return load_decoder(*place, progress=progress, make=make, drafts=drafts)
 
 
 def _host(config: EngineConfig, sizes: Sizes, device: torch.device) -> HostArena | None:

@@ -21,12 +21,17 @@ def backend_for(config: HybridConfig, dtype: torch.dtype, device: torch.device) 
 
     In float32 and float16 a GPU computes in plain torch too: libraries for prompts take bfloat16, and that is what was tried.
     """
-    if device.type == "cuda" and dtype == torch.bfloat16 and importlib.util.find_spec("triton") is not None:
-        cuda = importlib.import_module("stepwell.model.cuda.backend")
-        if not cuda.unfit(config, dtype):
-            backend: Backend = cuda.CudaBackend(config, dtype, device)
-            return backend
+    if has_kernels(config, dtype, device):
+        backend: Backend = importlib.import_module("stepwell.model.cuda.backend").CudaBackend(config, dtype, device)
+        return backend
     return TorchBackend(config, dtype, device)
+
+
+def has_kernels(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether kernels compute such a model on this device. They do not draft yet; plain torch does."""
+    if device.type != "cuda" or dtype != torch.bfloat16 or importlib.util.find_spec("triton") is None:
+        return False
+    return not importlib.import_module("stepwell.model.cuda.backend").unfit(config, dtype)
 
 
 def sizes_up_to(rows: int) -> tuple[int, ...]:

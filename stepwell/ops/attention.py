@@ -178,7 +178,8 @@ def _plan_group(
     # query i of a tile; padding repeats the last one
     within = np.minimum(np.arange(queries), np.array([t.rows for t in tiles])[:, None] - 1)
     firsts = np.array([[t.first] for t in tiles])
-    whole = len(tiles) * queries == total  # no padding and nobody else: tiles are in the order of the batch
+    # no padding and nobody else: tiles are in the order of the batch
+    whole = len(tiles) * queries == sum(t.rows for t in tiles) == total
     hidden = np.flatnonzero(np.arange(width * block) >= ends[:, None]) if int(ends.min()) < length else None
     return TileGroup(
         rows=None if whole else _long((firsts + within).reshape(-1), device),

@@ -1,11 +1,27 @@
-"""How many drafts an answer's next step computes."""
+"""How many drafts an answer's next step computes, and how many were accepted."""
 
 from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
 
 from stepwell.cache.directory import Directory
 from stepwell.cache.shed import secure
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Running
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Drafts that were computed, and those of them that were accepted, by position: 1 for the first behind a drawn token."""
+
+    computed: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)
+
+    def add(self, drafts: int, drawn: int) -> None:
+        """An answer's step had so many drafts, and has drawn so many tokens."""
+        self.computed.update(range(1, drafts + 1))
+        self.accepted.update(range(1, min(drafts + 1, drawn)))
 
 
 def drafts_of(directory: Directory, config: SchedConfig, running: Running) -> int:

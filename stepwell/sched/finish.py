@@ -40,6 +40,7 @@ def finish(
         elif index in errors:
             _discard(queues, directory, share, errors[index])
         else:
+            queues.drafts.add(share.drafts, len(result.sampled[index]))
             settled = _settled(share, len(result.sampled[index]))
             job, start = share.running.job, share.running.computed
             kept, reason = _take(job, result.sampled[index], config)

@@ -246,6 +246,7 @@ class EngineLoop:
             prefetches={status.value: count for status, count in self.retention.counts.prefetches.items()},
             prefetched_tokens=self.retention.counts.prefetched_tokens,
             early_prefetches=self.retention.counts.early_prefetches,
+            drafts={at: (count, queues.drafts.accepted[at]) for at, count in queues.drafts.computed.items()},
             pages_copied=dict(self._copied),
             page_bytes=directory.config.geometry.page_bytes,
         )

@@ -12,6 +12,7 @@ from stepwell.cache.moves import Move
 from stepwell.cache.tally import Tally
 from stepwell.cache.tree import Node
 from stepwell.sched.board import Board
+from stepwell.sched.drafts import DraftCounts
 from stepwell.sched.job import Draining, Job, Kept, Leaving, Parked, Running, Waiting
 from stepwell.sched.lineup import Lineup
 from stepwell.sched.order import Order
@@ -41,6 +42,7 @@ class Queues:
     _line: Ints | None = None
     leaving: list[Leaving] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     moves: list[Move] = field(default_factory=list)
     ended: list[tuple[Request, Node]] = field(default_factory=list)
     trails: Trails = field(default_factory=Trails)

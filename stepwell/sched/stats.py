@@ -14,7 +14,8 @@ from stepwell.cache.tally import Tally
 class EngineStats:
     """One look. `tiers` by number; `sched_seconds` of the control plane alone (plans, commits, step building, publishing);
     `moves_overdue`, a part of `moves_in_flight`: copies between tiers that nobody waits for any longer; `pages_copied` by (source, target)
-    as copies begin, a state's image counted by its pages; `disk` and `disk_problems`: what the disk store counts, by name, and causes of
+    as copies begin, a state's image counted by its pages; `drafts` computed, and accepted, by position
+    behind a drawn token; `disk` and `disk_problems`: what the disk store counts, by name, and causes of
     trouble; empty without a disk."""
 
     waiting: int
@@ -46,6 +47,7 @@ class EngineStats:
     prefetches: Mapping[str, int] = field(default_factory=dict)
     prefetched_tokens: int = 0
     early_prefetches: int = 0
+    drafts: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     disk: Mapping[str, float] = field(default_factory=dict)
     disk_problems: Mapping[str, int] = field(default_factory=dict)
 

@@ -207,8 +207,10 @@ def _on_cpu(options: ServeOptions) -> bool:
 
 
 def _geometry(options: ServeOptions) -> Geometry:
-    config = options.config
-    return _model(options).shape.geometry(config.block_size, config.rung_grid, _precision(options).widths)
+    config, shape = options.config, _model(options).shape
+    if config.num_speculative_tokens and _on_cpu(options):
+        shape = shape.drafting()
+    return shape.geometry(config.block_size, config.rung_grid, _precision(options).widths)
 
 
 def _precision(options: ServeOptions) -> Precision:

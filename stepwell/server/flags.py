@@ -136,6 +136,13 @@ CudagraphCaptureSizes = Annotated[
 Deterministic = Annotated[
     bool, _option("The same prompt gives the same answer, cold or resumed: slower, and by no measured speed.", _MODEL)
 ]
+NumSpeculativeTokens = Annotated[
+    int,
+    _option(
+        "Tokens that the checkpoint's own layer for it (mtp.*) drafts for each answer and step; 0 for none. Answers stay the same.",
+        _MODEL,
+    ),
+]
 
 BlockSize = Annotated[int, _option("Tokens in a block, the unit of prefix matching.", _CACHE)]
 RungGrid = Annotated[int, _option("Prompt rungs stand on multiples of this many tokens.", _CACHE)]

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from stepwell.base.errors import ConfigError
-from stepwell.server.peer_flags import FLAGS, MANY, As, Needless, Only, PeerFlag, Refused, Switch
+from stepwell.server.peer_flags import FLAGS, MANY, As, Needless, Only, PeerFlag, Refused, Switch, Within
 
 _PEERS: Mapping[str, PeerFlag] = {name: row for row in FLAGS for name in row.names}
 
@@ -93,6 +93,14 @@ class _Line:
                     self.many.append(len(self.options) - 1)
             case Switch(ours, value, _):
                 self.options += [ours, value]
+            case Within(ours, inner, kind, kinds, why):
+                told = _object(name, values[0])
+                if told.get(kind) not in kinds:
+                    self.notes.append(f"{name} {values[0]} changes nothing: {why}")
+                elif inner in told:
+                    self._write(ours, str(told[inner]))
+                else:
+                    raise ConfigError(f"{name} {values[0]} needs {inner}, such as 3")
             case Needless(why):
                 self.notes.append(f"{' '.join([name, *values])} changes nothing: {why}")
             case Only(allowed, why):
@@ -119,6 +127,16 @@ def _taken(waiting: list[str], takes: int) -> list[str]:
     values = waiting[:count]
     del waiting[:count]
     return values
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name} needs a JSON object, not {text}")
+    return found
 
 
 def _spread(values: Iterable[str]) -> list[str]:

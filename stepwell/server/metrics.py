@@ -34,6 +34,7 @@ _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 _NEXT_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 _COPIED = "Bytes that copies between tiers were asked to move"
+_DRAFTS = "Drafted tokens by position (1: behind the drawn one), and whether accepted (yes, no)"
 _TEXTS = {
     "leases": "Named holds on pages, images or slots",
     "nodes": "Nodes of the prefix tree",
@@ -222,6 +223,11 @@ class _EngineGauges(Collector):
         for status in Status:
             prefetches.add_metric([status], stats.prefetches.get(status, 0))
         yield prefetches
+        drafts = CounterMetricFamily("stepwell_drafts", _DRAFTS, labels=["position", "accepted"])
+        for position, (computed, accepted) in enumerate(stats.drafts, 1):
+            drafts.add_metric([str(position), "yes"], accepted)
+            drafts.add_metric([str(position), "no"], computed - accepted)
+        yield drafts
         for name in GAUGES:
             yield GaugeMetricFamily(f"stepwell_{name}", _TEXTS[name], value=stats.gauges.get(name, 0))
         for name in COUNTERS:

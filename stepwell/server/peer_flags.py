@@ -36,6 +36,20 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
+class Within:
+    """A JSON object there, whose `field` is our flag `name`, where its field `kind` is one of `kinds`; else it changes nothing.
+
+    why   completes the sentence "… changes nothing: "
+    """
+
+    name: str
+    field: str
+    kind: str
+    kinds: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Needless:
     """Accepted and dropped. `why` completes the sentence "… changes nothing: "."""
 
@@ -57,7 +71,7 @@ class Refused:
     why: str
 
 
-Fate: TypeAlias = As | Switch | Needless | Only | Refused
+Fate: TypeAlias = As | Switch | Within | Needless | Only | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,9 @@ _KERNELS = Needless("the engine chooses its kernels and shapes itself")
 _LOADING = Needless("weights are read from safetensors files as fast as the disk gives them")
 _LOGS = Needless("see --log-level and --log-format")
 _TEXT = Needless("this engine reads and writes text alone")
-_DRAFTS = Needless("drafts change the speed of answers and never their tokens; none are used")
+_ONLY_MTP = "drafts change the speed of answers and never their tokens; only a checkpoint's own are used (--num-speculative-tokens)"
+_DRAFTS = Needless(_ONLY_MTP)
+_MTP = ("mtp", "qwen3_next_mtp", "qwen3_5_mtp", "qwen3_5_moe_mtp")
 _QUEUE = Needless("calls are served by priority and in the order in which they came")
 _GRAMMARS = Needless("grammars are read by llguidance, always")
 _RANKS = Needless("how ranks talk to each other is the engine's own choice")
@@ -173,7 +189,12 @@ FLAGS: tuple[PeerFlag, ...] = (
     ),
     _row("--cuda-graph-bs --cudagraph-capture-sizes", MANY, As("--cudagraph-capture-sizes")),
     _row("-O0 -O1 -O2 -O3", 0, _KERNELS),
-    _row("--speculative-config -sc --speculative-algo --speculative-algorithm --speculative-num-steps", 1, _DRAFTS),
+    _row(
+        "--speculative-config -sc",
+        1,
+        Within("--num-speculative-tokens", "num_speculative_tokens", "method", _MTP, _ONLY_MTP),
+    ),
+    _row("--speculative-algo --speculative-algorithm --speculative-num-steps", 1, _DRAFTS),
     _row("--speculative-eagle-topk --speculative-num-draft-tokens --speculative-draft-model-path", 1, _DRAFTS),
     _row("--speculative-moe-runner-backend --speculative-attention-mode", 1, _DRAFTS),
     _row("--enable-expert-parallel --enable-ep-moe --enable-eplb --enable-dp-attention", 0, _RANKS),

@@ -88,7 +88,7 @@ def too_little_to_load() -> Harness:
     return harness
 
 
-SEEDS = (59, 158, 206, 0, 41, 66, *range(1, 12))
+SEEDS = (59, 158, 206, 0, 41, 66, 22, *range(1, 12))
 """In the first three an audit finds a wrong byte; the others make up for what a change of the engine may do to these."""
 
 

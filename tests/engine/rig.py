@@ -13,6 +13,7 @@ from stepwell.engine.sampler import Sampler
 from stepwell.engine.torch_runner import TorchRunner
 from stepwell.model.backend import Forward, Output
 from stepwell.model.decoder import HybridDecoder
+from stepwell.model.drafter import DraftForward
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Carry, Cut, Fresh, Sample, StateStart, Step, StepResult, Work
 from stepwell.store.device import DeviceArena, LiveStates, Precision
@@ -36,6 +37,9 @@ class Recorder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.decoder.logits(hidden)
 
+    def draft(self, forward: DraftForward, hidden: torch.Tensor) -> torch.Tensor:
+        return self.decoder.draft(forward, hidden)
+
 
 class Rig:
     """A runner with its arena; pages are handed out in random order and start, like the states, as `poison` bytes."""
@@ -52,7 +56,9 @@ class Rig:
         state: torch.dtype = torch.float32,
         block: int = 16,
         depth: int = 0,
+        drafts: int = 0,
     ) -> None:
+        """`drafts` need a depth of twice as many, and two."""
         precision = Precision(decoder.dtype, decoder.dtype, state)
         shape, device = decoder.config.shape, decoder.device
         self.geometry = shape.geometry(block, widths=precision.widths)
@@ -62,7 +68,7 @@ class Rig:
             memory.view(torch.uint8).fill_(poison)
         self.recorder = Recorder(decoder)
         recorder: Any = self.recorder
-        self.runner = TorchRunner(recorder, self.arena, self.live, Sampler(eos))
+        self.runner = TorchRunner(recorder, self.arena, self.live, Sampler(eos), drafts)
         self._free = np.random.default_rng(seed).permutation(pages).astype(np.int32)
 
     def take(self, count: int) -> Ints:

@@ -68,6 +68,8 @@ def test_prefill_sees_what_came_before(length: int, start: int) -> None:
         ((5, 300, 200, 9, 600, 41), (4, 299, 0, 0, 3, 0)),
         ((40, 33, 47), (0, 0, 0)),
         ((300, 290), (0, 17)),
+        ((20, 20, 9), (17, 18, 8)),  # padded, the first two have as many rows as the batch
+        ((20, 20), (19, 18)),
     ],
 )
 def test_sequences_of_any_number_of_new_tokens_equal_each_alone(

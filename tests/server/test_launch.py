@@ -27,7 +27,7 @@ LINES: tuple[tuple[str, dict[str, Any]], ...] = (
         f"{NEXT} --tokenizer-mode auto --gpu-memory-utilization 0.8 "
         """--speculative-config '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}' """
         "--tensor-parallel-size 1 --no-enable-chunked-prefill",
-        {"model": NEXT, "gpu_memory_utilization": 0.8},
+        {"model": NEXT, "gpu_memory_utilization": 0.8, "num_speculative_tokens": 2},
     ),
     (f"{NEXT} --port 8000 --max-model-len 262144 --tool-call-parser hermes --enable-auto-tool-choice", {}),
     (f"{BIG} --port 8000 --max-model-len 262144 --reasoning-parser qwen3", {"max_model_len": 262144}),
@@ -42,7 +42,7 @@ LINES: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         f"{BIG} --mm-encoder-tp-mode data --mm-processor-cache-type shm --reasoning-parser deepseek_r1 "
         """--speculative-config '{"method": "mtp", "num_speculative_tokens": 1}' --attention-backend FLASH_ATTN""",
-        {},
+        {"num_speculative_tokens": 1},
     ),
     (
         f"--model {BIG} --trust-remote-code --async-scheduling --no-enable-prefix-caching --max-num-seqs 128 "
@@ -118,6 +118,14 @@ def test_graphs_are_switched_off_and_sized_by_the_flags_of_other_engines() -> No
         read("M --cudagraph-capture-sizes 0", "serve")
     with pytest.raises(ConfigError, match="--cudagraph-capture-sizes takes whole numbers"):
         read("M --cudagraph-capture-sizes few", "serve")
+
+
+def test_drafts_of_other_methods_change_nothing_and_what_is_no_config_is_told() -> None:
+    launch = read_launch(shlex.split("""M -sc '{"method": "eagle3", "num_speculative_tokens": 2}'"""), OWN)
+    assert launch.arguments == ("--", "M") and "changes nothing: drafts change the speed" in launch.notes[0]
+    for wrong in ("[3]", "three", '{"method": "mtp"}'):
+        with pytest.raises(ConfigError, match="--speculative-config"):
+            read_launch(["M", "--speculative-config", wrong], OWN)
 
 
 @pytest.mark.parametrize(
