@@ -5,18 +5,37 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from stepwell.base.errors import StoreError
-from stepwell.cache.moves import LiveState, Move, Report, Task, moves_of
+from stepwell.base.units import ceil_div
+from stepwell.cache.moves import Extent, LiveState, Move, Report, Task, moves_of
 from stepwell.store.copier import Copier, Flight
 from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
+class _Whole:
+    """A move, as far as its parts have ended."""
+
+    move: Move
+    left: int
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """What is begun at a time of a move that is too long to stand in a link's queue: a move of its own, of some of the slots."""
+
+    move: Move
+    of: _Whole
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _InFlight:
-    moves: list[Move]
+    parts: list[_Part]
     flight: Flight
 
 
@@ -100,15 +119,16 @@ class _Lane:
         self._tickets = tickets
         self._limit = in_flight
         self._pages = copier.together // copier.page_bytes
-        self._moves: deque[Move] = deque()
+        self._parts: deque[_Part] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name=f"stepwell-copies-{name}", daemon=True)
         self._thread.start()
 
     def put(self, moves: Sequence[Move]) -> None:
+        parts = [part for move in moves for part in _parts(move, self._pages)]
         with self._changed:
-            self._moves.extend(moves)
+            self._parts.extend(parts)
             self._changed.notify()
 
     def close(self) -> None:
@@ -122,54 +142,92 @@ class _Lane:
     def _work(self) -> None:
         flying: deque[_InFlight] = deque()
         while True:
-            moves = self._take(wait=not flying)
-            if moves:
-                self._begin(moves, flying)
+            parts = self._take(wait=not flying)
+            if parts:
+                self._begin(parts, flying)
             elif not flying:
                 return
-            must_wait = not moves or len(flying) >= self._limit
+            must_wait = not parts or len(flying) >= self._limit
             while flying and (must_wait or _arrived(flying[0].flight)):
                 self._land(flying.popleft())
                 must_wait = False
 
-    def _take(self, wait: bool) -> list[Move]:
-        """The next moves that go together. None: nothing is queued, and with `wait` nothing ever will be."""
+    def _take(self, wait: bool) -> list[_Part]:
+        """The next parts that go together. None: nothing is queued, and with `wait` nothing ever will be."""
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._moves or self._closing)
-            taken: list[Move] = []
+                self._changed.wait_for(lambda: self._parts or self._closing)
+            taken: list[_Part] = []
             room = self._pages
-            while self._moves and (not taken or (_alike(taken[0], self._moves[0]) and room > 0)):
-                taken.append(self._moves.popleft())
-                room -= len(taken[-1].source.slots)
+            while self._parts and (not taken or self._joins(taken[0], room)):
+                taken.append(self._parts.popleft())
+                room -= len(taken[-1].move.source.slots)
             return taken
 
-    def _begin(self, moves: list[Move], flying: deque[_InFlight]) -> None:
-        if self._closing:
-            for move in moves:
-                self._tickets.end(move, "the copy worker was closed before this copy began")
+    def _joins(self, first: _Part, room: int) -> bool:
+        """Whether the next part goes together with `first`, which leaves room for so many pages."""
+        move = self._parts[0].move
+        return _alike(first.move, move) and len(move.source.slots) <= room
+
+    def _begin(self, parts: list[_Part], flying: deque[_InFlight]) -> None:
+        why = "the copy worker was closed before this copy began" if self._closing else ""
+        for part in parts:
+            if error := part.of.error or why:
+                self._end(part, error)
+        parts = [part for part in parts if not part.of.error]
+        if not parts:
             return
         try:
-            flight = self._copier.begin(moves)
+            flight = self._copier.begin([part.move for part in parts])
         except Exception as error:
-            if len(moves) == 1:
-                self._tickets.end(moves[0], describe(error))
+            if len(parts) == 1:
+                self._end(parts[0], describe(error))
             else:  # it is one of them: the others go on
-                for move in moves:
-                    self._begin([move], flying)
+                for part in parts:
+                    self._begin([part], flying)
             return
-        flying.append(_InFlight(moves, flight))
+        flying.append(_InFlight(parts, flight))
 
     def _land(self, copy: _InFlight) -> None:
         try:
             seconds = copy.flight.land()
         except Exception as error:
-            for move in copy.moves:
-                self._tickets.end(move, describe(error))
+            for part in copy.parts:
+                self._end(part, describe(error))
             return
-        pages = sum(len(move.source.slots) for move in copy.moves)
-        for move in copy.moves:
-            self._tickets.end(move, "", seconds * len(move.source.slots) / max(1, pages))
+        pages = sum(len(part.move.source.slots) for part in copy.parts)
+        for part in copy.parts:
+            self._end(part, "", seconds * len(part.move.source.slots) / max(1, pages))
+
+    def _end(self, part: _Part, error: str, seconds: float = 0.0) -> None:
+        """A part has ended; with the last one its move has. A move of which a part has failed begins no more of them."""
+        whole = part.of
+        whole.left -= 1
+        whole.seconds += seconds
+        whole.error = whole.error or error
+        if not whole.left:
+            self._tickets.end(whole.move, whole.error, 0.0 if whole.error else whole.seconds)
+
+
+def _parts(move: Move, pages: int) -> list[_Part]:
+    """The move in parts of like length, at most `pages` pages (0: of any length). An image that goes to a live state is one."""
+    source, target, count = move.source, move.target, len(move.source.slots)
+    if not pages or count <= pages or isinstance(target, LiveState) or len(target.slots) != count:
+        return [_Part(move, _Whole(move, 1))]
+    size = ceil_div(count, ceil_div(count, pages))
+    cuts = range(0, count, size)
+    whole = _Whole(move, len(cuts))
+    return [
+        _Part(
+            replace(
+                move,
+                source=Extent(source.tier, source.slots[at : at + size]),
+                target=Extent(target.tier, target.slots[at : at + size]),
+            ),
+            whole,
+        )
+        for at in cuts
+    ]
 
 
 def _alike(one: Move, other: Move) -> bool:

@@ -220,8 +220,10 @@ class Batches:
 
     page_bytes, name, together = PAGE, "batches", 4 * PAGE
 
-    def __init__(self, failing: int = -1) -> None:
+    def __init__(self, failing: int = -1, broken_page: int = -1) -> None:
         self.begun: list[list[int]] = []
+        self.moved: dict[int, list[tuple[int, int]]] = {}
+        self._broken_page = broken_page
         self.entered, self.permit = threading.Event(), threading.Event()
         self._failing = failing
 
@@ -230,7 +232,13 @@ class Batches:
         assert self.permit.wait(30)
         if any(move.ticket == self._failing for move in moves):
             raise StoreError("no such slot")
+        if any(self._broken_page in move.source.slots for move in moves):
+            raise StoreError("no such slot")
         self.begun.append([move.ticket for move in moves])
+        for move in moves:
+            if isinstance(move.target, Extent):
+                pairs = zip(move.source.slots.tolist(), move.target.slots.tolist(), strict=True)
+                self.moved.setdefault(move.ticket, []).extend(pairs)
         return Landed(1.0)
 
 
@@ -240,7 +248,7 @@ def test_small_moves_of_one_way_go_together_up_to_a_size() -> None:
     with CopyMover(copier) as mover:
         mover.start([load(0, ints(0), ints(0))])
         assert copier.entered.wait(30)
-        mover.start([*(load(t, ints(t, 0, 0), ints(t, 0, 0)) for t in (1, 2, 3)), image, load(9, ints(0), ints(0))])
+        mover.start([*(load(t, ints(t, 0), ints(t, 0)) for t in (1, 2, 3)), image, load(9, ints(0), ints(0))])
         copier.permit.set()
         reports = finish(mover)
     assert copier.begun == [[0], [1, 2], [3], [8], [9]]
@@ -258,6 +266,32 @@ def test_one_of_several_that_cannot_begin_fails_alone() -> None:
         (1, True),
         (2, False),
         (3, True),
+    ]
+
+
+def test_a_long_move_goes_in_parts_and_is_reported_once_with_the_time_of_all() -> None:
+    copier = Batches()
+    with CopyMover(copier) as mover:
+        mover.start([save(1, ints(*range(10)), ints(*range(10, 20))), save(2, ints(20), ints(0))])
+        copier.permit.set()
+        reports = finish(mover)
+        totals = mover.totals()[Tier.DEVICE, Tier.HOST]
+    assert copier.begun == [[1], [1], [1, 2]]
+    assert copier.moved[1] == [(slot, slot + 10) for slot in range(10)]
+    assert [report.ticket for report in reports] == [1, 2]
+    assert reports[0].seconds == pytest.approx(1 + 1 + 2 / 3) and (totals.moves, totals.bytes) == (2, 11 * PAGE)
+
+
+def test_a_long_move_of_which_a_part_fails_begins_no_more_of_them() -> None:
+    copier = Batches(broken_page=5)
+    with CopyMover(copier, in_flight=1) as mover:
+        mover.start([save(1, ints(*range(16)), ints(*range(16))), save(2, ints(20), ints(0))])
+        copier.permit.set()
+        reports = finish(mover)
+    assert copier.begun == [[1], [2]]
+    assert [(report.ticket, report.ok, report.error) for report in reports] == [
+        (1, False, "no such slot"),
+        (2, True, ""),
     ]
 
 
