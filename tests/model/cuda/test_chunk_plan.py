@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.model.cuda.chunk_plan import plan_chunks
@@ -20,6 +20,7 @@ def prompts(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]]]:
     return counts, cuts
 
 
+@settings(deadline=None)
 @given(prompts())
 def test_chunks_cover_every_row_once_and_end_at_cuts(made: tuple[list[int], list[tuple[int, int]]]) -> None:
     counts, cuts = made
