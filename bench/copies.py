@@ -99,7 +99,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each case; medians are reported (default 5)")
     parser.add_argument("--beside", nargs="*", default=[], help="shapes whose decode steps run beside saves, on CUDA")
     parser.add_argument("--rows", type=int, default=8, help="sequences of those steps (default 8)")
-    parser.add_argument("--in-flight", type=int, default=2, help="calls in flight at once, on CUDA (default 2)")
+    parser.add_argument("--in-flight", type=int, default=3, help="calls in flight at once, on CUDA (default 3)")
     return parser.parse_args()
 
 

@@ -54,7 +54,7 @@ class CopyMover:
     overlap.
     """
 
-    def __init__(self, copier: Copier, *, in_flight: int = 2) -> None:
+    def __init__(self, copier: Copier, *, in_flight: int = 3) -> None:
         assert in_flight >= 1
         self._tickets = Tickets(copier.page_bytes)
         self._up, self._down = (_Lane(name, copier, self._tickets, in_flight) for name in ("up", "down"))

@@ -25,8 +25,8 @@ from stepwell.store.cudart import Cudart
 from stepwell.store.host import HostArena
 from stepwell.store.pieces import Pieces, Spans, pieces
 
-_TOGETHER = 16 << 20
-"""Bytes: a call takes a tenth of a millisecond of the interpreter's time, these three; whatever else wants the copy engine waits behind."""
+_TOGETHER = 32 << 20
+"""Bytes: a call takes a tenth of a millisecond of the interpreter's time, these six; whatever else wants the copy engine waits behind."""
 
 
 class Sent(Protocol):
