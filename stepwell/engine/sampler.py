@@ -19,6 +19,7 @@ from stepwell.base.geometry import Ints
 from stepwell.engine.batching import Asked
 from stepwell.engine.grammars import GuideError
 from stepwell.engine.guide import Allowed, Guides
+from stepwell.engine.tallies import Tallies
 from stepwell.model.backend import Output
 from stepwell.model.batch import Longs
 from stepwell.ops.adjust import Rated, add_bias, completing, forbid, keep_only, penalise, repeat_less, score
@@ -70,12 +71,13 @@ class Chosen:
 class Sampler:
     """Chooses the tokens of steps. `guides` None: requests with a grammar fail."""
 
-    __slots__ = ("_eos", "_guides")
+    __slots__ = ("_eos", "_guides", "_tallies")
 
     def __init__(self, eos_token_ids: tuple[int, ...] = (), guides: Guides | None = None) -> None:
         """`eos_token_ids` are not sampled before a request's `min_tokens`."""
         self._eos = eos_token_ids
         self._guides = guides
+        self._tallies = Tallies()
 
     def choose(self, asked: Asked, output: Output, draw: Callable[[Tensor], Tensor], upload: Upload) -> Chosen:
         """The tokens of a pass: those that it has drawn itself, or, where some logits are special, drawn by `draw` once these are adjusted.
@@ -106,11 +108,12 @@ class Sampler:
         params = one.params
         if params.looks_back:
             if params.penalises:
-                _penalise(row, one)
+                self._penalise(row, one)
             if params.allowed:
                 keep_only(row, one.sent(params.allowed))
             if params.bad_words:
-                forbid(row, one.sent(completing(params.bad_words, one.answer.tolist())))
+                longest = max(map(len, params.bad_words))
+                forbid(row, one.sent(completing(params.bad_words, one.answer[-longest:].tolist())))
         if params.logit_bias:
             _bias(row, one)
         if params.grammar and one.history is not None:
@@ -122,6 +125,14 @@ class Sampler:
         if one.index < params.min_tokens:
             ends = params.stop_token_ids + (() if params.ignore_eos else self._eos)
             forbid(row, one.sent([token for token in ends if 0 <= token < row.shape[0]]))
+
+    def _penalise(self, row: Tensor, one: _One) -> None:
+        params = one.params
+        tally = self._tallies.of(one.name, one.past, one.index, row, one.sent)
+        if params.repetition_penalty != 1.0:
+            repeat_less(row, tally.seen, params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            penalise(row, tally.times, params.presence_penalty, params.frequency_penalty)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,15 +181,6 @@ def score_targets(
 def scored(parts: Sequence[Rated]) -> tuple[Scored, ...]:
     """As a caller hears of it. Waits for the device."""
     return tuple(Scored(own, tuple(top)) for part in parts for own, top in part.rows())
-
-
-def _penalise(row: Tensor, one: _One) -> None:
-    params = one.params
-    seen = one.sent(one.past)
-    if params.repetition_penalty != 1.0:
-        repeat_less(row, seen, params.repetition_penalty)
-    if one.index and (params.presence_penalty or params.frequency_penalty):
-        penalise(row, seen[len(seen) - one.index :], params.presence_penalty, params.frequency_penalty)
 
 
 def _bias(row: Tensor, one: _One) -> None:

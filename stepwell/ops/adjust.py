@@ -15,16 +15,12 @@ _FLOOR = -9999.0  # JSON has no minus infinity
 
 
 def repeat_less(row: Tensor, seen: Tensor, penalty: float) -> None:
-    """Divide the positive and multiply the negative logits of the `seen` tokens by `penalty`, once each (Keskar et al., 2019)."""
-    logits = row.index_select(
-        0, seen
-    )  # equal tokens have equal logits: it does not matter which of them is written last
-    row.index_copy_(0, seen, torch.where(logits > 0, logits / penalty, logits * penalty))
+    """Divide the positive and multiply the negative logits of the tokens `seen`, bool [vocab], by `penalty` (Keskar et al., 2019)."""
+    row.copy_(torch.where(seen, torch.where(row > 0, row / penalty, row * penalty), row))
 
 
-def penalise(row: Tensor, answer: Tensor, presence: float, frequency: float) -> None:
-    """Lower each token of the answer by `presence`, and by `frequency` for each time that it is there. O(vocab)."""
-    times = torch.zeros_like(row).index_add_(0, answer, torch.ones_like(answer, dtype=row.dtype))
+def penalise(row: Tensor, times: Tensor, presence: float, frequency: float) -> None:
+    """Lower each token of an answer by `presence`, and by `frequency` for each of the `times` that it is there, float32 [vocab]."""
     row.sub_(presence * (times > 0) + frequency * times)
 
 

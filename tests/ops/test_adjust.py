@@ -13,13 +13,13 @@ from stepwell.ops.adjust import add_bias, penalise, repeat_less, score  # noqa: 
 
 def test_repetition_lowers_each_seen_token_once_whatever_its_sign() -> None:
     row = torch.tensor([2.0, -2.0, 1.0, 0.0])
-    repeat_less(row, torch.tensor([0, 0, 1, 3]), 2.0)
+    repeat_less(row, torch.tensor([True, True, False, True]), 2.0)
     assert row.tolist() == [1.0, -4.0, 1.0, 0.0]
 
 
 def test_presence_counts_once_and_frequency_each_time() -> None:
     row = torch.zeros(4)
-    penalise(row, torch.tensor([1, 1, 3]), presence=1.0, frequency=0.25)
+    penalise(row, torch.tensor([0.0, 2.0, 0.0, 1.0]), presence=1.0, frequency=0.25)
     assert row.tolist() == [0.0, -1.5, 0.0, -1.25]
 
 
