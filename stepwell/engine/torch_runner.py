@@ -122,8 +122,8 @@ class TorchRunner:
             self._arena.put(pages, inner.rows)
         for at in range(0, len(laid.ends), _IMAGES_AT_ONCE):
             part = laid.ends[at : at + _IMAGES_AT_ONCE]
-            slots, pages = self._sent([np.array([slot for slot, _ in part]), np.concatenate([own for _, own in part])])
-            self._arena.put(pages, self._live.pack(slots).rows)
+            (pages,) = self._sent([np.concatenate([own for _, own in part])])
+            self._arena.put(pages, self._live.pack(np.array([slot for slot, _ in part], np.int32)).rows)
 
     def _sent(self, numbers: Sequence[Ints]) -> list[Tensor]:
         return self._decoder.backend.upload([one.astype(np.int64) for one in numbers]) if numbers else []

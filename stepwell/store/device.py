@@ -147,10 +147,14 @@ class LiveStates:
         self.committed[slot] = self.pending[slot] = 0
 
     def new_images(self, count: int) -> Images:
-        """Images of zeros, to be filled."""
+        """Images to be filled: `recurrent` and `conv` are whatever was there, the rest is zero."""
         geometry = self._geometry
         size = count * geometry.image_pages, geometry.page_bytes
-        return self.as_images(torch.zeros(size, dtype=torch.uint8, device=self.recurrent.device))
+        rows = torch.empty(size, dtype=torch.uint8, device=self.recurrent.device)
+        windows = self.conv[:, 0, : self._back]
+        states = self.recurrent[:, 0].numel() * self.recurrent.itemsize + windows.numel() * windows.itemsize
+        rows.view(-1, geometry.image_pages * geometry.page_bytes)[:, states:] = 0
+        return self.as_images(rows)
 
     def as_images(self, rows: Tensor) -> Images:
         """Views into images' bytes, uint8 [images · image_pages, page_bytes] and contiguous."""
@@ -166,12 +170,13 @@ class LiveStates:
             _layers_first(flat[:, behind:], self.hidden),
         )
 
-    def pack(self, slots: Ints | Tensor) -> Images:
+    def pack(self, slots: Ints) -> Images:
         """A copy of these slots' states; nothing may be pending in them."""
-        images, at = self.new_images(len(slots)), index(slots, self.recurrent.device)
-        images.recurrent.copy_(self.recurrent.index_select(1, at))
-        images.conv.copy_(self.conv[:, :, : self._back].index_select(1, at))
-        images.hidden.copy_(self.hidden.index_select(1, at))
+        images = self.new_images(len(slots))
+        for i, slot in enumerate(slots.tolist()):  # one by one, each byte is read and written once
+            images.recurrent[:, i].copy_(self.recurrent[:, slot])
+            images.conv[:, i].copy_(self.conv[:, slot, : self._back])
+            images.hidden[:, i].copy_(self.hidden[:, slot])
         return images
 
     def load_image(self, slot: int, image: Rows) -> None:

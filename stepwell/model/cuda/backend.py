@@ -121,7 +121,8 @@ class CudaBackend:
             drawing = Drawing(len(draws), False, slots, None if draws.greedy else settings_from(settings))
 
         def replay() -> Output:
-            found = [first.replay()] if first is not None and first.replay is not None else []
+            # graphs share their memory: what one leaves is overwritten by the next
+            found = [first.replay().copied()] if first is not None and first.replay is not None else []
             for piece in pieces:
                 output = graphs.run(piece, checkpoints, batch.plain)
                 if piece.settings is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ pytest.importorskip("triton")
 
 from stepwell.engine.batching import Layout, lay_out  # noqa: E402
 from stepwell.engine.wishes import Wishes  # noqa: E402
-from stepwell.model.backend import Prepared  # noqa: E402
+from stepwell.model.backend import Output, Prepared  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend  # noqa: E402
 from stepwell.model.cuda.prompt_graphs import Piece, PromptGraphs, Room  # noqa: E402
 from stepwell.model.loading import dummy_decoder  # noqa: E402
@@ -65,6 +67,33 @@ def test_a_padded_prompt_equals_one_as_it_comes_and_writes_nowhere_else(tmp_path
     written_alike = (rigs[0].arena.rows == 0xFF).all(1) == (rigs[1].arena.rows == 0xFF).all(1)
     assert written_alike.all()
     assert rigs[0].live.recurrent[:, 3:5].isnan().all()
+
+
+def overwriting(rig: Rig) -> None:
+    """Have each recorded pass write over what the ones before it have left, as graphs do that share their memory."""
+    backend: Any = rig.recorder.backend
+    left: list[torch.Tensor] = []
+
+    def run(compute: Callable[[], Output]) -> Output:
+        for tensor in left:
+            tensor.fill_(-7)
+        output = compute()
+        left[:] = [output.hidden, output.logits, *([output.tokens] if output.tokens is not None else [])]
+        return output
+
+    for passes in (backend._prompts_of._passes, backend._decodes_of._passes):
+        for size, passed in list(passes.items()):
+            passes[size] = replace(passed, compute=partial(run, passed.compute))
+
+
+def test_passes_of_one_step_keep_their_results_though_they_share_memory(tmp_path: Path) -> None:
+    rigs = rig_of(tmp_path, Prepared((2,), (64,), 8)), rig_of(tmp_path)
+    overwriting(rigs[0])
+    tables = [rigs[0].table(30) for _ in range(3)]
+    same(rigs, (work(TOKENS, tables[0], 0, 5), work(TOKENS, tables[1], 0, 7, slot=1)))
+    beside = work(TOKENS, tables[0], 5, 6), work(TOKENS, tables[1], 7, 9, slot=1), work(TOKENS, tables[2], 0, 3, slot=2)
+    same(rigs, beside)
+    same(rigs, (work(TOKENS, tables[0], 6, 7, sample=TALL), work(TOKENS, tables[1], 9, 11, slot=1)))
 
 
 def test_in_windows_a_prompt_is_the_same_to_the_bit_however_it_is_divided(tmp_path: Path) -> None:
