@@ -259,9 +259,58 @@ class Aider:
         return _spoken({"main": [Answer("It says hello there."), Answer("It still does.")]}, lambda *call: "main")
 
 
+@dataclass(frozen=True, slots=True)
+class Cline:
+    context: int = 22_000
+
+    def prepare(self, work: Path, home: Path, url: str) -> None:
+        _fill(work)
+
+    def environment(self, url: str, home: Path) -> dict[str, str]:
+        return {"WELL_URL": f"{url}/v1"}
+
+    def turns(self, programs: Path, work: Path) -> list[list[str]]:
+        """The first one says where the server is. Each of the others is a session of its own: one can be resumed in the terminal alone."""
+        program = str(programs / "node_modules/.bin/cline")
+        data = ["--data-dir", str(work.parent / "home/cline")]
+        auth = 'exec "$0" auth openai --apikey none --modelid q35 --baseurl "$WELL_URL" "$@"'
+        said = ["look around, write a file and look at the picture", "now run what you have written"]
+        said.append("read the large file until you know it by heart")
+        return [["sh", "-c", auth, program, *data], *([program, *data, "--json", text] for text in said)]
+
+    def script(self) -> Script:
+        main = [
+            Answer("I look around.", calls=(("run_commands", {"commands": ["ls"]}),)),
+            Answer(
+                "I write it.",
+                calls=(
+                    ("editor", {"path": "hello.py", "new_text": "print('1.10')\n# True\nprint(None)\n"}),
+                    ("run_commands", {"commands": ["cat hello.txt"]}),
+                ),
+            ),
+            Answer("Now the picture.", calls=(("read_files", {"files": [{"path": "dot.png"}]}),)),
+            Answer(
+                "I ask.", calls=(("spawn_agent", {"systemPrompt": "You look at files.", "task": "list the files"}),)
+            ),
+            Answer("It is written."),
+            Answer("I run it.", calls=(("run_commands", {"commands": ["python3 hello.py"]}),)),
+            Answer("It says 1.10."),
+            *[Answer("Again.", calls=(("run_commands", {"commands": [f"cat big.txt; echo {i}"]}),)) for i in range(6)],
+            Answer("I know it by heart."),
+        ]
+        sub = [Answer("I look.", calls=(("run_commands", {"commands": ["ls"]}),)), Answer("There are three files.")]
+        return _spoken({"main": main, "sub-agent": sub}, self._kind)
+
+    def _kind(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> str:
+        if "You look at files." in json.dumps(body["messages"][:1]):
+            return "sub-agent"
+        return "main" if body.get("tools") else "compaction"
+
+
 PROGRAMS: dict[str, Program] = {
     "claude-code": ClaudeCode(),
     "codex": Codex(),
     "opencode": OpenCode(),
     "aider": Aider(),
+    "cline": Cline(),
 }

@@ -1,4 +1,4 @@
-"""Real coding agents on the real server: Claude Code, Codex, opencode and aider, headless, over turns of several steps.
+"""Real coding agents on the real server: Claude Code, Codex, opencode, aider and Cline, headless, over turns of several steps.
 
 bench/real_agents.sh runs it in a network namespace with loopback alone. The model is scripted (`bench/scripted_engine.py`); HTTP, chat
 template, tokens, scheduler and cache are the real ones. A step is listed with the tokens of its prompt that had been computed

@@ -118,8 +118,10 @@ class Guides:
         if mask is None or mask.done():
             return True
         left = self._matchers[request_id].asked + self._grace - time.monotonic()
+        if left <= 0:
+            return False  # even a wait of no time gives the interpreter's lock away, to a thread that may keep it
         try:
-            mask.exception(None if left == inf else max(0.0, left))
+            mask.exception(None if left == inf else left)
         except Late:
             return False
         return True

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
-from stepwell.engine.fair_pool import QUICK, FairPool
+from stepwell.engine.fair_pool import QUICK, REST, FairPool
 
 
 @pytest.fixture
@@ -75,6 +76,16 @@ def test_who_has_used_least_goes_first_and_idle_time_is_not_saved_up() -> None:
     for one in waiting:
         one.result(20)
     assert set(order[:6]) == {"a", "new"}, "who comes new begins where the others are"
+    pool.close()
+
+
+def test_a_thread_rests_behind_a_dear_piece_and_not_behind_a_quick_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, rests = FairPool(threads=1), list[float]()
+    monkeypatch.setattr(pool._ended, "wait", rests.append)
+    for seconds in (0.0, 3 * QUICK, 0.0):
+        pool.submit(b"a", partial(burn, seconds)).result(20)
+    pool.submit(b"a", lambda: None).result(20)
+    assert len(rests) == 1 and rests[0] >= REST * 3 * QUICK
     pool.close()
 
 
