@@ -14,6 +14,8 @@ from stepwell.base.shapes import Config, ModelShape, text_config
 from stepwell.model.ends import Ends
 from stepwell.model.files import LONGEST_CONFIG, read_json
 from stepwell.model.fp8_format import SERVED, Fp8Format
+from stepwell.model.rope import NO_STRETCH, Stretch, Yarn
+from stepwell.model.rope import SERVED as SERVED_ROPES
 
 # Fields with one supported value. Absent is fine: these values are the defaults.
 _FIXED: tuple[tuple[str, object], ...] = (
@@ -37,6 +39,7 @@ class HybridConfig:
     dtype           what the checkpoint calls its element type ("bfloat16", "float16", "float32")
     ends            tokens that end an answer: what config.json names and, from a directory, what its other files do
     max_positions   the longest sequence that the checkpoint was made for
+    yarn            how rotary positions are stretched to longer contexts; None: they are not
     fp8             how matrices are stored that are in FP8; None: none is
     """
 
@@ -48,6 +51,7 @@ class HybridConfig:
     dtype: str
     ends: Ends
     max_positions: int
+    yarn: Yarn | None = None
     fp8: Fp8Format | None = None
 
     @classmethod
@@ -59,7 +63,9 @@ class HybridConfig:
             found = text.get(name, config.get(name, value))
             if found != value:
                 raise ConfigError(f"config.json has {name} = {found!r}: only {value!r} is supported")
-        theta, share = _rope(text)
+        theta, share, scaling = _rope(text)
+        positions = int(_number(text, "max_position_embeddings", _POSITIONS))
+        yarn = None if scaling is None else Yarn.from_config(scaling, positions)
         rotary = int(shape.head_dim * share)
         if rotary % 2 or not 0 < rotary <= shape.head_dim:
             raise ConfigError(
@@ -73,7 +79,8 @@ class HybridConfig:
             norm_topk=shape.model_type != "qwen3_next" or bool(text.get("norm_topk_prob", True)),
             dtype=_dtype(text, config),
             ends=Ends.from_config(config),
-            max_positions=int(_number(text, "max_position_embeddings", _POSITIONS)),
+            max_positions=positions if yarn is None else max(positions, yarn.positions),
+            yarn=yarn,
             fp8=Fp8Format.from_config(text.get("quantization_config", config.get("quantization_config"))),
         )
 
@@ -86,23 +93,31 @@ class HybridConfig:
         return replace(config, ends=Ends.from_directory(directory))
 
     @property
+    def rope_stretch(self) -> Stretch:
+        """How rotation is slowed, and queries and keys are scaled."""
+        if self.yarn is None:
+            return NO_STRETCH
+        return Stretch(self.yarn.factor, *self.yarn.ramp(self.rotary_dim, self.rope_theta), self.yarn.scale)
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
         return self.ends.tokens
 
 
-def _rope(text: Config) -> tuple[float, float]:
-    """Base and rotated share, from `rope_parameters` or, in older files, from the top level and `rope_scaling`."""
+def _rope(text: Config) -> tuple[float, float, Config | None]:
+    """Base and rotated share, from `rope_parameters` or, in older files, from the top level and `rope_scaling`; and what YaRN is told."""
     rope = text.get("rope_parameters")
     scaling = rope if rope is not None else text.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         raise ConfigError(f"config.json needs rope_parameters as an object, not {scaling!r}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     # "mrope" is the older name of positions in three parts, which are equal for text
-    if kind not in ("default", "mrope"):
-        raise ConfigError(f"config.json has rope_type {kind!r}: only 'default' is supported")
+    if kind not in ("default", "mrope", "yarn"):
+        raise ConfigError(f"config.json has rope_type {kind!r}: served are {SERVED_ROPES}")
     merged = {**text, **scaling}
-    return _number(merged, "rope_theta", 10000.0), _number(merged, "partial_rotary_factor", 0.25)
+    share = _number(merged, "partial_rotary_factor", 0.25)
+    return _number(merged, "rope_theta", 10000.0), share, scaling if kind == "yarn" else None
 
 
 def _number(config: Config, name: str, default: float) -> float:

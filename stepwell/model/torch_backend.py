@@ -23,7 +23,7 @@ from stepwell.ops.experts import gated_mlp, mixture, route
 from stepwell.ops.linear import Dense, DenseStack, Linear, LinearStack, placed
 from stepwell.ops.norm import gated_rms_norm, inverse_rms, rms_norm
 from stepwell.ops.pending import Lanes, conv_step, delta_step, fold_pending
-from stepwell.ops.rotary import Angles, Rotary, rotate
+from stepwell.ops.rotary import Angles, Rotary, frequencies, rotate
 from stepwell.ops.sampling import Draw, sample
 from stepwell.sched.step import FIRST_DRAFT, LAST_DRAW
 
@@ -37,7 +37,9 @@ class TorchBackend:
         self._shape = config.shape
         self._dtype = dtype
         self._device = device
-        self._rotary = Rotary(config.shape.head_dim, config.rotary_dim, config.rope_theta, device)
+        s = config.rope_stretch
+        turned = frequencies(config.rotary_dim, config.rope_theta, s.factor, s.low, s.high)
+        self._rotary = Rotary(config.shape.head_dim, turned, s.scale, device)
 
     def linear(self, weight: Tensor) -> Linear:
         return Dense(placed(weight, self._device))

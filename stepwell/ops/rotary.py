@@ -20,27 +20,40 @@ class Angles:
     dim: int
 
 
+def frequencies(dim: int, theta: float, factor: float = 1.0, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Radians a token of each pair of `dim` rotated dimensions, float32 [dim / 2]: by base `theta`, and slower by `factor` along a ramp
+    from pair `low` to pair `high`."""
+    plain: Tensor = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    if factor == 1.0:
+        return plain
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low).div_(max(high - low, 1e-3)).clamp_(0, 1)
+    return plain * (1 - ramp) + plain / factor * ramp
+
+
 class Rotary:
-    """Makes angles for positions. `dim` of `head_dim` dimensions rotate, with base `theta`."""
+    """Makes angles for positions. The leading pairs of `head_dim` dimensions rotate, each by its `frequencies` float32 [pairs], and are
+    multiplied by `scale`."""
 
-    __slots__ = ("_dim", "_frequencies", "_signs")
+    __slots__ = ("_dim", "_frequencies", "_scale", "_signs")
 
-    def __init__(self, head_dim: int, dim: int, theta: float, device: torch.device) -> None:
-        half = dim // 2
-        powers = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-        frequencies = 1.0 / theta**powers
+    def __init__(self, head_dim: int, frequencies: Tensor, scale: float, device: torch.device) -> None:
+        half = frequencies.shape[0]
+        dim = 2 * half
         signs = torch.zeros(head_dim)
-        signs[:half], signs[half:dim] = -1.0, 1.0
+        signs[:half], signs[half:dim] = -scale, scale
         # a frequency of 0 leaves a dimension as it is: cos 0 = 1, sin 0 = 0
         still = torch.zeros(head_dim - dim)
         self._frequencies = torch.cat((frequencies, frequencies, still)).to(device)
         self._signs = signs.to(device)
+        self._scale = scale
         self._dim = dim
 
     def __call__(self, positions: Tensor) -> Angles:
         """Angles for int64 positions [n]."""
         angle = positions.float().unsqueeze(1) * self._frequencies
-        return Angles(angle.cos().unsqueeze(1), angle.sin_().mul_(self._signs).unsqueeze(1), self._dim)
+        cos = angle.cos()
+        cos[:, : self._dim] *= self._scale
+        return Angles(cos.unsqueeze(1), angle.sin_().mul_(self._signs).unsqueeze(1), self._dim)
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:

@@ -31,6 +31,7 @@ from stepwell.model.cuda.prompts import choose
 from stepwell.model.download import copied, kernel_for, stored
 from stepwell.ops.linear import DenseStack, Linear, LinearStack
 from stepwell.ops.pending import Lanes, Ring
+from stepwell.ops.rotary import frequencies
 from stepwell.ops.triton.attention import splits_for
 from stepwell.ops.triton.recurrent import TAPS
 from stepwell.sched.step import LAST_DRAW
@@ -46,6 +47,7 @@ class CudaBackend:
         "_memory",
         "_prompts_of",
         "_ring",
+        "_scale",
         "_shape",
         "_store",
         "_tables",
@@ -55,15 +57,17 @@ class CudaBackend:
 
     def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ConfigError for a shape that the kernels are not written for."""
-        shape, dim = config.shape, config.rotary_dim
+        shape = config.shape
         fault = unfit(config, dtype)
         if fault:
             raise ConfigError(fault)
         self._shape = shape
         self._device = device
         self.kernels = choose(device)
-        powers = torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
-        self._frequencies = 1.0 / config.rope_theta**powers
+        stretch = config.rope_stretch
+        turned = frequencies(config.rotary_dim, config.rope_theta, stretch.factor, stretch.low, stretch.high)
+        self._scale = stretch.scale
+        self._frequencies = turned.to(device)
         self._upload = Uploader(device)
         self._store = kernel_for(device)
         self._ring: Ring | None = None
@@ -190,7 +194,8 @@ class CudaBackend:
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = positions.float().unsqueeze(1) * self._frequencies
-        return angle.cos(), angle.sin()
+        cos, sin = angle.cos(), angle.sin()
+        return (cos, sin) if self._scale == 1.0 else (cos * self._scale, sin * self._scale)
 
     def ring(self, memory: Memory) -> Ring:
         slots, s = memory.live.conv.shape[1], self._shape
