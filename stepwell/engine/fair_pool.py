@@ -2,7 +2,7 @@
 
 The account that has used the least processor time goes first. One thread serves only accounts whose last piece of work was quick: a dear
 piece cannot be interrupted, and would hold up the others for as long as it takes. Such a piece may also keep the interpreter's lock, as
-llguidance does for most of a mask, so behind it a thread rests: whoever is not waited for has most of the time.
+llguidance does for most of a mask, so nothing else that is dear begins for a while: quick pieces, and the steps, have most of the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 QUICK = 0.01
 """Seconds of processor time up to which a piece of work counts as quick."""
 REST = 4.0
-"""Rest behind a piece that was not quick, in parts of the time that it took."""
+"""Parts of the time that a dear piece took for which no other begins."""
 _ACCOUNTS = 4096  # remembered; an account that has been forgotten counts as new
 
 
@@ -40,13 +40,14 @@ class _Piece:
 class FairPool:
     """Threads end at `close`. Safe to call from several threads."""
 
-    __slots__ = ("_accounts", "_changed", "_ended", "_floor", "_threads", "_waiting")
+    __slots__ = ("_accounts", "_changed", "_closed", "_floor", "_rested", "_threads", "_waiting")
 
     def __init__(self, threads: int = 2) -> None:
         """The first of `threads` serves quick accounts alone, unless it is the only one."""
         self._accounts: OrderedDict[bytes, _Account] = OrderedDict()
         self._changed = threading.Condition()
-        self._ended = threading.Event()
+        self._closed = False
+        self._rested = 0.0  # until then nothing dear begins
         self._floor = 0.0  # what the account that was served last had used
         self._waiting: list[_Piece] = []
         self._threads = [
@@ -72,7 +73,7 @@ class FairPool:
     def close(self) -> None:
         """Drop what has not begun, wait for the rest."""
         with self._changed:
-            self._ended.set()
+            self._closed = True
             dropped, self._waiting = self._waiting, []
             self._changed.notify_all()
         for piece in dropped:
@@ -89,30 +90,30 @@ class FairPool:
                 told, error = piece.work(), None
             except Exception as raised:
                 told, error = None, raised
-            spent = time.thread_time() - began
-            self._charge(piece.account, spent)
+            self._charge(piece.account, time.thread_time() - began)
             if error is None:
                 piece.done.set_result(told)
             else:
                 piece.done.set_exception(error)
-            if spent > QUICK:
-                self._ended.wait(REST * spent)
 
     def _take(self, quick: bool) -> _Piece | None:
         """The next piece, waited for; None at the end. O(pieces that wait)."""
         with self._changed:
-            while not self._ended.is_set():
-                fit = [piece for piece in self._waiting if not quick or piece.account.last <= QUICK]
+            while not self._closed:
+                rest = max(0.0, self._rested - time.monotonic())
+                fit = [one for one in self._waiting if one.account.last <= QUICK or not (quick or rest)]
                 if fit:
                     chosen = min(fit, key=lambda piece: piece.account.used)  # of one account the oldest
                     self._waiting.remove(chosen)
                     self._floor = max(self._floor, chosen.account.used)
                     return chosen
-                self._changed.wait()
+                self._changed.wait(rest or None)
             return None
 
     def _charge(self, account: _Account, seconds: float) -> None:
         with self._changed:
             account.used += seconds
             account.last = seconds
+            if seconds > QUICK:
+                self._rested = time.monotonic() + REST * seconds
             self._changed.notify_all()

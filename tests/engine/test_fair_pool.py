@@ -79,13 +79,23 @@ def test_who_has_used_least_goes_first_and_idle_time_is_not_saved_up() -> None:
     pool.close()
 
 
-def test_a_thread_rests_behind_a_dear_piece_and_not_behind_a_quick_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, rests = FairPool(threads=1), list[float]()
-    monkeypatch.setattr(pool._ended, "wait", rests.append)
-    for seconds in (0.0, 3 * QUICK, 0.0):
-        pool.submit(b"a", partial(burn, seconds)).result(20)
-    pool.submit(b"a", lambda: None).result(20)
-    assert len(rests) == 1 and rests[0] >= REST * 3 * QUICK
+def test_behind_a_dear_piece_no_dear_one_begins_for_a_while_and_quick_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.engine.fair_pool.REST", 1e6)
+    pool = FairPool()
+    pool.submit(b"dear", partial(burn, 2 * QUICK)).result(20)
+    late = pool.submit(b"dear", lambda: 1)
+    for name in (b"other", b"new"):
+        for _ in range(20):
+            assert pool.submit(name, lambda: 2).result(20) == 2
+    assert not late.done()
+    pool.close()
+    assert late.cancelled() and REST >= 1
+
+
+def test_what_is_dear_begins_again_after_its_rest() -> None:
+    pool = FairPool(threads=1)
+    for _ in range(3):
+        pool.submit(b"dear", partial(burn, 2 * QUICK)).result(20)
     pool.close()
 
 
