@@ -88,10 +88,9 @@ def build(
     going[turning] = True
     going = going[: len(line)]
     closing = _closing(queues, config, np.flatnonzero(going & board.ends_block(line, block)))
-    shares = [
-        _decode(queues, directory, config, queues.running[place], bool(calm[place]))
-        for place in sorted(special + closing)
-    ]
+    parts = {place: _decode(queues, directory, config, queues.running[place]) for place in special}
+    parts |= zip(closing, _closed(queues, directory, config, [queues.running[place] for place in closing]), strict=True)
+    shares = [parts[place] for place in sorted(parts)]
     decoding = int(going.sum()) + len(special)
     tokens = decoding + sum(share.drafts for share in shares)
     rest = np.flatnonzero(~calm[: len(line)]).tolist()
@@ -108,12 +107,35 @@ def _closing(queues: Queues, config: SchedConfig, places: npt.NDArray[np.intp]) 
     return [place for place in places.tolist() if queues.running[place].job.request.write_cache]
 
 
-def _decode(queues: Queues, directory: Directory, config: SchedConfig, running: Running, calm: bool) -> Share:
+def _closed(queues: Queues, directory: Directory, config: SchedConfig, runs: Sequence[Running]) -> list[Share]:
+    """The last token of a block for each of `runs`, with a rolling rung behind it where one is due."""
+    ends = [running.launched + 1 for running in runs]
+    due = sum(end % config.decode_rung_tokens == 0 for end in ends)
+    images = _images(directory, due)
+    queues.rungs_left += len(images)
+    queues.rungs_skipped += due - len(images)
+    shares: list[Share] = []
+    for running, end in zip(runs, ends, strict=True):
+        rung = images and end % config.decode_rung_tokens == 0
+        shares.append(Share(running, end, ((end, RungKind.ROLLING, images.pop()),) if rung else (), calm=True))
+    return shares
+
+
+def _images(directory: Directory, count: int) -> list[Ints]:
+    """Pages for each of `count` images, or of as many as can be had at no one's cost."""
+    size = directory.config.geometry.image_pages
+    if not is_idle(directory, count * size):
+        some = (_image_pages(directory) for _ in range(count))
+        return [pages for pages in some if pages is not None]
+    directory.epoch += count > 0
+    pages = directory.pools[Tier.DEVICE].take(count * size)
+    return [pages[at * size : (at + 1) * size] for at in reversed(range(count))]
+
+
+def _decode(queues: Queues, directory: Directory, config: SchedConfig, running: Running) -> Share:
     """The next token of an answer, or the last of a prompt, and what is drafted behind it."""
-    end = running.launched + 1
-    if calm:
-        return share_of(queues, directory, config, running, end, calm=True)
-    return share_of(queues, directory, config, running, end, drafts_of(directory, config, running))
+    drafts = drafts_of(directory, config, running)
+    return share_of(queues, directory, config, running, running.launched + 1, drafts)
 
 
 def _prompts(
@@ -299,13 +321,7 @@ def _let_go(directory: Directory, running: Running) -> None:
 
 
 def share_of(
-    queues: Queues,
-    directory: Directory,
-    config: SchedConfig,
-    running: Running,
-    end: int,
-    drafts: int = 0,
-    calm: bool = False,
+    queues: Queues, directory: Directory, config: SchedConfig, running: Running, end: int, drafts: int = 0
 ) -> Share:
     """Decide the rungs of this part, `drafts` tokens past `end` included, and take their pages."""
     end += drafts
@@ -317,7 +333,7 @@ def share_of(
         else:
             queues.rungs_left += 1
             rungs.append((position, kind, pages))
-    return Share(running, end, tuple(rungs), drafts, calm)
+    return Share(running, end, tuple(rungs), drafts)
 
 
 def _cuts(directory: Directory, config: SchedConfig, running: Running, end: int) -> list[tuple[int, RungKind]]:

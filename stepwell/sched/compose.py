@@ -6,7 +6,7 @@ more there is to a part of a step is a `Share`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,21 +86,26 @@ def calm_until(running: Running, config: SchedConfig) -> int:
     return job.limit - 2 if running.launched >= max(running.given, running.shared) else 0
 
 
-def _lineup(queues: Queues, config: SchedConfig, calm: Ints, going: Collection[int]) -> Lineup:
+def _lineup(queues: Queues, config: SchedConfig, calm: Ints, going: Mapping[int, Share]) -> Lineup:
     """Of who runs in one of these slots, in the order of the queue: mostly that of the last step."""
+    known, count = queues.lineup, len(calm) + sum(not share.calm for share in going.values())
+    if known is not None and len(known.slots) == count == len(queues.running):
+        return known  # everyone goes on, as before
     goes_on = _mask(calm, config.max_num_seqs)
     if going:
         goes_on[list(going)] = True
     line = queues.line()
     slots = line[goes_on[line]]
-    if queues.lineup is None or not np.array_equal(queues.lineup.slots, slots):
+    if known is None or not np.array_equal(known.slots, slots):
         runs = [running for running in queues.running if goes_on[running.slot]]
-        queues.lineup = Lineup.of(runs, queues.board, config.eos)
-    return queues.lineup
+        queues.lineup = known = Lineup.of(runs, queues.board, config.eos)
+    return known
 
 
 def _rows(lineup: Lineup, calm: Ints, count: int) -> npt.NDArray[np.intp]:
     """The rows of `lineup` that the slots `calm` have; there are `count` slots."""
+    if len(calm) == len(lineup.slots):
+        return np.arange(len(calm))
     return np.flatnonzero(_mask(calm, count)[lineup.slots])
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import itemgetter
+from typing import TypeVar
 
 from stepwell.cache.content import advance, leave_rung, publish, retract
 from stepwell.cache.directory import Directory
@@ -18,6 +20,8 @@ from stepwell.sched.job import Job
 from stepwell.sched.queues import Queues
 from stepwell.sched.request import Finished, FinishReason, Tokens
 from stepwell.sched.step import StepResult
+
+Entry = TypeVar("Entry")
 
 
 def finish(
@@ -62,26 +66,29 @@ def _settled(share: Share, drawn: int) -> Share:
 def _hand_out(queues: Queues, built: Built, result: StepResult, errors: Collection[int]) -> set[int]:
     """Give each calm row its token, but for those returned: rows of answers that have ended before or in error, or that may end with
     this token."""
-    lineup, sampled, rows = built.lineup, result.sampled, built.calm.tolist()
-    drawn = [token for row in rows for token in sampled[row]]
+    lineup, rows = built.lineup, built.calm.tolist()
+    drawn = list(chain.from_iterable(_at(rows, result.sampled[: len(lineup.names)])))
     assert len(drawn) == len(rows), "a calm row draws a token a step"
     surprised = set(errors)
     if queues.leaving:
         surprised.update(lineup.at.get(leaving.running.slot, -1) for leaving in queues.leaving)
     if not lineup.ends.isdisjoint(drawn):
         surprised.update(row for row, token in zip(rows, drawn, strict=True) if token in lineup.ends)
-    slots = lineup.slots[built.calm]
     if surprised:
         left = [(row, token) for row, token in zip(rows, drawn, strict=True) if row not in surprised]
         rows, drawn = [row for row, _ in left], [token for _, token in left]
-        slots = lineup.slots[rows]
-    board, tails, names = queues.board, lineup.tails, lineup.names
+    board, slots = queues.board, lineup.slots[rows] if surprised else lineup.slots[built.calm]
     board.computed[slots] += 1
     board.last[slots] = drawn
-    for row, token in zip(rows, drawn, strict=True):
-        tails[row].append(token)
-    queues.events += [Tokens(names[row], sampled[row]) for row in rows]
+    for tail, token in zip(_at(rows, lineup.tails), drawn, strict=True):
+        tail.append(token)
+    queues.events += Tokens.each(_at(rows, lineup.names), _at(rows, result.sampled[: len(lineup.names)]))
     return surprised
+
+
+def _at(rows: list[int], column: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries of these rows: mostly all."""
+    return column if len(rows) == len(column) else [column[row] for row in rows]
 
 
 def _shares(built: Built, surprised: set[int]) -> Iterable[tuple[int, Share]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepwell.base.geometry import Ints
@@ -128,6 +131,11 @@ class Tokens(NamedTuple):
     scores: tuple[Scored, ...] = ()
     prompt_scores: tuple[Scored, ...] = ()
     prompt_from: int = 0
+
+    @classmethod
+    def each(cls, names: Iterable[str], tokens: Iterable[tuple[int, ...]]) -> Iterator[Tokens]:
+        """One for each of `names`, without scores, made without a call of Python's own for each."""
+        return map(partial(tuple.__new__, cls), zip(names, tokens, repeat(()), repeat(()), repeat(0), strict=False))
 
 
 @dataclass(frozen=True, slots=True)
