@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -10,10 +11,18 @@ from stepwell.cache.shed import secure
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Running
 
+log = logging.getLogger(__name__)
+
+LEAST_KNOWN, LEAST_SHARE = 1000, 0.2
+"""Drafts after which their share that was right is looked at, and the share below which it is told."""
+
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Drafts that were computed, and those of them that were accepted, by position: 1 for the first behind a drawn token."""
+    """Drafts that were computed, and those of them that were accepted, by position: 1 for the first behind a drawn token.
+
+    The log says so once where the first `LEAST_KNOWN` are hardly ever right.
+    """
 
     computed: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
@@ -22,6 +31,12 @@ class DraftCounts:
         """An answer's step had so many drafts, and has drawn so many tokens."""
         self.computed.update(range(1, drafts + 1))
         self.accepted.update(range(1, min(drafts + 1, drawn)))
+        if drafts and self.computed[1] == LEAST_KNOWN and self.accepted[1] < LEAST_SHARE * LEAST_KNOWN:
+            log.warning(
+                "of the first %d drafts %d were right: drafting costs more than it saves; leave out --num-speculative-tokens",
+                LEAST_KNOWN,
+                self.accepted[1],
+            )
 
 
 def drafts_of(directory: Directory, config: SchedConfig, running: Running) -> int:

@@ -11,6 +11,7 @@ from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
 from stepwell.sched.config import SchedConfig
+from stepwell.sched.drafts import DraftCounts
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.sched.step import Runner, Step
 from stepwell.testing import telltale
@@ -128,3 +129,20 @@ def test_what_a_step_cannot_hold_is_refused(drafts: int, budget: int) -> None:
     rules = SchedConfig(max_num_seqs=4, max_num_batched_tokens=budget, drafts=drafts)
     with pytest.raises(ConfigError, match=r"num_speculative_tokens|with 3 drafts"):
         rules.validate(telltale.geometry())
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.1, True), (0.3, False)])
+def test_drafts_that_are_hardly_ever_right_are_told_once(
+    share: float, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = DraftCounts()
+    for i in range(3000):
+        counts.add(2, 2 if i % 100 < 100 * share else 1)
+        counts.add(0, 1)
+    assert counts.computed == {1: 3000, 2: 3000} and counts.accepted == {1: 3000 * share}
+    assert [record.getMessage() for record in caplog.records] == (
+        [
+            "of the first 1000 drafts 100 were right: drafting costs more than it saves; leave out --num-speculative-tokens"
+        ]
+        * told
+    )
