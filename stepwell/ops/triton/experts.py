@@ -48,7 +48,8 @@ def _route_kernel(
     best = tl.zeros([SLOTS], tl.float32)
     who = tl.full([SLOTS], EXPERTS, tl.int32)
     for i in tl.static_range(TOP):
-        largest, at = tl.max(chance, 0), tl.argmax(chance, 0)
+        # a row that broke is all NaN: it too has to choose experts that there are
+        largest, at = tl.max(chance, 0), tl.minimum(tl.argmax(chance, 0), EXPERTS - 1)
         best = tl.where(slot == i, largest, best)
         who = tl.where(slot == i, at, who)
         chance = tl.where(expert == at, -1.0, chance)

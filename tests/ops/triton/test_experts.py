@@ -40,6 +40,15 @@ def test_equal_chances_are_settled_by_number() -> None:
     assert chosen.tolist() == [[0, 1, 2, EXPERTS]]
 
 
+@pytest.mark.parametrize("broken", [NAN, float("inf")])
+def test_a_row_that_broke_chooses_experts_that_there_are(broken: float) -> None:
+    logits = torch.full((2, EXPERTS + 1), broken)
+    logits[1] = Made(2).normal(EXPERTS + 1)
+    chosen, _ = experts.route(logits, TOP, True)
+    assert chosen.min() >= 0 and chosen[:, :TOP].max() < EXPERTS
+    assert torch.equal(chosen[1:], twins.route(logits[1:], TOP, True)[0])
+
+
 @pytest.mark.parametrize("chosen", [[[4, 2, 0, 11]], [[4, 2, 0, 11], [2, 9, 4, 11], [10, 2, 7, 11]]])
 def test_units_hold_the_pairs_of_one_expert_in_order(chosen: list[list[int]]) -> None:
     units = experts.plan_units(torch.tensor(chosen, dtype=torch.int32), EXPERTS)
