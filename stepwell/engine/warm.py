@@ -30,17 +30,19 @@ _TOGETHER = ((2, 3, 5), (15, 16, 17), (40, 50, 70), (130, 150, 171), (500, 512, 
 """Tokens of prompts that are computed together: few and many rows, odd numbers and multiples of 16."""
 
 
-def wanted(config: EngineConfig, width: int) -> Prepared:
-    """Passes to be recorded, with block tables of up to `width` pages."""
+def wanted(config: EngineConfig, width: int, captures: bool = True) -> Prepared:
+    """Passes to be recorded, with block tables of up to `width` pages; `captures`: the device has graphs."""
     if config.deterministic:
-        return Prepared((config.max_num_seqs,), (_WINDOW,), width, fixed=True, graphs=not config.enforce_eager)
+        return Prepared(
+            (config.max_num_seqs,), (_WINDOW,), width, fixed=True, graphs=captures and not config.enforce_eager
+        )
     if config.enforce_eager:
         return Prepared((), (), width)
     rows = sizes_up_to(config.max_num_seqs)
     if config.cudagraph_capture_sizes is not None:
         rows = tuple(sorted({min(size, config.max_num_seqs) for size in config.cudagraph_capture_sizes}))
     most = -(-config.max_num_batched_tokens // 64) * 64
-    return Prepared(rows, tuple(size for size in _PROMPTS if size <= most), width)
+    return Prepared(rows, tuple(size for size in _PROMPTS if size <= most), width, graphs=captures)
 
 
 def prepare(runner: TorchRunner, asked: Prepared, sizes: Sizes) -> tuple[str, ...]:
@@ -51,7 +53,7 @@ def prepare(runner: TorchRunner, asked: Prepared, sizes: Sizes) -> tuple[str, ..
     """
     try:
         runner.prepare(asked)
-        fault = agreement(runner, sizes) if asked.prompts and asked.graphs else ""
+        fault = agreement(runner, sizes) if asked.prompts and asked.graphs and asked.rows[-1] > 1 else ""
     except RuntimeError as error:  # what capturing raises, whatever the reason
         fault = str(error).partition("\n")[0]
     if not fault:
@@ -64,19 +66,25 @@ def prepare(runner: TorchRunner, asked: Prepared, sizes: Sizes) -> tuple[str, ..
 
 
 def agreement(runner: Runner, sizes: Sizes) -> str:
-    """Compute a prompt alone, and once more as one that is scored, which no recorded pass does. Empty if the logits agree, else how far
-    they are apart."""
-    count = min(_TRIED, sizes.max_model_len, sizes.pages * sizes.geometry.block)
-    pages, tokens = np.arange(sizes.geometry.pages_for(count), dtype=np.int32), np.arange(7, 7 + count, dtype=np.int32)
-    found = []
+    """Compute a prompt beside a decode, and once more with the prompt scored, which no recorded pass does. Empty if the logits of both
+    agree, else how far they are apart."""
+    block = sizes.geometry.block
+    count = min(_TRIED, sizes.max_model_len, (sizes.pages - 1) * block)
+    tokens = np.arange(count, dtype=np.int32) * 7 % 64
+    pages = np.arange(1, 1 + sizes.geometry.pages_for(count), dtype=np.int32)
+    first, own = np.arange(min(5, block - 1), dtype=np.int32), np.zeros(1, np.int32)
+    sample, found = Sample(SamplingParams(), 0, keep_logits=True), []
     for score in (None, Score(tokens[:1], 0)):
-        sample = Sample(SamplingParams(), 0, keep_logits=True)
-        step = Step((Work("tried", 0, 0, 0, tokens, pages, 0, Fresh(), (), sample, score),))
-        ((_, logits),) = runner.launch(step).result().logits
-        found.append(logits.astype(np.float64))
-    one, other = found
-    alike = float(one @ other) / max(float(np.linalg.norm(one) * np.linalg.norm(other)), 1e-30)
-    return "" if alike >= _ALIKE else f"cosine {alike:.3f} to the logits of the same prompt as it comes"
+        runner.launch(Step((Work("beside", 1, 0, 0, first, own, 0, Fresh(), (), sample),))).result()
+        beside = Work("beside", 1, 0, len(first), first[:1], own, 0, Carry(), (), replace(sample, index=1))
+        tried = Work("tried", 0, 0, 0, tokens, pages, 0, Fresh(), (), sample, score)
+        found.append([row.astype(np.float64) for _, row in runner.launch(Step((beside, tried))).result().logits])
+    cosines = [
+        float(one @ other) / max(float(np.linalg.norm(one) * np.linalg.norm(other)), 1e-30)
+        for one, other in zip(*found, strict=True)
+    ]
+    alike = float(np.min(cosines))  # NaN if one is
+    return "" if alike >= _ALIKE else f"cosine {alike:.3f} to the logits of the same step as it comes"
 
 
 def warm_up(runner: Runner, sizes: Sizes, config: EngineConfig) -> None:

@@ -112,7 +112,8 @@ def build_worker(
         live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device, depth)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides), frame.drafts)
     with phases("compiling and capturing"):
-        notes = prepare(runner, wanted(config, ceil_div(sizes.max_model_len, sizes.geometry.block)), sizes)
+        width = ceil_div(sizes.max_model_len, sizes.geometry.block)
+        notes = prepare(runner, wanted(config, width, device.type == "cuda"), sizes)
     if device.type == "cuda":
         with phases("warming up"):
             warm_up(runner, sizes, config)
