@@ -58,7 +58,8 @@ class FairPool:
             thread.start()
 
     def submit(self, account: bytes, work: Callable[[], Any]) -> Future[Any]:
-        """Have `work` done for `account`: after what that account asked for before, and when its turn among the others comes. O(1)."""
+        """Have `work` done for `account`: after what that account asked for before, and when its turn among the others comes. Cancelled
+        where the pool is closed. O(1)."""
         with self._changed:
             owner = self._accounts.setdefault(account, _Account())
             self._accounts.move_to_end(account)
@@ -66,8 +67,11 @@ class FairPool:
                 self._accounts.popitem(last=False)
             owner.used = max(owner.used, self._floor)  # time in which it asked for nothing is not saved up
             piece = _Piece(owner, work)
-            self._waiting.append(piece)
-            self._changed.notify_all()
+            if self._closed:
+                piece.done.cancel()
+            else:
+                self._waiting.append(piece)
+                self._changed.notify_all()
         return piece.done
 
     def close(self) -> None:
@@ -88,7 +92,7 @@ class FairPool:
             began = time.thread_time()
             try:
                 told, error = piece.work(), None
-            except Exception as raised:
+            except BaseException as raised:  # a panic in Rust is no Exception, and must not end the thread
                 told, error = None, raised
             self._charge(piece.account, time.thread_time() - began)
             if error is None:

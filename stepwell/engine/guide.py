@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,7 +41,17 @@ class _Parser:
     state: Any = None
 
     def next(self, tokens: list[int], vocab: int) -> Allowed:
-        """Read `tokens`; what may follow them, bool [vocab]. Raises GuideError. In a thread: takes seconds where the grammar is dear."""
+        """Read `tokens`; what may follow them, bool [vocab]. Raises GuideError, and nothing else. In a thread: takes seconds where the
+        grammar is dear."""
+        try:
+            return self._next(tokens, vocab)
+        except GuideError:
+            raise
+        except BaseException as error:  # one request's grammar must not end the engine, however it fails
+            message = first_line(f"{type(error).__name__}: {error}")
+            raise GuideError(f"the grammar cannot be followed: {message}") from error
+
+    def _next(self, tokens: list[int], vocab: int) -> Allowed:
         if self.state is None:
             self.state = begin(self.read.result())
         if not self.state.consume_tokens(tokens):
@@ -83,8 +93,9 @@ class _Matcher:
         """Whether it can go on to an answer of `length` tokens: not backwards, not past a fault, and not before its parser has stopped."""
         if grammar != self.grammar or length < self.scanned:
             return False
-        done = self.mask is None or (self.mask.done() and self.mask.exception() is None)
-        return done or length == self.scanned
+        if self.mask is None or length == self.scanned:
+            return True
+        return self.mask.done() and not self.mask.cancelled() and self.mask.exception() is None
 
 
 class Guides:
@@ -124,6 +135,8 @@ class Guides:
             mask.exception(None if left == inf else left)
         except Late:
             return False
+        except CancelledError:
+            return True  # to be refused
         return True
 
     def wait(self, seconds: float) -> bool:
@@ -137,7 +150,10 @@ class Guides:
     def allowed(self, request_id: str, params: SamplingParams, answer: Ints) -> Allowed | None:
         """Which tokens may follow `answer`, bool [vocab]; None for all. Waits where it is not `ready`. Raises GuideError where none may."""
         mask = self._asked(request_id, params, answer)
-        return None if mask is None else mask.result()
+        try:
+            return None if mask is None else mask.result()
+        except CancelledError as error:
+            raise GuideError("the engine is closing") from error
 
     def close(self) -> None:
         """End the threads."""

@@ -115,3 +115,18 @@ def test_what_has_not_begun_is_dropped_at_the_end() -> None:
     gate.set()
     closing.join(20)
     assert running.result(0) and late.cancelled()
+
+
+def test_a_panic_ends_its_piece_and_not_the_thread() -> None:
+    class Panic(BaseException):
+        """As one of Rust comes through to Python."""
+
+    def panics() -> None:
+        raise Panic("out of everything")
+
+    pool = FairPool(threads=1)
+    with pytest.raises(Panic):
+        pool.submit(b"a", panics).result(20)
+    assert pool.submit(b"b", lambda: 1).result(20) == 1
+    pool.close()
+    assert pool.submit(b"b", lambda: 1).cancelled(), "nobody is there to do it"

@@ -177,3 +177,42 @@ def test_a_wrong_grammar_and_a_wrong_answer_are_ready_to_be_refused(guides: Guid
     assert eventually(lambda: guides.ready("s", pattern("a"), left))
     with pytest.raises(GuideError, match="left its grammar"):
         guides.allowed("s", pattern("a"), left)
+
+
+class Panic(BaseException):
+    """As one of Rust comes through to Python."""
+
+
+@pytest.mark.parametrize("fault", [Panic("out of everything"), ValueError("no such token"), MemoryError()])
+@pytest.mark.parametrize("method", ["deep_copy", "consume_tokens", "compute_bitmask"])
+def test_however_a_parser_fails_it_is_its_requests_fault_alone(
+    guides: Guides,
+    gated: tuple[threading.Event, Gated],
+    fault: BaseException,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, _ = gated
+    gate.set()
+
+    def fails(*_: object) -> None:
+        raise fault
+
+    nothing = np.array([], np.int32)
+    with monkeypatch.context() as patch:
+        patch.setattr(Gated, method, fails)
+        assert eventually(lambda: guides.ready("bad", pattern("bad"), nothing))
+        with pytest.raises(GuideError, match="cannot be followed"):
+            guides.allowed("bad", pattern("bad"), nothing)
+    assert allowed(guides, "good", pattern("good"), []) == set(range(VOCAB))
+
+
+def test_a_closed_guide_refuses(directory: Path) -> None:
+    grammars = Grammars(str(directory), VOCAB, (EOS,), keep=2)
+    closed = Guides(grammars, VOCAB, keep=2)
+    closed.close()
+    nothing = np.array([], np.int32)
+    assert eventually(lambda: closed.ready("r", pattern("a"), nothing))
+    with pytest.raises(GuideError, match="closing"):
+        closed.allowed("r", pattern("a"), nothing)
+    grammars.close()
