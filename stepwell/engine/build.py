@@ -72,6 +72,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
         disk=store,
         grammars=grammars,
         pinning=worker.pinning,
+        scores=not (config.deterministic and frame.device.type == "cuda"),
     )
     plan = (
         _memory_plan(sizes, costs, frame.device, worker.copies)

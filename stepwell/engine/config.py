@@ -207,6 +207,10 @@ class EngineConfig:
 
     def _check_grids(self) -> None:
         _multiple("rung_grid", self.rung_grid, "block_size", self.block_size)
+        if self.deterministic and self.rung_grid % 64:
+            raise ConfigError(
+                f"--deterministic needs a --rung-grid that is a multiple of 64, in which states are summed, not {self.rung_grid}"
+            )
         interval = self.state_checkpoint_interval_tokens
         if interval < 1:
             raise ConfigError(

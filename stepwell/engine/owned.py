@@ -34,7 +34,7 @@ class Growing(Protocol):
 
 class OwnedLoop(EngineLoop):
     """`owned` is closed at the end: movers before the stores that they use. `disk` is asked for its counts, `grammars` for whether
-    a request's is ready, `pinning` for how much of host can be used by now."""
+    a request's is ready, `pinning` for how much of host can be used by now. `scores`: prompts can be scored."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class OwnedLoop(EngineLoop):
         disk: DiskStore | None = None,
         grammars: Grammars | None = None,
         pinning: Growing | None = None,
+        scores: bool = True,
     ) -> None:
         super().__init__(cache, config, runner, mover, clock, costs, archive, auditor, guidance)
         self._time = clock
@@ -59,6 +60,7 @@ class OwnedLoop(EngineLoop):
         self._disk = disk
         self._grammars = grammars
         self._pinning = pinning
+        self._scores = scores
 
     def prepare(self, request: Request) -> bool:
         """Whether `request` can be taken without holding up the others; begins what is missing for that. Ask again, then submit."""
@@ -69,6 +71,11 @@ class OwnedLoop(EngineLoop):
         """Take `request`. Raises RequestError or CapacityError, and keeps nothing, if it can never be served."""
         if request.params.grammar and self._grammars is not None and self._grammars.fault is not None:
             raise RequestError(f"this model cannot be held to a grammar: {self._grammars.fault}", "response_format")
+        if request.params.prompt_logprobs is not None and not self._scores:
+            raise RequestError(
+                "prompt_logprobs are not to be had on a GPU with --deterministic: what is computed beside them is summed in another order",
+                "prompt_logprobs",
+            )
         super().submit(request)
 
     def abort(self, request_id: str) -> None:

@@ -54,6 +54,12 @@ def test_what_cannot_work_is_refused(name: str, value: Any) -> None:
         assert "--" + name.replace("_", "-") in str(refusal.value)
 
 
+def test_what_is_the_same_to_the_bit_needs_rungs_where_states_are_summed() -> None:
+    assert EngineConfig("m", rung_grid=128, deterministic=True).rung_grid == 128
+    with pytest.raises(ConfigError, match="--deterministic needs a --rung-grid"):
+        EngineConfig("m", rung_grid=32, deterministic=True)
+
+
 def test_disk_cache_is_a_folder_and_a_size() -> None:
     config = engine_config({"model": "m", "disk_cache": "/var/a:b:200GiB", "disk_write_budget": "100MB"})
     assert config.disk_cache == DiskCache("/var/a:b", 200 * 2**30)

@@ -6,8 +6,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields
 
 import numpy as np
+import pytest
 
 from stepwell.base.clock import VirtualClock
+from stepwell.base.errors import RequestError
 from stepwell.cache.archive import Archive
 from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
@@ -72,6 +74,18 @@ def test_host_is_used_as_far_as_it_is_ready_and_no_further() -> None:
         used.append(made.directory.use(Tier.HOST))
     assert [use.total for use in used] == [3, 10, 64]
     assert all(use.cached <= use.total for use in used) and used[2].cached > 10
+
+
+def test_where_prompts_cannot_be_scored_a_request_for_it_is_refused() -> None:
+    sizes = telltale.geometry()
+    memory = telltale.Memory(sizes, 16, 64, 4)
+    made = OwnedLoop(
+        CacheConfig(sizes, 16, 64, interval=32), SchedConfig(2, 32, 400, 4), telltale.TellTaleRunner(memory, sizes),
+        InstantMover(memory.copy), Ticking(), DEAR, scores=False,
+    )  # fmt: skip
+    with pytest.raises(RequestError, match="--deterministic") as refusal:
+        made.submit(Request("a", np.arange(9, dtype=np.int32), SamplingParams(prompt_logprobs=1), read_cache=False))
+    assert refusal.value.param == "prompt_logprobs" and not made.busy
 
 
 def test_the_end_saves_the_rest_and_then_closes() -> None:

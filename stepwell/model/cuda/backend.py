@@ -159,15 +159,20 @@ class CudaBackend:
             raise ConfigError(
                 "--deterministic on CUDA needs FlashAttention-3: install tokenspeed-fa3, or leave the flag out"
             )
+        self._prompts_of = self._decodes_of = (
+            None  # what was recorded before is not used any more, whatever comes of this
+        )
         self.tables(memory, wanted.width)
         self._memory = memory
         recorder, pool = Recorder(compute, wanted.graphs and self._device.type == "cuda"), None
+        prompts = decodes = None
         if wanted.prompts and self.kernels.captures:
-            self._prompts_of = PromptGraphs(self, memory, wanted.prompts, wanted.fixed)
-            pool = self._prompts_of.record(recorder)
+            prompts = PromptGraphs(self, memory, wanted.prompts, wanted.fixed)
+            pool = prompts.record(recorder)
         if wanted.rows:
-            self._decodes_of = DecodeGraphs(self, memory, wanted.rows)
-            self._decodes_of.record(recorder, pool)
+            decodes = DecodeGraphs(self, memory, wanted.rows)
+            decodes.record(recorder, pool)
+        self._prompts_of, self._decodes_of = prompts, decodes
 
     def static(self, memory: Memory, inputs: Tensor) -> CudaForward:
         """A pass of greedy decodes over tensors that stay: `inputs` as in `graphs.Inputs`."""

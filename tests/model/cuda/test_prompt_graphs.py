@@ -156,3 +156,22 @@ def test_windows_end_at_their_multiples_and_hold_a_few_cuts_each(tmp_path: Path)
         ((), 0),
     ]
     assert [p.settings is None for p in pieces] == [True] * 4 + [False, False]
+
+
+def test_what_could_not_be_recorded_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = rig_of(tmp_path)
+    backend: Any = rig.recorder.backend
+
+    def failing(forward: Any) -> Output:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="capturing"):
+        backend.prepare(rig.runner._memory, failing, Prepared((1,), (64,), 5))
+    assert backend._prompts_of is None and backend._decodes_of is None
+    pages = rig.table(20)
+    assert rig.run(work(TOKENS, pages, 0, 3))[0].sampled[0] and rig.run(work(TOKENS, pages, 3, 4))[0].sampled[0]
+    monkeypatch.setattr(PromptGraphs, "record", lambda self, recorder: None)
+    backend.prepare(rig.runner._memory, rig.recorder.decoder.compute, Prepared((), (64,), 5))
+    assert backend._prompts_of is not None
+    backend.prepare(rig.runner._memory, rig.recorder.decoder.compute, Prepared((), (), 5))
+    assert backend._prompts_of is None
