@@ -95,7 +95,7 @@ def published_before_the_step_has_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop, "build", early)
 
 
-@bug(1, 2, 5, seed=155)
+@bug(1, 2, 5, seed=248)
 def abort_gives_back_what_a_load_still_writes(patch: pytest.MonkeyPatch) -> None:
     real = loop.EngineLoop.abort
 
