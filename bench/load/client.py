@@ -90,8 +90,8 @@ async def _read(pieces: AsyncIterator[bytes], sent: float) -> Reply:
                 raise CallFailed(str(event["error"])[:300])
             usage = event.get("usage") or usage
             for choice in event["choices"]:
-                tokens += choice["token_ids"] or ()
-                came += len(choice["token_ids"] or ())
+                tokens += choice.get("token_ids") or ()
+                came += len(choice.get("token_ids") or ())
         if came:
             times.append(now)
             counts.append(came)
