@@ -89,9 +89,13 @@ class CudaLane:
             # blocking: whoever waits for it sleeps, and leaves the interpreter to the engine
             begin, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record(self._stream)
-            self._send(pieces, self._stream.cuda_stream)
-            if then is not None:
-                then()
+            try:
+                self._send(pieces, self._stream.cuda_stream)
+                if then is not None:
+                    then()
+            except BaseException:
+                self._stream.synchronize()  # what was queued before the refusal still writes: nobody may have its target yet
+                raise
             end.record(self._stream)
         return _OnStream(begin, end)
 
