@@ -40,8 +40,9 @@ from stepwell.base.clock import WallClock
 from stepwell.cache.config import CacheConfig
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
+from stepwell.engine.garbage import settle_memory
 from stepwell.engine.owned import OwnedLoop
-from stepwell.engine.process import answers_address, commands_address, serve, settle_memory
+from stepwell.engine.process import answers_address, commands_address, serve
 from stepwell.engine.spawn import EngineLink
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.config import SchedConfig
