@@ -267,7 +267,7 @@ def test_code_lines_leave_out_prose_and_blank_lines(tmp_path: Path) -> None:
     assert "f" in report.splitlines()[-1]
 
 
-def imported(path: Path) -> Iterator[tuple[str, str]]:
+def taken(path: Path) -> Iterator[tuple[str, str]]:
     """Modules of the project that a file imports from, each with a name that it takes."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "stepwell":
@@ -276,8 +276,9 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
 
 def test_benches_import_what_there_is() -> None:
     benches = [path for folder in ("bench", "tools") for path in (ROOT / folder).rglob("*.py")]
-    names = {pair for path in benches for pair in imported(path)}
+    names = {pair for path in benches for pair in taken(path)}
     assert names
     for module, name in sorted(names):
         whole = importlib.import_module(module)
-        assert hasattr(whole, name) or importlib.util.find_spec(f"{module}.{name}"), f"{module} has no {name}"
+        inner = hasattr(whole, "__path__") and importlib.util.find_spec(f"{module}.{name}")
+        assert inner or hasattr(whole, name), f"{module} has no {name}"
