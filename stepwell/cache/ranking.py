@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from stepwell.cache.backlog import Backlog
-from stepwell.cache.life import ABSENT, CONDEMNED, HERE, REFUSED
+from stepwell.cache.life import ABSENT, HERE, REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.placement import needed
 from stepwell.cache.policy import Policy, Regret, Value
@@ -295,11 +295,9 @@ class Offers:
         """Whether the copy of `item` in `tier` is to be copied down before it goes."""
         if item.at[tier] is None or item.locks[tier] or self.safe(item, tier):
             return False
-        pending = item.pending
-        if tier == Tier.DEVICE:
-            in_vain = pending is not None and item.life[pending.source] == CONDEMNED  # what reads host comes to nothing
-            return (pending is None or in_vain) and item.soiled == 0 and attached(item)
-        return pending is None and item.at[Tier.DEVICE] is None and not item.below[tier] and attached(item)
+        if tier == Tier.DEVICE:  # a copy under way does not read this one, or it would be locked: it can go meanwhile
+            return item.soiled == 0 and attached(item)
+        return item.pending is None and item.at[Tier.DEVICE] is None and not item.below[tier] and attached(item)
 
     def doubled(self, item: Item) -> bool:
         """Whether host holds a copy of KV that stays on the device meanwhile, since a running request holds it there."""

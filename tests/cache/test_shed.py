@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepwell.cache.check import check
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Report, Tier
+from stepwell.cache.moves import Move, Report, Tier
 from stepwell.cache.shed import begin, demote, landed, secure
 from tests.cache.builders import config, content, copy_down, directory, join, keep, node_ending, numbers, rung_at, where
 
@@ -46,6 +46,27 @@ class TestSecure:
         shelf.condemn(image, Tier.HOST)
         assert secure(shelf, 64, force=True)
         check(shelf, [], 0)
+
+    def test_by_force_goes_what_was_computed_anew_while_its_copy_on_disk_is_loaded(self) -> None:
+        """Nothing is lost by that, and the load is then of use after all."""
+        shelf = Directory(config(64, 64, disk=64))
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        node = node_ending(shelf, PROMPT, 40)
+        loads: list[Move] = []
+        for item in node.items():
+            for source, target in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DISK)):
+                landed(shelf, Report(begin(shelf, item, source, target).ticket, True))
+                shelf.drop(item, source)
+            loads.append(begin(shelf, item, Tier.DISK, Tier.DEVICE))
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        free, idle = shelf.room().free, shelf.room().idle
+        assert idle == 11
+        assert secure(shelf, free + idle, force=True)
+        check(shelf, [], 0)
+        for load in loads:
+            landed(shelf, Report(load.ticket, True))
+        check(shelf, [], 0)
+        assert all(item.has(Tier.DEVICE) and item.has(Tier.DISK) for item in node.items())
 
     def test_what_a_load_that_will_come_to_nothing_reads_is_not_copied_down_meanwhile(self) -> None:
         """The load was overtaken: its image was computed anew, and what it reads on disk is condemned."""
