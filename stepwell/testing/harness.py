@@ -143,7 +143,7 @@ class Harness:
         for event in events:
             self._hear(event)
         for before in parked:
-            check_landing(self.loop, before, self._watch.reported, self._entered, self.clock.now())
+            check_landing(self.loop, before, self._watch, self._entered, self.clock.now())
         self._check_progress(waits, events)
         self._poison()
         self.check_all()

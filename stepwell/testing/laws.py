@@ -297,22 +297,18 @@ def check_chain(plan: Plan) -> None:
         require(6, plan.options[1].boundary >= plan.hit, "a load falls back below the hit")
 
 
-def check_condemned(loop: EngineLoop, failed: list[Move]) -> None:
-    """Law 6: what could not be loaded is not found again."""
+def check_condemned(loop: EngineLoop, failed: list[Move], adopted: Set[int]) -> None:
+    """Law 6: what could not be loaded is not found again.
+
+    adopted  slots of disk that were given to records of an earlier process in this step, after the loads had ended: what was in them
+             before is gone. Any other slot that was let go in this step holds nothing that can be found before the next one.
+    """
     for move in failed:
-        read = set(move.source.slots.tolist())
+        tier = move.source.tier
+        read = set(move.source.slots.tolist()) - (adopted if tier == Tier.DISK else set())
         for item in cached_items(loop):
-            found = item.has(move.source.tier) and not read.isdisjoint(_slots(item, move.source.tier).tolist())
-            if item.what != move.what or not _may_be_read_by(item, move, loop.directory.tree.block):
-                continue  # the slots are another's by now
+            found = item.has(tier) and not read.isdisjoint(_slots(item, tier).tolist())
             require(6, not found, f"{item!r} can still be found, though a load from it failed")
-
-
-def _may_be_read_by(item: Item, move: Move, block: int) -> bool:
-    """Whether what `move` reads stands where `item` does."""
-    if item.what == "image":
-        return item.node.end == move.tokens
-    return item.node.start < move.tokens and item.node.end > move.tokens - len(move.source.slots) * block
 
 
 # ---- law 5 ------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class Watch:
             self.inner.start([task])
 
     def poll(self) -> list[Report]:
+        self.shelf.adopted.clear()
         reports = self.inner.poll()
         for report in reports:
             if report.ticket in self.outstanding:

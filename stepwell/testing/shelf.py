@@ -34,12 +34,16 @@ class Record:
 
 
 class Shelf:
-    """`records` are those of this process, `dormant` those of an earlier one, by number."""
+    """`records` are those of this process, `dormant` those of an earlier one, by number.
+
+    adopted  slots that have been given to records of an earlier process since the engine last asked for reports of copies
+    """
 
     def __init__(self, memories: Sequence[Memory], block: int, chunk: int) -> None:
         self.names = Names(bytes(range(32)), chunk)
         self.records: dict[int, Record] = {}
         self.dormant: dict[int, Record] = {}
+        self.adopted: set[int] = set()
         self._memories = tuple(memories)
         self._saved: list[tuple[Words, Words]] = []  # rows and their checksums, of each rank
         self._open: dict[int, set[int]] = {}
@@ -70,6 +74,7 @@ class Shelf:
 
     def adopt(self, dormant: Dormant, slots: Ints) -> None:
         record = self.dormant.pop(dormant.record)
+        self.adopted.update(slots.tolist())
         self._forget_early(set(slots.tolist()))
         for memory, saved in zip(self._memories, self._saved, strict=True):
             rows, sums = saved

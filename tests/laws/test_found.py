@@ -54,6 +54,8 @@ def test_a_copy_that_failed_to_load_is_not_copied_over_while_another_load_reads_
         4001326,  # two runs wrote each other off the disk for ever
         4003888,  # a restart brought back from disk what had been condemned while it was read
         5001264,  # an audit that ended in silence looked like a wait
+        9002128,  # slots of a load that failed came back from disk in the same step with another's records
+        9002212,  # an image computed anew while its copy on disk was loaded could not go
     ],
 )
 def test_a_run_that_broke_a_law_does_so_no_more(seed: int) -> None:

@@ -10,6 +10,7 @@ from stepwell.cache.config import CacheConfig
 from stepwell.cache.moves import Tier
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.testing import telltale
+from stepwell.testing.faults import Where
 from stepwell.testing.harness import Harness
 from stepwell.testing.laws import LawBroken
 
@@ -87,3 +88,25 @@ def test_one_wrong_word_is_noticed(tier: Tier) -> None:
     harness.memory.arenas[tier][slots[0], 3] ^= np.uint64(1)
     with pytest.raises(LawBroken, match="law 3"):
         harness.check_all()
+
+
+def test_slots_of_a_failed_load_may_come_back_in_the_same_step_with_what_another_prompt_left_on_disk() -> None:
+    """Both prompts stand at the same positions, in the same slots: one before that step and the other after it."""
+    cache = CacheConfig(
+        telltale.geometry(), device_pages=40, host_slots=80, disk_slots=80, chunk=16, interval=8, min_load_tokens=4
+    )
+    harness = Harness(cache)
+    for salt in ("a", "b"):
+        harness.submit(Request(salt, _prompt(20), SamplingParams(max_tokens=2), salt))
+    harness.drain()
+    harness.restart()
+    harness.faults.fail(Where("kv", Tier.DISK), count=1)
+    harness.submit(Request("failing", _prompt(20), SamplingParams(max_tokens=2), "a"))
+    harness.step()
+    (parked,) = harness.loop.queues.parked.values()
+    read = {int(slot) for move in parked.loading.moves for slot in move.source.slots}
+    harness.submit(Request("other", _prompt(20), SamplingParams(max_tokens=2), "b"))
+    harness.step()
+    kv = harness.loop.directory.survey("b", _prompt(20)).path[0].kv.at[Tier.DISK]
+    assert kv is not None and not read.isdisjoint(kv.tolist())
+    harness.drain()
