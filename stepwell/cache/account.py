@@ -60,7 +60,7 @@ class Account:
         self.leased = dict.fromkeys(self.pools, 0)
         self.moving = {(source, target): 0 for source in self.pools for target in self.pools if source != target}
         self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
-        self.keeps = Keeps(config.geometry, {t: pool.most for t, pool in self.pools.items()}, config.keep_share)
+        self.keeps = Keeps(config.geometry, {tier: self._may_be_kept(tier) for tier in self.pools})
 
     def use(self, tier: Tier) -> TierUse:
         """How the slots of `tier` are used; all zero where the tier is not there."""
@@ -75,7 +75,15 @@ class Account:
     def widen(self, tier: Tier, count: int) -> None:
         """`count` more slots of `tier` may be used from now on, numbered on from the last."""
         self.pools[tier].widen(count)
+        self.keeps.widen(tier, self._may_be_kept(tier))
         self.epoch += 1
+
+    def settle(self, tier: Tier) -> None:
+        """No more slots of `tier` will come: what is larger than those that there are waits for none."""
+        self.pools[tier].settle()
+
+    def _may_be_kept(self, tier: Tier) -> int:
+        return int(self.config.keep_share * self.pools[tier].total)
 
     def ticket(self) -> int:
         """A number for one copy, never used again."""

@@ -14,7 +14,8 @@ class CacheConfig:
     """Sizes and rules that never change while the engine runs.
 
     device_pages, host_slots, disk_slots   room of each tier, in pages; 0: the tier is not there
-    host_ready                 slots of host that may be used from the start; `Account.widen` adds the others. None: all
+    host_ready                 slots of host that may be used from the start; `Account.widen` adds the others, until `Account.settle`.
+                               None: all
     chunk                      tokens; the copy unit below the device
     whole_chunks               the store below reads whole chunks only (LMCache); a native store reads single blocks
     interval                   tokens between insurance rungs

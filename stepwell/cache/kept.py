@@ -52,17 +52,22 @@ class Keeps:
 
     __slots__ = ("_block", "_ends", "_image_pages", "_serial", "at", "caps", "guarded", "known", "most", "pages")
 
-    def __init__(self, geometry: Geometry, totals: Mapping[Tier, int], share: float) -> None:
+    def __init__(self, geometry: Geometry, caps: Mapping[Tier, int]) -> None:
         self._block = geometry.block
         self._image_pages = geometry.image_pages
-        self.caps = {tier: int(share * total) for tier, total in totals.items()}
+        self.caps = dict(caps)  # slots that may go last
         self.most = max(self.caps.values())
         self.pages = 0
-        self.guarded = dict.fromkeys(totals, 0)
+        self.guarded = dict.fromkeys(caps, 0)
         self.known: dict[Label, Keep] = {}
         self.at: dict[Node, list[Keep]] = {}
         self._ends: dict[bool, list[tuple[float, int, Keep]]] = {True: [], False: []}  # pins, and the others
         self._serial = 0
+
+    def widen(self, tier: Tier, cap: int) -> None:
+        """`cap` slots of `tier` may go last from now on, more than before; what comes there later uses them."""
+        self.caps[tier] = cap
+        self.most = max(self.caps.values())
 
     def size(self, item: Item) -> int:
         """Pages of `item` in any tier."""

@@ -12,7 +12,7 @@ from stepwell.base.geometry import Ints
 class Pool:
     """A stack of free slot numbers. Taking and giving n slots costs O(n); runs given back together come out together.
 
-    total  slots that there are by now; `widen` adds more, up to what the pool was made for
+    total  slots that there are by now; `widen` adds more, up to what the pool was made for, until `settle`
     """
 
     __slots__ = ("_free", "_stack", "total")
@@ -42,6 +42,10 @@ class Pool:
         assert 0 <= count <= self.most - self.total, f"{count} slots more than {self.total}, of {self.most} at most"
         self.total += count
         self.give(np.arange(self.total - count, self.total, dtype=np.int32))
+
+    def settle(self) -> None:
+        """No more slots will come."""
+        self._stack = self._stack[: self.total]
 
     def take(self, count: int) -> Ints:
         """`count` slots, ascending where they were given back so. The caller has made sure that they are there."""

@@ -88,6 +88,8 @@ def demotion(directory: Directory, pages: int, force: bool = False) -> Demotion:
         elif worthless(item) or size > host.most:
             directory.refuse(item, Tier.HOST)
             pages -= size
+        elif size > host.total:  # host is still growing: dropping all that it has would make no room yet
+            later.append(item)
         elif not _room_in_host(directory, item, force):
             later.append(item)
             lacking = max(pages, item.size(Tier.DEVICE)) - host.free

@@ -31,6 +31,10 @@ class Growing(Protocol):
     def ready(self) -> int:
         """Slots by now; never falls."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether no more will become ready."""
+
 
 class OwnedLoop(EngineLoop):
     """`owned` is closed at the end: movers before the stores that they use. `disk` is asked for its counts, `grammars` for whether
@@ -87,10 +91,17 @@ class OwnedLoop(EngineLoop):
     def step(self, *, wait: float = IDLE_WAIT) -> list[Event]:
         """One turn, with as much of host as there is by now. `wait`: seconds to wait at most for a copy where nothing can be computed."""
         if self._pinning is not None:
-            host = self.directory.pools[Tier.HOST]
-            if more := self._pinning.ready - host.total:
-                self.directory.widen(Tier.HOST, more)
+            self._widen(self._pinning)
         return super().step(wait=wait)
+
+    def _widen(self, pinning: Growing) -> None:
+        """Use as much of host as is ready; once no more will be, that is all there is."""
+        ended = pinning.ended  # asked first: what was ready by then counts
+        if more := pinning.ready - self.directory.pools[Tier.HOST].total:
+            self.directory.widen(Tier.HOST, more)
+        if ended:
+            self.directory.settle(Tier.HOST)
+            self._pinning = None
 
     def stats(self) -> EngineStats:
         stats = super().stats()

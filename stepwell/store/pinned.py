@@ -101,6 +101,11 @@ class Pinning:
         return self._ready
 
     @property
+    def ended(self) -> bool:
+        """Whether no more slots will become ready: all are, or one could not be locked."""
+        return self._ended.is_set()
+
+    @property
     def closing(self) -> bool:
         """True once `close` has been called: no more slots will become ready."""
         return self._stop.is_set()

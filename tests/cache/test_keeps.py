@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stepwell.base.errors import ConfigError
@@ -197,3 +199,15 @@ def test_the_next_turn_takes_over_from_the_last() -> None:
 def test_the_share_is_a_share() -> None:
     with pytest.raises(ConfigError, match="--keep-share"):
         CacheConfig(config().geometry, 20, keep_share=1.5)
+
+
+def test_what_may_go_last_in_host_grows_with_it() -> None:
+    shelf = Directory(replace(config(64, 64), host_ready=20, keep_share=0.5))
+    keeps = shelf.keeps
+    assert (keeps.caps[Tier.HOST], keeps.most) == (10, 32), "the device's share is the larger one"
+    shelf.widen(Tier.HOST, 20)
+    shelf.settle(Tier.HOST)
+    assert (keeps.caps[Tier.HOST], keeps.most) == (20, 32)
+    wide = Directory(replace(config(8, 64), host_ready=20, keep_share=0.5))
+    wide.widen(Tier.HOST, 44)
+    assert (wide.keeps.caps[Tier.HOST], wide.keeps.most) == (32, 32)

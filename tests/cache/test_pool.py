@@ -68,3 +68,13 @@ def test_a_pool_that_widens_gives_the_new_slots_as_well() -> None:
     pool.check(np.arange(6, dtype=np.int32))
     with pytest.raises(AssertionError, match="2 slots more than 6, of 7 at most"):
         pool.widen(2)
+
+
+def test_a_pool_that_widens_no_more_has_no_more_to_come() -> None:
+    pool = Pool(7, 2)
+    pool.take(1)
+    pool.settle()
+    assert (pool.total, pool.free, pool.most) == (2, 1, 2)
+    with pytest.raises(AssertionError, match="1 slots more than 2, of 2 at most"):
+        pool.widen(1)
+    pool.check(np.array([0], np.int32))

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stepwell.cache.check import check
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Move, Report, Tier
-from stepwell.cache.shed import begin, demote, landed, secure
-from tests.cache.builders import config, content, copy_down, directory, join, keep, node_ending, numbers, rung_at, where
+from stepwell.cache.shed import begin, demote, demotion, landed, secure
+from tests.cache.builders import (
+    config,
+    content,
+    copy_down,
+    directory,
+    forget,
+    join,
+    keep,
+    node_ending,
+    numbers,
+    rung_at,
+    where,
+)
 
 PROMPT = numbers(40)
 
@@ -154,6 +168,27 @@ class TestDemote:
         keep(shelf, PROMPT, 40, rungs=(40,))
         assert [m.what for m in demote(shelf, 64)] == ["image"]
         check(shelf, [], 0)
+
+    def test_what_does_not_fit_into_host_yet_waits_and_holds_up_nothing_else(self) -> None:
+        prompt = PROMPT[:16]
+        shelf = Directory(replace(config(64, 64, image=6), host_ready=4))
+        keep(shelf, prompt, rungs=(16,))
+        (move,) = demote(shelf, 64)
+        assert move.what == "kv" and landed(shelf, Report(move.ticket, True))
+        forget(shelf, prompt, Tier.DEVICE, 0)
+        assert demote(shelf, 64) == [] == demotion(shelf, 64, force=True).moves
+        assert node_ending(shelf, prompt, 16).kv.has(Tier.HOST), "nothing goes for what would not fit all the same"
+        shelf.widen(Tier.HOST, 6)
+        assert [move.what for move in demote(shelf, 64)] == ["image"], "it was not refused"
+        check(shelf, [])
+
+    def test_what_does_not_fit_into_host_waits_no_longer_once_host_grows_no_more(self) -> None:
+        shelf = Directory(replace(config(64, 64), host_ready=4))
+        keep(shelf, PROMPT, 40, rungs=(40,))
+        assert copy_down(shelf) == 1 and not secure(shelf, 64)
+        shelf.settle(Tier.HOST)
+        assert demote(shelf, 64) == [] and secure(shelf, 64), "it may be dropped as it is"
+        check(shelf, [])
 
     def test_a_full_host_makes_room_with_what_is_least_worth(self) -> None:
         shelf = directory(64, 11)

@@ -55,6 +55,7 @@ def loop(owned: ExitStack, budget: Budget | None = None) -> OwnedLoop:
 @dataclass
 class Growing:
     ready: int
+    ended: bool = False
 
 
 def test_host_is_used_as_far_as_it_is_ready_and_no_further() -> None:
@@ -74,6 +75,24 @@ def test_host_is_used_as_far_as_it_is_ready_and_no_further() -> None:
         used.append(made.directory.use(Tier.HOST))
     assert [use.total for use in used] == [3, 10, 64]
     assert all(use.cached <= use.total for use in used) and used[2].cached > 10
+
+
+def test_host_that_grows_no_more_is_all_that_there_is() -> None:
+    sizes, growing = telltale.geometry(), Growing(3)
+    memory = telltale.Memory(sizes, 16, 64, 4)
+    made = OwnedLoop(
+        CacheConfig(sizes, 16, 64, interval=32, host_ready=3), SchedConfig(2, 32, 400, 4), telltale.TellTaleRunner(memory, sizes),
+        InstantMover(memory.copy), Ticking(), DEAR, pinning=growing,
+    )  # fmt: skip
+    host = made.directory.pools[Tier.HOST]
+    made.step()
+    assert (host.total, host.most) == (3, 64)
+    growing.ready, growing.ended = 10, True
+    made.step()
+    assert (host.total, host.most) == (10, 10)
+    growing.ready = 12
+    made.step()
+    assert host.total == 10
 
 
 def test_where_prompts_cannot_be_scored_a_request_for_it_is_refused() -> None:

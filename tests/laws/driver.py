@@ -177,6 +177,7 @@ class Driver:
         self._corrupt, self._noise = corrupt, random.Random(seed)  # of its own: the other actions are those of any run
         self._count = 0
         self._widening = widening(seed)
+        self._stops_early = seed // 36 % 4 == 2  # as where no more memory can be locked
         self._orders: dict[int, Prefetched | None] = {}
 
     def act(self) -> None:
@@ -209,8 +210,11 @@ class Driver:
     def _widen(self) -> None:
         directory = self.harness.loop.directory
         host = directory.pools.get(Tier.HOST)
-        if host is not None and host.total < host.most:
-            directory.widen(Tier.HOST, min(self._widening, host.most - host.total))
+        if host is None or host.total == host.most:
+            return
+        directory.widen(Tier.HOST, min(self._widening, host.most - host.total))
+        if self._stops_early and host.total >= host.most // 2:
+            directory.settle(Tier.HOST)
 
     def submit(self) -> None:
         harness, rng = self.harness, self.rng

@@ -41,14 +41,14 @@ class Locker:
 def test_slots_count_slice_by_slice_and_the_first_at_once() -> None:
     rows, locker = mapped(SLOTS, WIDTH), Locker()
     with Pinning(rows, locker, slice_bytes=SLICE) as pinning:
-        assert pinning.ready == 96
+        assert pinning.ready == 96 and not pinning.ended
         for _ in range(4):
             assert locker.entered.acquire(timeout=30)
         for ready in (96, 120, 144, 168, 192):
             assert locker.entered.acquire(timeout=30) and pinning.ready == ready
             locker.permits.release()
         pinning.wait()
-        assert pinning.ready == SLOTS
+        assert pinning.ready == SLOTS and pinning.ended
         begins = [address - rows.ctypes.data for address, _ in locker.locked]
         assert begins == [i * 24 * WIDTH for i in range(9)] and all(begin % mmap.PAGESIZE == 0 for begin in begins)
         assert sum(size for _, size in locker.locked) == rows.nbytes
@@ -62,7 +62,7 @@ def test_where_no_more_can_be_locked_the_rest_is_left_out_and_said(caplog: pytes
     locker.permits.release(9)
     with caplog.at_level(logging.WARNING), Pinning(mapped(SLOTS, WIDTH), locker, slice_bytes=SLICE) as pinning:
         pinning.wait()
-        assert pinning.ready == 144
+        assert pinning.ready == 144 and pinning.ended
     assert "stays at 216.0 KiB of 300.0 KiB: cudaHostRegister failed with CUDA error 2" in caplog.text
     assert len(locker.unlocked) == 6
 
