@@ -67,16 +67,18 @@ def _hand_out(queues: Queues, built: Built, result: StepResult, errors: Collecti
     """Give each calm row its token, but for those returned: rows of answers that have ended before or in error, or that may end with
     this token."""
     lineup, rows = built.lineup, built.calm.tolist()
-    drawn = list(chain.from_iterable(_at(rows, result.sampled[: len(lineup.names)])))
-    assert len(drawn) == len(rows), "a calm row draws a token a step"
     surprised = set(errors)
     if queues.leaving:
         surprised.update(lineup.at.get(leaving.running.slot, -1) for leaving in queues.leaving)
+    if surprised:  # before tokens are counted: a row in error has none
+        rows = [row for row in rows if row not in surprised]
+    drawn = list(chain.from_iterable(_at(rows, result.sampled[: len(lineup.names)])))
+    assert len(drawn) == len(rows), "a calm row draws a token a step"
     if not lineup.ends.isdisjoint(drawn):
-        surprised.update(row for row, token in zip(rows, drawn, strict=True) if token in lineup.ends)
-    if surprised:
-        left = [(row, token) for row, token in zip(rows, drawn, strict=True) if row not in surprised]
-        rows, drawn = [row for row, _ in left], [token for _, token in left]
+        ending = {row for row, token in zip(rows, drawn, strict=True) if token in lineup.ends}
+        surprised |= ending
+        rows = [row for row in rows if row not in ending]
+        drawn = [token for token in drawn if token not in lineup.ends]
     board, slots = queues.board, lineup.slots[rows] if surprised else lineup.slots[built.calm]
     board.computed[slots] += 1
     board.last[slots] = drawn

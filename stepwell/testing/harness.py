@@ -300,10 +300,9 @@ class Harness:
     def collected(self, step: Step, result: StepResult) -> StepResult:
         """What a step has come to, as the loop is about to hear it."""
         self._ran = True
-        errors = tuple((i, "spoiled") for i, w in enumerate(step.works) if w.request_id in self._spoiled)
-        for index, _ in errors:
+        wrong = [index for index, work in enumerate(step.works) if work.request_id in self._spoiled]
+        for index in wrong:
             self._ruin(step.works[index])
-        wrong = {index for index, _ in errors}
         for index, (work, sampled) in enumerate(zip(step.works, result.sampled, strict=True)):
             running = laws.computing(self.loop, work.slot)
             assert running is not None
@@ -315,7 +314,8 @@ class Harness:
                 self.reference.computed(
                     running.job.request.salt, known, [cut.position for cut in work.cuts if cut.position <= end]
                 )
-        return replace(result, errors=errors)
+        told = tuple(() if index in wrong else tokens for index, tokens in enumerate(result.sampled))
+        return replace(result, sampled=told, errors=tuple((index, "spoiled") for index in wrong))
 
     def _enter(self, work: Work) -> None:
         running = laws.computing(self.loop, work.slot)

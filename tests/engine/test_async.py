@@ -12,7 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepwell.engine.llm import LLM, Completion  # noqa: E402
-from stepwell.sched.request import SamplingParams  # noqa: E402
+from stepwell.engine.torch_runner import TorchRunner  # noqa: E402
+from stepwell.sched.request import Finished, Request, SamplingParams, Tokens  # noqa: E402
+from stepwell.sched.step import Pass, Step  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 
 FLAGS: dict[str, Any] = {
@@ -76,3 +78,37 @@ def test_a_stream_that_is_closed_leaves_nothing_behind(checkpoint: Path) -> None
         stats = llm.stats()
         assert not (stats.running or stats.leases)
         assert llm.generate(PROMPTS[1], PARAMS[0])[0].token_ids
+
+
+@pytest.mark.parametrize("switch", ["off", "on"])
+def test_an_answer_whose_state_breaks_ends_alone(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    """Amid decodes in which nothing happens but a token each."""
+    whole = answers(checkpoint, "off", PARAMS[:1] * 5)[0]
+    launch = TorchRunner.launch
+
+    def breaking(self: TorchRunner, step: Step) -> Pass:
+        decodes = step.decodes
+        for name, slot, index in zip(decodes.names, decodes.slots.tolist(), decodes.indices.tolist(), strict=True):
+            if (name, index) == ("r1", 6):
+                self._live.recurrent[:, slot] = float("nan")
+        return launch(self, step)
+
+    monkeypatch.setattr(TorchRunner, "launch", breaking)
+    said: dict[str, list[int]] = {f"r{i}": [] for i in range(4)}
+    ended: dict[str, str] = {}
+    with LLM(str(checkpoint), **FLAGS, async_scheduling=switch) as llm:
+        loop = llm._open_loop()
+        for name, prompt in zip(said, PROMPTS[:4], strict=True):
+            loop.submit(Request(name, prompt, PARAMS[0]))
+        while len(ended) < 4:
+            for event in loop.step():
+                if isinstance(event, Tokens):
+                    said[event.request_id] += event.tokens
+                elif isinstance(event, Finished):
+                    ended[event.request_id] = event.reason
+        assert not llm.stats().leases and not llm.stats().running
+    assert ended == {"r0": "length", "r1": "error", "r2": "length", "r3": "length"}
+    for i, name in enumerate(said):
+        assert tuple(said[name]) == whole[i].token_ids[: 6 if i == 1 else None]

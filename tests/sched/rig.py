@@ -62,7 +62,7 @@ def KV(move: Move) -> bool:
 
 
 class Recorder:
-    """The tell-tale, keeping every step; `fail` names requests whose numbers go wrong."""
+    """The tell-tale, keeping every step; `fail` names requests whose numbers go wrong, so that they get no token."""
 
     def __init__(self, inner: TellTaleRunner) -> None:
         self.inner = inner
@@ -72,8 +72,9 @@ class Recorder:
     def launch(self, step: Step) -> Done:
         self.steps.append(step)
         result = self.inner.launch(step).result()
-        errors = tuple((i, "not a number") for i, work in enumerate(step.works) if work.request_id in self.fail)
-        return Done(replace(result, errors=errors))
+        failed = [i for i, work in enumerate(step.works) if work.request_id in self.fail]
+        sampled = tuple(() if i in failed else tokens for i, tokens in enumerate(result.sampled))
+        return Done(replace(result, sampled=sampled, errors=tuple((i, "not a number") for i in failed)))
 
 
 class Rig:

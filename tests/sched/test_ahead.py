@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -142,6 +144,56 @@ class TestEnds:
         assert rig.end("a").reason == "error" and len(rig.answer("a")) == 1
         assert len(of(rig, "a")) == 3
         rig.cold("b")
+        rig.drained()
+
+    @pytest.mark.parametrize("ahead", [False, True])
+    def test_a_calm_row_that_draws_nothing_ends_its_request_alone(self, ahead: bool) -> None:
+        """Two answers amid their decodes, in which nothing but a token each happens."""
+        rig = Rig(ahead=ahead)
+        rig.submit("a", numbers(10), max_tokens=20)
+        rig.submit("b", numbers(10, 1), max_tokens=20)
+        for _ in range(6):
+            rig.step()
+        said = rig.answer("a")
+        rig.runner.fail.add("a")
+        rig.run()
+        assert rig.end("a").reason == "error" and rig.answer("a")[: len(said)] == said
+        rig.cold("b")
+        rig.drained()
+
+    def test_a_row_may_draw_nothing_after_its_request_was_aborted(self) -> None:
+        rig = Rig(ahead=True)
+        rig.submit("a", numbers(10), max_tokens=20)
+        rig.submit("b", numbers(10, 1), max_tokens=20)
+        for _ in range(6):
+            rig.step()
+        rig.runner.fail.add("a")
+        rig.step()  # launches a step in which it draws nothing, and does not collect it
+        rig.loop.abort("a")
+        rig.run()
+        assert rig.end("a").reason == "abort"
+        rig.cold("b")
+        rig.drained()
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_whatever_goes_wrong_whenever_all_others_are_answered(self, seed: int) -> None:
+        """With tokens that end answers, aborts, and more requests than slots."""
+        chance = random.Random(seed)
+        rig = Rig(ahead=bool(seed % 2), eos=tuple(range(0, VOCAB, 12)), budget=24)
+        names = [f"r{i}" for i in range(10)]
+        for i, name in enumerate(names):
+            rig.submit(name, numbers(chance.randint(3, 30), i), max_tokens=chance.randint(1, 40))
+        for _ in range(60):
+            if chance.random() < 0.1:
+                rig.runner.fail.add(chance.choice(names))
+            if chance.random() < 0.05:
+                rig.loop.abort(chance.choice(names))
+            rig.land()
+            rig.step()
+        rig.run()
+        for name in names:
+            assert rig.end(name).reason in ("length", "stop", "abort") or name in rig.runner.fail
+        rig.cold(*(name for name in names if rig.end(name).reason in ("length", "stop")))
         rig.drained()
 
 
