@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
+import resource
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,7 @@ from stepwell.base.errors import ConfigError
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import MAX_PRIORITY
 from stepwell.server.batches.lines import MAX_LINES, answered, fault_of, faults_of
-from stepwell.server.batches.store import MAX_BATCHES, Batch, BatchStore, FileInfo, NoRoom
+from stepwell.server.batches.store import MAX_BATCHES, MAX_FILES, Batch, BatchStore, FileInfo, NoRoom
 from stepwell.server.batches.turns import AT_ONCE, Turns
 from stepwell.server.keys import Keys
 from tests.engine.scripted import ScriptedLoop
@@ -45,8 +49,10 @@ def served(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Running]:
 
 
 def stored(store: BatchStore, data: bytes, owner: str = "") -> FileInfo:
-    uploaded = store.upload(owner, "calls.jsonl")
-    return store.add(uploaded, uploaded.write(io.BytesIO(data)))
+    with store.coming(owner) as file_id:
+        store.expect(file_id, len(data))
+        store.path(file_id).write_bytes(data)
+        return store.add(file_id, "calls.jsonl")
 
 
 def client(server: Running, key: str = KEY) -> openai.OpenAI:
@@ -123,9 +129,9 @@ def test_others_go_first_and_a_batch_can_be_cancelled(tokenizer: Tokenizer, tmp_
 def test_work_goes_on_after_a_restart_where_it_stood(tokenizer: Tokenizer, tmp_path: Path) -> None:
     store = BatchStore(tmp_path, 1 << 20)
     asked = stored(store, lines(12))
-    good, bad = (store.add_answers("", name).id for name in ("output", "error"))
-    times = {"created_at": 1, "in_progress_at": 2, "status": "in_progress", "total": 12, "completed": 1}
     batch_id = f"batch_{'0' * 24}"
+    good, bad = (info.id for info in store.add_answers("", batch_id))
+    times = {"created_at": 1, "in_progress_at": 2, "status": "in_progress", "total": 12, "completed": 1}
     batch = Batch(batch_id, "", COMPLETIONS, asked.id, "24h", output_file_id=good, error_file_id=bad, **times)  # type: ignore[arg-type]
     store.keep(batch)
     kept = {"id": "x", "custom_id": "call-3", "response": {"status_code": 200}, "error": None}
@@ -171,11 +177,11 @@ def test_a_batch_without_room_for_answers_fails_and_the_next_is_served(tokenizer
     store = BatchStore(tmp_path, 1 << 20)
     add, refused = store.add_answers, []
 
-    def without_room(owner: str, filename: str) -> FileInfo:
+    def without_room(owner: str, batch_id: str) -> tuple[FileInfo, FileInfo]:
         if not refused:
-            refused.append(filename)
+            refused.append(batch_id)
             raise NoRoom("all is taken")
-        return add(owner, filename)
+        return add(owner, batch_id)
 
     store.add_answers = without_room  # type: ignore[method-assign]
     with running(tokenizer, batches=store) as up:
@@ -327,18 +333,143 @@ def test_batches_are_kept_up_to_a_number_and_the_oldest_that_ended_go(
 
 def test_uploads_that_race_for_the_last_room_do_not_take_more(tmp_path: Path) -> None:
     store = BatchStore(tmp_path, 1000)
-    one, other = store.upload("a", "one"), store.upload("a", "other")
-    sizes = [uploaded.write(io.BytesIO(b"x" * 700)) for uploaded in (one, other)]
-    store.add(one, sizes[0])
-    with pytest.raises(NoRoom):
-        store.add(other, sizes[1])
+    with store.coming("a") as one:
+        store.expect(one, 700)
+        with pytest.raises(NoRoom), store.coming("a") as other:
+            store.expect(other, 300)
+            store.path(other).write_bytes(b"x" * 300)
+            store.expect(other, 301)
+        assert store.free == 300
+        store.path(one).write_bytes(b"x" * 700)
+        info = store.add(one, "one")
     assert store.free == 300 and len(list((tmp_path / "files").glob("*.data"))) == 1
-    store.delete_file(one.info)
+    store.delete_file(info)
     assert store.free == 1000
+
+
+def send_slowly(url: str, first: bytes, more: threading.Event, then: bytes) -> httpx.Response:
+    """Upload a file in two pieces, the second once `more` is set. An empty second piece breaks the connection."""
+
+    def body() -> Iterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x\r\n'
+        yield b'Content-Disposition: form-data; name="file"; filename="slow"\r\n\r\n' + first
+        more.wait(60)
+        if not then:
+            raise ConnectionError
+        yield then + b"\r\n--x--\r\n"
+
+    return httpx.post(f"{url}/v1/files", content=body(), headers={"content-type": "multipart/form-data; boundary=x"})
+
+
+def test_uploads_side_by_side_take_no_more_than_the_room(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    store, more = BatchStore(tmp_path, 1 << 20), threading.Event()
+    piece = b"x" * 400_000
+    with running(tokenizer, batches=store) as up, ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(send_slowly, up.url, piece, more, piece)
+        assert eventually(lambda: store.free < (1 << 20) - 300_000)
+        rest = {"file": ("b", b"y" * 800_000)}
+        assert httpx.post(up.url + "/v1/files", data={"purpose": "batch"}, files=rest).status_code == 413
+        more.set()
+        assert slow.result().json()["bytes"] == 800_000 and store.free == (1 << 20) - 800_000
+        assert [path.stat().st_size for path in (tmp_path / "files").glob("*.data")] == [800_000]
+
+
+def test_an_upload_that_breaks_off_gives_its_room_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    store, more = BatchStore(tmp_path, 1 << 20), threading.Event()
+    with running(tokenizer, batches=store) as up, ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(send_slowly, up.url, b"x" * 400_000, more, b"")
+        assert eventually(lambda: store.free < 1 << 20)
+        more.set()
+        assert isinstance(slow.exception(), ConnectionError)
+        assert eventually(lambda: store.free == 1 << 20)
+        assert not list((tmp_path / "files").iterdir())
+
+
+def test_the_start_removes_what_nothing_describes_and_nothing_else(tmp_path: Path) -> None:
+    info = stored(BatchStore(tmp_path, 1000), b"x" * 100)
+    lost, half = f"file-{'0' * 24}", f"batch_{'0' * 24}"
+    for name in (f"files/{lost}.data", f"files/{lost}.new", f"batches/{half}.new", "files/notes.data", "files/a.new"):
+        (tmp_path / name).write_bytes(b"x" * 300)
+    assert BatchStore(tmp_path, 1000).free == 900
+    assert {path.name for path in (tmp_path / "files").iterdir()} == {
+        f"{info.id}.data",
+        f"{info.id}.json",
+        "notes.data",
+        "a.new",
+    }
+    assert not list((tmp_path / "batches").iterdir())
+
+
+def test_the_files_of_one_key_fail_no_batch_of_another(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_FILES >= 3 * MAX_BATCHES, "the batches that are remembered can have their files"
+    monkeypatch.setattr("stepwell.server.batches.store.MAX_FILES", 3)
+    many, other = client(served), client(served, OTHER)
+    assert ended(many, begun(many, lines(2))).status == "completed", "as many files as may be can still grow"
+    with pytest.raises(openai.APIStatusError, match="a key may have 3 files, and this one has 3") as refused:
+        begun(many, lines(2))
+    assert refused.value.status_code == 413
+    assert ended(other, begun(other, lines(2))).status == "completed"
+
+
+def test_a_batch_has_both_files_of_answers_or_neither(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.server.batches.store.MAX_FILES", 3)
+    api = client(served)
+    api.files.create(file=("spare.jsonl", lines(1)), purpose="batch")
+    told = ended(api, begun(api, lines(2)))
+    assert (told.status, told.errors.data[0].code) == ("failed", "storage")
+    assert len(api.files.list().data) == 2 and told.output_file_id is told.error_file_id is None
+
+
+def test_of_two_files_of_answers_none_stays_where_the_disk_takes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, described = BatchStore(tmp_path, 1000), list[Path]()
+
+    def replace(path: Path, target: Path) -> Path:
+        if described:
+            raise OSError(28, "No space left on device")
+        described.append(target)
+        return path.rename(target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(OSError, match="No space left"):
+        store.add_answers("a", f"batch_{'0' * 24}")
+    assert described and not store.files("a") and not list((tmp_path / "files").iterdir())
+
+
+@contextlib.contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """This process can make no file larger than `size` bytes: what is written beyond them fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_takes_no_more_answers_ends_the_batch(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    store = BatchStore(tmp_path, 1 << 20)
+    with running(tokenizer, batches=store) as up:
+        api = client(up)
+        with files_up_to(12_000):
+            told = ended(api, begun(api, lines(90)))
+        assert told.status == "failed" and told.errors.data[0].code == "storage"
+        assert 0 < told.request_counts.completed < 60 and len(up.loop.seen) < 80, "the rest is not computed"
+        answers = api.files.content(told.output_file_id).text.splitlines()
+        assert len(answers) == told.request_counts.completed and all(map(json.loads, answers))
+        sizes = sum(path.stat().st_size for path in (tmp_path / "files").glob("*.data"))
+        assert store.free == (1 << 20) - sizes
+
+
+def test_a_line_can_not_go_before_the_calls_of_others(served: Running) -> None:
+    api = client(served)
+    told = ended(api, begun(api, lines(1, priority=-MAX_PRIORITY)))
+    assert told.request_counts.completed == 1 and served.loop.seen[-1].priority == MAX_PRIORITY
 
 
 def test_what_a_crash_left_uncounted_is_measured_at_the_start(tmp_path: Path) -> None:
     store = BatchStore(tmp_path, 1000)
-    info = store.add_answers("a", "out")
+    info, _ = store.add_answers("a", f"batch_{'0' * 24}")
     store.path(info.id).write_bytes(b"x" * 400)
     assert BatchStore(tmp_path, 1000).free == 600

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -92,6 +94,18 @@ def answered(file: BinaryIO) -> set[str]:
     found = {str(orjson.loads(line)["custom_id"]) for line in file}
     file.seek(0, os.SEEK_END)
     return found
+
+
+def append(file: FileIO, text: bytes) -> None:
+    """Add a line to the end of an unbuffered file. Raises OSError, and adds nothing, where the disk does not take all of it."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        written = file.write(text)
+        if written != len(text):
+            raise OSError(errno.ENOSPC, f"the disk took {written} of {len(text)} bytes")
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def _whole(file: BinaryIO) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 import orjson
@@ -25,6 +28,7 @@ from stepwell.server.gate import caller_of
 from stepwell.server.parts import Parts
 from stepwell.server.reading import CallReader
 
+_FRAME = 1 << 16  # bytes of a form around its file
 _MOST = 100  # items of a list
 _TIMES = ("in_progress_at", "finalizing_at", "completed_at", "failed_at", "cancelling_at", "cancelled_at")
 
@@ -66,13 +70,15 @@ class BatchRoutes:
 
     async def upload(self, request: Request) -> Response:
         store = self._opened()
-        form = await _form(request, store.free)
-        file, purpose = form.get("file"), form.get("purpose")
-        if not isinstance(file, UploadFile) or purpose != "batch":
-            raise RequestError("send multipart/form-data with a file, and purpose batch", "file")
         try:
-            uploaded = store.upload(caller_of(request).owner, file.filename or "file")
-            info = store.add(uploaded, await asyncio.to_thread(uploaded.write, file.file))
+            with store.coming(caller_of(request).owner) as file_id:
+                form = await _form(request, partial(store.expect, file_id))
+                file, purpose = form.get("file"), form.get("purpose")
+                if not isinstance(file, UploadFile) or purpose != "batch":
+                    raise RequestError("send multipart/form-data with a file, and purpose batch", "file")
+                store.expect(file_id, file.size or 0)
+                await asyncio.to_thread(_copy, file.file, store.path(file_id))
+                info = store.add(file_id, file.filename or "file")
         except NoRoom as error:
             raise ApiError(Problem(413, str(error), "file", "no_room")) from error
         return _json(_file(info))
@@ -164,23 +170,25 @@ class BatchRoutes:
         return batch
 
 
-async def _form(request: Request, room: int) -> Mapping[str, Any]:
-    """The fields of a form of at most `room` bytes and its frame. Raises ApiError or RequestError."""
-    left = room + (1 << 16)
+async def _form(request: Request, expect: Callable[[int], None]) -> Mapping[str, Any]:
+    """The fields of a form; each part of its body is expected, less the frame, before it is kept. Raises RequestError, or as `expect`."""
+    came = 0
 
     async def receive() -> Message:
-        nonlocal left
+        nonlocal came
         message = await request.receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise ApiError(
-                Problem(413, f"this file is larger than the room that is left, {room:,} bytes", "file", "no_room")
-            )
+        came += len(message.get("body", b""))
+        expect(max(0, came - _FRAME))
         return message
 
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise RequestError("send multipart/form-data with a file, and purpose batch", "file")
     return await Request(request.scope, receive).form(max_files=1, max_fields=8)
+
+
+def _copy(source: BinaryIO, path: Path) -> None:
+    with path.open("wb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)
 
 
 def _file(info: FileInfo) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 A description is written under another name and then renamed, so that what is found after a crash is whole; the data of an answer file
 grows line by line, and its last line may be unfinished. How many answers a batch has is read from these, so it is not written at each.
+The data of a file come before its description and go after it: the start removes data that nothing describes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +24,7 @@ from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.base.units import format_size, parse_size
 
 MAX_FILES = 10_000
+"""Files of one owner."""
 MAX_BATCHES = 1_000
 """Batches of one owner that are remembered."""
 _ID = re.compile(r"(?:file|batch)[-_][0-9a-f]{24}", re.ASCII)
@@ -30,7 +33,7 @@ OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class NoRoom(StepwellError):
-    """The files of all callers take as much as they may."""
+    """The files of all callers take as much as they may, or an owner has as many files or batches as one may have."""
 
 
 class FileInfo(msgspec.Struct, frozen=True):
@@ -72,25 +75,6 @@ class Batch(msgspec.Struct, frozen=True):
 _Known = TypeVar("_Known", FileInfo, Batch)
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """Bytes that are being written under a name, beside everything else; `room` are those that they may be."""
-
-    info: FileInfo
-    path: Path
-    room: int
-
-    def write(self, source: BinaryIO) -> int:
-        """Copy `source` and return its bytes. Raises NoRoom, and keeps nothing, where there are more than `room`. Blocks."""
-        with self.path.open("wb") as file:
-            while chunk := source.read(1 << 20):
-                if file.tell() + len(chunk) > self.room:
-                    self.path.unlink()
-                    raise NoRoom(f"{self.info.filename}: more than the {self.room:,} bytes that are left")
-                file.write(chunk)
-            return file.tell()
-
-
 class BatchStore:
     """Owns the folder and the account of its bytes. Methods are quick; none is safe to call from two threads at once."""
 
@@ -100,9 +84,11 @@ class BatchStore:
         try:
             for name in ("files", "batches"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
+                _clean(folder / name)
         except OSError as error:
             raise ConfigError(f"--batches: cannot use {folder} ({error}): give another folder") from error
         self._files = {name: _measured(folder, info) for name, info in _load(folder / "files", FileInfo).items()}
+        self._coming: dict[str, FileInfo] = {}
         self._batches = _load(folder / "batches", Batch)
         self._used = sum(info.bytes for info in self._files.values())
 
@@ -118,33 +104,57 @@ class BatchStore:
 
     @property
     def free(self) -> int:
-        """Bytes that may still be written; 0 where there are as many files as there may be."""
-        return 0 if len(self._files) >= MAX_FILES else max(0, self._room - self._used)
+        """Bytes that may still be written."""
+        return max(0, self._room - self._used)
 
-    def upload(self, owner: str, filename: str) -> Upload:
-        """Begin a file of a caller; `add` it once it has been written. Raises NoRoom."""
-        self._require(1)
-        info = FileInfo(f"file-{os.urandom(12).hex()}", owner, filename[:255], "batch", _now())
-        return Upload(info, self.path(info.id), self.free)
+    @contextmanager
+    def coming(self, owner: str) -> Iterator[str]:
+        """A file that a caller is sending, as its id: `expect` its bytes, write them to `path`, and `add` it.
 
-    def add(self, uploaded: Upload, size: int) -> FileInfo:
-        """What has been written is a file of its owner now. Raises NoRoom, and keeps nothing, where others have taken the room."""
+        Unless it was added, its bytes and its room are given back at the end of the block. Raises NoRoom.
+        """
+        self._require_files(owner, 1)
+        info = _new_file(owner, "", "batch")
+        self._coming[info.id] = info
         try:
-            self._require(size)
-        except NoRoom:
-            uploaded.path.unlink()
-            raise
-        return self._put(msgspec.structs.replace(uploaded.info, bytes=size))
+            yield info.id
+        finally:
+            if info.id in self._coming:
+                self._used -= self._coming.pop(info.id).bytes
+                self._erase(info.id)
 
-    def add_answers(self, owner: str, filename: str) -> FileInfo:
-        """A new file without a line. Raises NoRoom."""
-        self._require(1)
-        info = FileInfo(f"file-{os.urandom(12).hex()}", owner, filename[:255], "batch_output", _now())
-        self.path(info.id).touch()
-        return self._put(info)
+    def expect(self, file_id: str, size: int) -> None:
+        """Reserve `size` bytes in all for a file that is coming. Raises NoRoom, and leaves what was reserved before."""
+        info = self._coming[file_id]
+        self._require(size - info.bytes)
+        self._used += size - info.bytes
+        self._coming[file_id] = msgspec.structs.replace(info, bytes=size)
+
+    def add(self, file_id: str, filename: str) -> FileInfo:
+        """A file that was coming, whole at its path, is one of its owner's now. Raises OSError."""
+        info = msgspec.structs.replace(self._coming[file_id], filename=filename[:255])
+        self._write("files", info)
+        self._files[file_id] = info
+        del self._coming[file_id]
+        return info
+
+    def add_answers(self, owner: str, batch_id: str) -> tuple[FileInfo, FileInfo]:
+        """Two new files without a line, for answers and for errors. Raises NoRoom or OSError, and makes neither."""
+        self._require_files(owner, 2)
+        good, bad = (_new_file(owner, f"{batch_id}_{kind}.jsonl", "batch_output") for kind in ("output", "error"))
+        try:
+            for info in (good, bad):
+                self.path(info.id).touch()
+                self._write("files", info)
+        except OSError:
+            for info in (good, bad):
+                self._erase(info.id)
+            raise
+        self._files |= {good.id: good, bad.id: bad}
+        return good, bad
 
     def grow(self, file_id: str, count: int) -> None:
-        """`count` more bytes are about to be written to a file of answers. Raises NoRoom. The size is kept with `settle`."""
+        """A file of answers has `count` more bytes from now on, or fewer. Raises NoRoom. The size is kept with `settle`."""
         self._require(count)
         self._resize(self._files[file_id], self._files[file_id].bytes + count)
 
@@ -155,16 +165,19 @@ class BatchStore:
             self._write("files", self._files[file_id])
 
     def _require(self, count: int) -> None:
+        """Room for `count` more bytes. Raises NoRoom."""
         if count > self.free:
             raise NoRoom(
-                f"the files of all callers may take {format_size(self._room)}: delete some, or raise --batches"
+                f"the files of all callers may take {format_size(self._room)}, of which {self.free:,} bytes are free:"
+                " delete some, or raise --batches"
             )
 
-    def _put(self, info: FileInfo) -> FileInfo:
-        self._files[info.id] = info
-        self._used += info.bytes
-        self._write("files", info)
-        return info
+    def _require_files(self, owner: str, count: int) -> None:
+        """Room for `count` more files of an owner, and for a first byte. Raises NoRoom."""
+        held = sum(info.owner == owner for infos in (self._files, self._coming) for info in infos.values())
+        if held + count > MAX_FILES:
+            raise NoRoom(f"a key may have {MAX_FILES:,} files, and this one has {held:,}: delete some")
+        self._require(1)
 
     def _resize(self, info: FileInfo, size: int) -> None:
         self._used += size - info.bytes
@@ -185,8 +198,11 @@ class BatchStore:
 
     def delete_file(self, info: FileInfo) -> None:
         self._used -= self._files.pop(info.id).bytes
-        (self._folder / "files" / f"{info.id}.json").unlink(missing_ok=True)
-        self.path(info.id).unlink(missing_ok=True)
+        self._erase(info.id)
+
+    def _erase(self, file_id: str) -> None:
+        (self._folder / "files" / f"{file_id}.json").unlink(missing_ok=True)
+        self.path(file_id).unlink(missing_ok=True)
 
     def begin(self, batch: Batch) -> Batch:
         """Remember a new batch; returns it. The oldest of its owner's that have ended make room. Raises NoRoom where none has."""
@@ -222,8 +238,24 @@ class BatchStore:
     def _write(self, kind: str, what: FileInfo | Batch) -> None:
         path = self._folder / kind / f"{what.id}.json"
         fresh = path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.encode(what))
-        fresh.replace(path)
+        try:
+            fresh.write_bytes(msgspec.json.encode(what))
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+
+
+def _new_file(owner: str, filename: str, purpose: str) -> FileInfo:
+    return FileInfo(f"file-{os.urandom(12).hex()}", owner, filename, purpose, _now())
+
+
+def _clean(folder: Path) -> None:
+    """Remove what a server that ended at once has left: half written descriptions, and data that nothing describes."""
+    for path in (*folder.glob("*.new"), *folder.glob("*.data")):
+        half = path.suffix == ".new" or not path.with_suffix(".json").exists()
+        if half and _ID.fullmatch(path.stem):
+            path.unlink()
 
 
 def _load(folder: Path, kind: type[_Known]) -> dict[str, _Known]:

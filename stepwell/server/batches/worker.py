@@ -8,14 +8,16 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from io import FileIO
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import orjson
 from fastapi import Request, Response
 
 from stepwell.sched.request import MAX_PRIORITY
-from stepwell.server.batches.lines import Line, answered, calls, faults_of
+from stepwell.server.batches.lines import Line, answered, append, calls, faults_of
 from stepwell.server.batches.store import OPEN, Batch, BatchStore, NoRoom
 from stepwell.server.batches.turns import LOOK, Turns, wake_after
 from stepwell.server.errors import any_problem
@@ -30,11 +32,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(slots=True)
 class _Answers:
-    """The two files of one batch's answers, and how many lines each has. `full` once one more did not fit."""
+    """The two files of one batch's answers, unbuffered, and how many lines each has. `full`: why one more did not fit."""
 
     batch: Batch
-    good: BinaryIO
-    bad: BinaryIO
+    good: FileIO
+    bad: FileIO
     counts: dict[str, int]
     full: str = ""
 
@@ -110,23 +112,23 @@ class Worker:
             return batch if now is None else now
         if faults:
             return self._end(msgspec.structs.replace(batch, faults=tuple(faults), total=count), "failed")
-        outputs = [self._store.add_answers(batch.owner, f"{batch.id}_{kind}.jsonl").id for kind in ("output", "error")]
+        good, bad = self._store.add_answers(batch.owner, batch.id)
         return self._store.keep(
             msgspec.structs.replace(
                 batch,
                 status="in_progress",
                 in_progress_at=_now(),
                 total=count,
-                output_file_id=outputs[0],
-                error_file_id=outputs[1],
+                output_file_id=good.id,
+                error_file_id=bad.id,
             )
         )
 
     async def _answered(self, batch: Batch) -> Batch:
         """Answer every line that has no answer yet. Raises NoRoom where an answer does not fit any more."""
         paths = [self._store.path(file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
-        with paths[0].open("r+b") as good, paths[1].open("r+b") as bad:
-            done = [await asyncio.to_thread(answered, file) for file in (good, bad)]
+        done = [await asyncio.to_thread(_done, path) for path in paths]
+        with paths[0].open("ab", buffering=0) as good, paths[1].open("ab", buffering=0) as bad:
             answers = _Answers(batch, good, bad, {"completed": len(done[0]), "failed": len(done[1])})
             try:
                 await self._answer_lines(answers, set().union(*done))
@@ -182,15 +184,21 @@ class Worker:
         self._write(answers, text, failed=status >= 400)
 
     def _write(self, answers: _Answers, text: bytes, failed: bool) -> None:
+        if answers.full:
+            return
         batch = answers.batch
+        file_id, file = (batch.error_file_id, answers.bad) if failed else (batch.output_file_id, answers.good)
         try:
-            self._store.grow(batch.error_file_id if failed else batch.output_file_id, len(text))
+            self._store.grow(file_id, len(text))
         except NoRoom as error:
             answers.full = str(error)
             return
-        file = answers.bad if failed else answers.good
-        file.write(text)
-        file.flush()
+        try:
+            append(file, text)
+        except OSError as error:
+            self._store.grow(file_id, -len(text))
+            answers.full = str(error)
+            return
         answers.counts["failed" if failed else "completed"] += 1
         now = self._store.batch(batch.owner, batch.id) or batch
         self._store.count(msgspec.structs.replace(now, **answers.counts))
@@ -201,7 +209,7 @@ class Worker:
 
 def _request(path: str, body: dict[str, Any], caller: Caller) -> Request:
     """A call as if it had come by HTTP: whole, not streamed, as patient as any can be."""
-    sent = orjson.dumps({"priority": MAX_PRIORITY, **body, "stream": False})
+    sent = orjson.dumps({**body, "priority": MAX_PRIORITY, "stream": False})
     waiting = [{"type": "http.request", "body": sent, "more_body": False}]
 
     async def receive() -> dict[str, Any]:
@@ -212,6 +220,12 @@ def _request(path: str, body: dict[str, Any], caller: Caller) -> Request:
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
     return Request(with_caller(scope, caller), receive)
+
+
+def _done(path: Path) -> set[str]:
+    """The custom_ids that a file of answers has, without an unfinished last line. Reads the file."""
+    with path.open("r+b") as file:
+        return answered(file)
 
 
 def _next(lines: Iterator[Line], done: set[str]) -> Line | None:
