@@ -31,7 +31,7 @@ _NONE = np.empty(0, np.int64)
 _NO_DRAWS = Draws(np.empty(0), np.empty(0), np.empty(0), _NONE, _NONE, _NONE, _NONE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Next:
     """An answer to draft for: its next token, which has been drawn, stands at `position`."""
 
