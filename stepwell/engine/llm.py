@@ -156,7 +156,12 @@ class LocalEngine:
 
     def pin(self, prompt: Prompt, seconds: float, *, salt: str = "") -> int:
         """Keep what is cached of a prompt before all else for so long; how many of its tokens."""
-        return self._open_loop().pin(Subject(salt, self._encode(prompt)), seconds) or 0
+        loop, subject = self._open_loop(), Subject(salt, self._encode(prompt))
+        loop.pin(subject, seconds)
+        while loop.serving:  # the disk is asked for all of it
+            with whole():
+                loop.step()
+        return loop.pin(subject, seconds) or 0
 
     def unpin(self, prompt: Prompt, *, salt: str = "") -> int:
         """End such a keep; how many tokens it kept."""

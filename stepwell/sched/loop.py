@@ -83,7 +83,7 @@ class EngineLoop:
         order = Order(config.priority_ageing, config.fair_salts, self.costs.prefill_tokens_per_s)
         self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)), order, Board(config.max_num_seqs))
         self.auditor = auditor or Auditor()
-        self.retention = Retention(self.directory, config.think_prefetch, config.load_timeout)
+        self.retention = Retention(self.directory, config.think_prefetch, config.load_timeout, config.records_a_turn)
         self._runner = runner
         self._mover = mover
         self._guidance = guidance

@@ -2,7 +2,8 @@
 
 Hints move values and bytes, never an answer. Keeps and sessions are the cache's (`stepwell.cache.keeps`, `.sessions`); this is their
 life beside requests: what a turn's end means for its session, and orders to prefetch, which hold no live slot and end as soon as
-nothing of theirs is in flight.
+nothing of theirs is in flight. What the disk holds of a prompt is looked up a few records a turn, as for requests: an order begins
+when all of that is known, and a pin then keeps all of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stepwell.cache.keeps import expire, follow_up, keep, keep_path, unkeep
 from stepwell.cache.kept import Label
 from stepwell.cache.moves import Move, Tier
 from stepwell.cache.prefetch import Fetch, Status, fetch, resident
-from stepwell.cache.recall import recall
+from stepwell.cache.recall import recall_some
 from stepwell.cache.sessions import BRANCHES, MOST_SESSIONS, Key, Sessions, devalue
 from stepwell.cache.shed import demote
 from stepwell.cache.tree import Node
@@ -26,7 +27,7 @@ from stepwell.sched.queues import Queues
 from stepwell.sched.request import Request
 
 MOST_ORDERS = 64
-"""Orders to prefetch that may be open at once; more are answered `busy`."""
+"""Orders to prefetch that may be open at once; more are answered `busy`. As many pins may wait for the index."""
 _TRIES = 4
 _EARLY = 0.5
 """Share of the expected think time after which a session's tip is brought back."""
@@ -90,24 +91,46 @@ class _Order:
         return any(ticket in directory.in_flight for ticket in tickets)
 
 
-class Retention:
-    """Owned by the loop. `early`: bring back what a session is likely to ask for while its caller thinks; `patience`: s until an
-    order is answered though its copies have not been reported, 0 for ever."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pin:
+    """A pin of a prompt of which the disk may hold more than is known; `since` it has been asked for."""
 
-    def __init__(self, directory: Directory, early: bool = False, patience: float = 0.0) -> None:
+    subject: Subject
+    until: float
+    since: float
+
+
+class Retention:
+    """Owned by the loop.
+
+    early     bring back what a session is likely to ask for while its caller thinks
+    patience  s until an order is answered though its copies have not been reported, or until a hint does with what is known of its
+              prompt; 0: for ever
+    records   of an earlier process, at most, that the hints of a turn look up on disk together
+    """
+
+    def __init__(self, directory: Directory, early: bool = False, patience: float = 0.0, records: int = 64) -> None:
         self._directory = directory
         self._early = early
         self._patience = patience
+        self._records = self._left = records
         self.sessions = Sessions()
         self.counts = Counts()
         self._orders: list[_Order] = []
+        self._unknown: list[_Order] = []  # whose prompts are looked up on disk first
+        self._pins: dict[Label, _Pin] = {}
         self._done: list[Prefetched] = []
         self._due: list[tuple[float, Key]] = []
 
     @property
     def busy(self) -> bool:
-        """Whether an order is open."""
-        return bool(self._orders)
+        """Whether an order is open, or a hint is asking the disk."""
+        return bool(self._orders) or self.asking
+
+    @property
+    def asking(self) -> bool:
+        """Whether a hint waits until the disk has been asked for all of its prompt."""
+        return bool(self._unknown or self._pins)
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
@@ -141,8 +164,11 @@ class Retention:
 
     def turn(self, now: float) -> list[Move]:
         """Once a turn of the loop: end what is over, begin what is due. O(1) where there is nothing."""
+        self._left = self._records
         expire(self._directory, now)
         moves = self._settle(now) if self._orders else []
+        self._pin_the_rest(now)
+        moves += self._begin_known(now)
         while self._due and self._due[0][0] <= now:
             moves += self._bring_back(heapq.heappop(self._due)[1], now)
         return moves
@@ -150,11 +176,13 @@ class Retention:
     # ---- callers ----------------------------------------------------------------------------------------------
 
     def pin(self, subject: Subject, until: float, now: float) -> int | None:
-        """Keep what there is of it; tokens kept, of all branches of a session together. None: no such session."""
+        """Keep what there is of it; tokens kept, of all branches of a session together. None: no such session.
+
+        Of a prompt that is what is known by now; what else the disk holds is looked up in turns to come, and then kept as well.
+        """
         directory, kept = self._directory, 0
         if subject.prompt is not None:
-            recall(directory, subject.salt, subject.prompt, now)
-            return keep(directory, _of_prompt(subject), subject.salt, subject.prompt, until)
+            return self._pin_prompt(_Pin(subject, until, now), subject.prompt)
         tips = self._tips(subject)
         if tips is None:
             return None
@@ -165,7 +193,9 @@ class Retention:
     def unpin(self, subject: Subject) -> int:
         """End what `pin` began; tokens that were kept."""
         if subject.prompt is not None:
-            return unkeep(self._directory, _of_prompt(subject))
+            label = _of_prompt(subject)
+            self._pins.pop(label, None)
+            return unkeep(self._directory, label)
         return sum(unkeep(self._directory, label) for label in _of_session(subject))
 
     def end_session(self, salt: str, session: str) -> int | None:
@@ -178,10 +208,14 @@ class Retention:
 
     def prefetch(self, number: int, subject: Subject, now: float) -> list[Move]:
         """Begin to bring it to the device; `finished` tells of the end."""
-        if len(self._orders) >= MOST_ORDERS:
+        if len(self._orders) + len(self._unknown) >= MOST_ORDERS:
             self._tell(Prefetched(number, True, Status.BUSY))
             return []
-        return self._begin(_Order(number, subject, Fetch(Status.UNKNOWN), now, _TRIES), now)
+        order = _Order(number, subject, Fetch(Status.UNKNOWN), now, _TRIES)
+        if not self._look_up(subject, now):
+            self._unknown.append(order)
+            return []
+        return self._begin(order, now)
 
     def finished(self) -> list[Prefetched]:
         """Orders that have ended since the last call."""
@@ -189,6 +223,43 @@ class Retention:
         return done
 
     # ---- inside -----------------------------------------------------------------------------------------------
+
+    def _look_up(self, subject: Subject, now: float) -> bool:
+        """Let the tree know what the disk holds of a prompt, as far as this turn may look; whether that is all."""
+        if subject.prompt is None or not self._directory.archive.catalogue.pages:
+            return True
+        if not self._left:
+            return False
+        found = recall_some(self._directory, subject.salt, subject.prompt, now, self._left)
+        self._left = max(0, self._left - max(1, found.records))
+        return not found.more
+
+    def _known(self, subject: Subject, since: float, now: float) -> bool:
+        """Whether all that the disk holds of it is known, or has been asked for long enough."""
+        return self._look_up(subject, now) or 0 < self._patience <= now - since
+
+    def _pin_prompt(self, pin: _Pin, prompt: Ints) -> int:
+        label = _of_prompt(pin.subject)
+        self._pins.pop(label, None)
+        if not self._look_up(pin.subject, pin.since) and len(self._pins) < MOST_ORDERS:
+            self._pins[label] = pin
+        return keep(self._directory, label, pin.subject.salt, prompt, pin.until)
+
+    def _pin_the_rest(self, now: float) -> None:
+        """Keep all there is of the prompts that are known by now, in the order in which pins of them came."""
+        for label, pin in list(self._pins.items()):
+            if now < pin.until and not self._known(pin.subject, pin.since, now):
+                return
+            del self._pins[label]
+            if now < pin.until and pin.subject.prompt is not None:
+                keep(self._directory, label, pin.subject.salt, pin.subject.prompt, pin.until)
+
+    def _begin_known(self, now: float) -> list[Move]:
+        """Begin the orders whose prompts are known by now, in the order in which they came."""
+        moves: list[Move] = []
+        while self._unknown and self._known(self._unknown[0].subject, self._unknown[0].since, now):
+            moves += self._begin(replace(self._unknown.pop(0), since=now), now)
+        return moves
 
     def _settle(self, now: float) -> list[Move]:
         """End the orders that nothing moves for any more, or try again those that waited for room."""
@@ -211,7 +282,7 @@ class Retention:
 
     def _begin(self, order: _Order, now: float) -> list[Move]:
         """Load what is there, or make room for it first; told at once where there is nothing to wait for."""
-        path = self._path(order.subject, now)
+        path = self._path(order.subject)
         if path is None:
             self._tell(Prefetched(order.number, False, Status.UNKNOWN))
             return []
@@ -222,7 +293,7 @@ class Retention:
             order.making_room = _going_down(self._directory)
             if not (order.making_room and order.fetch.lack):  # nothing comes, or it would not be enough
                 order.tries = 0
-                path = self._path(order.subject, now)  # what went to make room may have let nodes of it join
+                path = self._path(order.subject)  # what went to make room may have let nodes of it join
                 order.fetch = fetch(self._directory, path or [], now)
                 moves = list(order.fetch.moves)
         if moves or (order.tries and order.fetch.lack):
@@ -252,12 +323,11 @@ class Retention:
         session = self.sessions.find((subject.salt, subject.session))
         return None if session is None else session.tips()
 
-    def _path(self, subject: Subject, now: float) -> list[Node] | None:
+    def _path(self, subject: Subject) -> list[Node] | None:
         """The nodes that are known of it; None where there is no such session."""
         if subject.prompt is None:
             tips = self._tips(subject)
             return None if tips is None else _path(tips[0]) if tips else []
-        recall(self._directory, subject.salt, subject.prompt, now)
         found = self._directory.survey(subject.salt, subject.prompt)
         return [node for node in found.path if node.end <= found.matched]
 

@@ -135,7 +135,7 @@ class Harness:
         self.clock.advance(self._step_seconds)
         self._ran = False
         self._watch.reported = {}
-        waits = self.loop.serving and not self.loop.queues.asking  # asking the disk is progress: each turn asks on
+        waits = self.loop.serving and not (self.loop.queues.asking or self.loop.retention.asking)  # asking is progress
         events = self.loop.step()
         if self._broken is not None:
             raise self._broken

@@ -13,6 +13,7 @@ from stepwell.engine.hints import fetched, take_hint
 from stepwell.engine.llm import LLM
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.sched.retention import Prefetched, Subject
+from stepwell.store.disk.catalogue import DiskCatalogue
 from tests.engine.scripted import ScriptedLoop
 
 PROMPT = np.arange(9, dtype=np.int32)
@@ -48,7 +49,9 @@ def test_a_request_keeps_its_time_to_live_on_the_way() -> None:
     assert messages.request_of(arrived).keep_s == 30.0
 
 
-def test_a_prefetched_prompt_gives_the_same_answer_from_the_device(tmp_path: Path) -> None:
+def test_a_prefetched_prompt_gives_the_same_answer_from_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = pytest.importorskip("torch")
     from stepwell.testing.checkpoint import write_checkpoint
 
@@ -76,3 +79,8 @@ def test_a_prefetched_prompt_gives_the_same_answer_from_the_device(tmp_path: Pat
         assert done.disk == done.tokens == 128, done
         again = llm.generate(prompts[3], six)[0]
         assert again.token_ids == cold[3].token_ids and again.outcome.device == 128
+    with LLM(str(model), **flags, disk_cache=disk, max_num_batched_tokens=128) as llm:
+        compacting = iter([False] * 3)
+        monkeypatch.setattr(DiskCatalogue, "hold", lambda self: next(compacting, True))
+        monkeypatch.setattr(DiskCatalogue, "let_go", lambda self: None)
+        assert llm.pin(prompts[3], 60.0) == 128, "what the disk holds counts"

@@ -9,8 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from stepwell.cache.prefetch import Status
+from stepwell.sched import retention
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
+from stepwell.sched.retention import Subject
 from stepwell.testing.harness import Harness
 from stepwell.testing.shelf import Shelf
 from tests.cache.builders import numbers
@@ -105,3 +108,71 @@ def test_a_salt_that_holds_nothing_leaves_nothing_behind() -> None:
     harness.submit(Request("again", np.flip(LONG).astype(np.int32), ONCE, "other", write_cache=False))
     harness.drain()
     assert "other" not in harness.loop.directory.tree.roots and len(harness.shelf.dormant) == RECORDS
+
+
+WHOLE = Subject("", LONG)
+
+
+def kept(harness: Harness) -> list[int]:
+    """Where the paths that are kept end."""
+    return [keep.tip.end for keep in harness.loop.directory.keeps.known.values()]
+
+
+def test_hints_look_up_so_many_records_a_turn_together() -> None:
+    harness = left_on_disk()
+    left = [RECORDS]
+    assert harness.loop.pin(WHOLE, 1000.0) == 0, "no rung is known so soon"
+    harness.loop.prefetch(1, WHOLE)
+    left.append(len(harness.shelf.dormant))
+    while left[-1]:
+        assert not harness.loop.prefetched() and harness.loop.serving
+        harness.step()
+        left.append(len(harness.shelf.dormant))
+    # an image is told of with the KV that follows it, so one record may go beyond
+    assert len(left) > 3 and all(before - after <= 5 for before, after in pairwise(left)), left
+    harness.drain()
+    (done,) = harness.loop.prefetched()
+    assert (done.status, done.tokens) == (Status.LOADED, 192)
+    assert kept(harness) == [192]
+
+
+def test_hints_wait_for_a_compaction_beside_whatever_runs(monkeypatch: pytest.MonkeyPatch, asked: Counter[str]) -> None:
+    harness = left_on_disk()
+    asked.clear()
+    with monkeypatch.context() as compaction:
+        compaction.setattr(Shelf, "hold", lambda self: False)
+        assert harness.loop.pin(WHOLE, 1000.0) == 0
+        harness.loop.prefetch(1, WHOLE)
+        for _ in range(5):
+            harness.step()
+        assert not asked and not harness.loop.prefetched() and not kept(harness)
+    harness.drain()
+    assert [done.status for done in harness.loop.prefetched()] == [Status.LOADED] and kept(harness) == [192]
+
+
+def test_a_prefetch_is_answered_though_a_compaction_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = left_on_disk(replace(RULES, load_timeout=0.05))
+    monkeypatch.setattr(Shelf, "hold", lambda self: False)
+    harness.loop.pin(WHOLE, 1000.0)
+    harness.loop.prefetch(1, WHOLE)
+    harness.drain()
+    assert [done.status for done in harness.loop.prefetched()] == [Status.UNKNOWN] and not kept(harness)
+
+
+def test_a_pin_that_has_ended_is_looked_up_no_more() -> None:
+    harness = left_on_disk()
+    harness.loop.pin(WHOLE, 1000.0)
+    harness.loop.unpin(WHOLE)
+    assert not harness.loop.serving
+    harness.drain()
+    assert not kept(harness)
+
+
+def test_only_so_many_prefetches_wait_for_the_index_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "MOST_ORDERS", 2)
+    harness = left_on_disk()
+    for number in (1, 2, 3):
+        harness.loop.prefetch(number, WHOLE)
+    assert [(done.number, done.status) for done in harness.loop.prefetched()] == [(3, Status.BUSY)]
+    harness.drain()
+    assert {done.number for done in harness.loop.prefetched()} == {1, 2}
