@@ -191,6 +191,11 @@ def _waits(running: Running, guidance: Guidance) -> bool:
     return not guidance.ready(job.request.id, job.request.params, job.answer)
 
 
+def awaits_mask(queues: Queues, guidance: Guidance) -> bool:
+    """Whether anybody who runs could go on as soon as it is known which tokens a grammar allows: that ends by itself."""
+    return any(_waits(running, guidance) for running in queues.running)
+
+
 def guide(built: Built, guidance: Guidance) -> None:
     """Begin what the next tokens of a collected step's requests depend on: they may be asked for right away."""
     for share in built.shares.values():  # who is held to a grammar is never calm

@@ -30,7 +30,7 @@ from stepwell.cache.room import copy_ahead
 from stepwell.sched.admit import admit, land, look_up
 from stepwell.sched.audit import Auditor
 from stepwell.sched.board import Board
-from stepwell.sched.build import UNGUIDED, Drain, build, guide, release
+from stepwell.sched.build import UNGUIDED, Drain, awaits_mask, build, guide, release
 from stepwell.sched.coalesce import Coalescing
 from stepwell.sched.compose import Built
 from stepwell.sched.config import SchedConfig
@@ -38,7 +38,7 @@ from stepwell.sched.finish import finish
 from stepwell.sched.job import Draining, Job, Tokens
 from stepwell.sched.meter import Meter
 from stepwell.sched.order import Order
-from stepwell.sched.overdue import Deadlines, expire, refuse_stranded, relieve
+from stepwell.sched.overdue import Deadlines, expire, is_stranded, refuse_stranded, relieve
 from stepwell.sched.queues import Queues, enqueue, withdraw
 from stepwell.sched.request import MAX_PRIORITY, Event, Finished, Request
 from stepwell.sched.retention import Prefetched, Retention, Subject
@@ -300,9 +300,17 @@ class EngineLoop:
             self.drain()
             built = build(*given, guidance=self._guidance)
             assert not isinstance(built, Drain), "nothing is in flight any more"
-        if built is None and not self._launched:
-            relieve(self.queues, self.directory, self.config, now)
+        if built is None and not self._launched and self._is_stuck(now):
+            built = build(*given, guidance=self._guidance)  # what a grammar allows may have become known since
+            assert not isinstance(built, Drain), "nothing is in flight"
+            if built is None and self._is_stuck(now):
+                relieve(self.queues, self.directory, self.config)
         return built
+
+    def _is_stuck(self, now: float) -> bool:
+        """Whether only overdue copies could let those who run go on."""
+        stranded = bool(self.queues.running) and is_stranded(self.queues, self.directory, self.config, now)
+        return stranded and not awaits_mask(self.queues, self._guidance)
 
     def _launch(self, built: Built) -> None:
         began = self._clock.now()

@@ -56,16 +56,14 @@ def refuse_stranded(queues: Queues, directory: Directory, config: SchedConfig, c
     """End the first waiting request if only overdue copies could let it start: after admission, so that it cannot start as things are."""
     if not queues.waiting or queues.asking or queues.running or queues.leaving:
         return
-    if _stranded(queues, directory, config, clock.now()):
+    if is_stranded(queues, directory, config, clock.now()):
         let_go_all(queues, directory)
         _end(queues, queues.waiting.pop(0).job, config)
 
 
-def relieve(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> None:
-    """No request can compute, and nothing is launched: where overdue copies hold the pages that were promised, the youngest request goes
-    back to waiting; the last one ends."""
-    if not queues.running or not _stranded(queues, directory, config, now):
-        return
+def relieve(queues: Queues, directory: Directory, config: SchedConfig) -> None:
+    """No request can compute, for overdue copies hold the pages that were promised: the youngest goes back to waiting, the last one
+    ends."""
     youngest = queues.running[-1]
     if len(queues.running) > 1:
         preempt(queues, directory, youngest)
@@ -74,7 +72,7 @@ def relieve(queues: Queues, directory: Directory, config: SchedConfig, now: floa
         _end(queues, youngest.job, config)
 
 
-def _stranded(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> bool:
+def is_stranded(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> bool:
     """Whether nothing but overdue copies holds pages or slots; a load counts as one after another `load_timeout`."""
     if not config.load_timeout or queues.parked or directory.in_flight or not (queues.draining or directory.overdue):
         return False

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from stepwell.base.geometry import Ints
+from stepwell.sched.overdue import Deadlines
 from stepwell.sched.request import SamplingParams
 from tests.cache.builders import join, numbers
 from tests.sched.rig import Rig
@@ -100,6 +103,32 @@ def test_an_idle_loop_waits_for_it_instead_of_turning() -> None:
     rig.loop.abort("held")
     rig.run()
     rig.drained()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("late", ["seconds", "a moment"])
+def test_a_copy_that_is_overdue_ends_nobody_who_waits_for_a_grammar_alone(count: int, late: str) -> None:
+    """A mask that takes long, or one that comes between two questions for it."""
+    asked: Counter[tuple[str, int]] = Counter()
+
+    def knows(name: str, length: int) -> bool:
+        asked[name, length] += 1
+        return asked[name, length] > (20 if late == "seconds" else 1)
+
+    rig = Rig(guidance=Slow(knows))
+    rig.loop.config, rig.loop._deadlines = replace(rig.loop.config, load_timeout=5.0), Deadlines(5.0)
+    rig.submit("base", numbers(20, 500))
+    for _ in range(12):
+        rig.step()  # its copies to host are not reported
+    assert rig.directory.overdue and not rig.directory.in_flight
+    names = [f"held{i}" for i in range(count)]
+    for i, name in enumerate(names):
+        rig.submit(name, numbers(20, i), params=HELD)
+    for _ in range(20):
+        rig.step()
+    rig.run()
+    assert not rig.loop.stats().preemptions
+    rig.cold(*names)
 
 
 @pytest.mark.parametrize("seed", range(20))
