@@ -73,8 +73,10 @@ def look_up(queues: Queues, directory: Directory, config: SchedConfig, now: floa
     turn: looking into the index takes the time of this thread. After `load_timeout` a request does with what has come back."""
     left = config.records_a_turn
     for job, since in list(queues.asking.items()):
+        if left <= 0:
+            return
         found = recall_some(directory, job.request.salt, job.request.prompt, now, left)
-        left = max(1, left - found.records)
+        left -= max(1, found.records)  # a question takes time, though nothing is found
         if found.more and not 0 < config.load_timeout <= now - since:
             return
         del queues.asking[job]

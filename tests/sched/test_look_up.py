@@ -72,6 +72,19 @@ def test_a_turn_looks_up_so_many_records_and_the_request_starts_when_all_are_kno
     assert outcome is not None and (outcome.boundary, outcome.disk) == (192, 192)
 
 
+def test_prompts_of_which_nothing_is_held_use_up_a_turn_too(asked: Counter[str]) -> None:
+    harness = left_on_disk()
+    for i in range(10):
+        harness.submit(Request(f"r{i}", numbers(40, i), ONCE, "other"))
+    asked.clear()
+    left = [10]
+    while harness.loop.queues.asking:
+        harness.step()
+        left.append(len(harness.loop.queues.asking))
+    assert left == [10, 6, 2, 0]
+    harness.drain()
+
+
 def test_others_are_admitted_meanwhile() -> None:
     harness = left_on_disk(replace(RULES, records_a_turn=1))
     harness.submit(Request("again", LONG, ONCE))
