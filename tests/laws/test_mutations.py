@@ -400,7 +400,7 @@ def copies_that_are_overdue_are_waited_for(patch: pytest.MonkeyPatch) -> None:
 
 @bug(9, seed=14)
 def nobody_makes_way_for_pages_that_lost_copies_hold(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loop, "relieve", lambda queues, directory, config, now: None)
+    patch.setattr(loop, "relieve", lambda queues, directory, config: None)
 
 
 # ---- 10: every answer is the cold one -----------------------------------------------------------------------------------------
