@@ -134,7 +134,11 @@ CudagraphCaptureSizes = Annotated[
     _option("Numbers of decoding sequences to capture CUDA graphs for; by default 1, 2, 4 and multiples of 8.", _MODEL),
 ]
 Deterministic = Annotated[
-    bool, _option("The same prompt gives the same answer, cold or resumed: slower, and by no measured speed.", _MODEL)
+    bool,
+    _option(
+        "Compute in fixed shapes and decide nothing by measured speed: a prompt gives the same answer cold and resumed. Slower.",
+        _MODEL,
+    ),
 ]
 NumSpeculativeTokens = Annotated[
     int,
