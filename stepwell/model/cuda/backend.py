@@ -159,9 +159,8 @@ class CudaBackend:
             raise ConfigError(
                 "--deterministic on CUDA needs FlashAttention-3: install tokenspeed-fa3, or leave the flag out"
             )
-        self._prompts_of = self._decodes_of = (
-            None  # what was recorded before is not used any more, whatever comes of this
-        )
+        # what was recorded before is not used any more, whatever comes of this
+        self._prompts_of = self._decodes_of = None
         self.tables(memory, wanted.width)
         self._memory = memory
         recorder, pool = Recorder(compute, wanted.graphs and self._device.type == "cuda"), None
