@@ -106,9 +106,9 @@ def gather_kv(
 
 @triton.jit(do_not_specialize=["table_row"])
 def _decode_kernel(
-    q, k_pages, v_pages, page_stride, table, table_row, lengths, acc_out, max_out, sum_out, scale,
+    q, k_pages, v_pages, page_stride, table, table_row, lengths, counts, acc_out, max_out, sum_out, scale,
     BLOCK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    DIM: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    DIM: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, T: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -117,8 +117,10 @@ def _decode_kernel(
     share = tl.cdiv(tl.cdiv(length, SPLITS), TILE) * TILE
     begin, end = split * share, tl.minimum(length, (split + 1) * share)
     member, d = tl.arange(0, ROWS), tl.arange(0, DIM)
-    real = member < GROUP
-    head = row * HEADS + kv_head * GROUP + member
+    real = member < T * GROUP
+    head = (row * T + member // GROUP) * HEADS + kv_head * GROUP + member % GROUP
+    # each of the new tokens looks on itself and what is before it
+    limit = length - tl.load(counts + row).to(tl.int32) + 1 + member // GROUP if T > 1 else length
     queries = tl.load(q + head[:, None] * DIM + d[None, :], mask=real[:, None], other=0.0)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -130,8 +132,13 @@ def _decode_kernel(
         at = where + ((t % BLOCK) * KV_HEADS + kv_head) * DIM
         keys = tl.load(k_pages + at[:, None] + d[None, :], mask=seen[:, None], other=0.0)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+        if T > 1:
+            scores = tl.where(seen[None, :] & (t[None, :] < limit[:, None]), scores, float("-inf"))
+        else:
+            scores = tl.where(seen[None, :], scores, float("-inf"))
         best = tl.maximum(top, tl.max(scores, 1))
+        if T > 1:  # a tile may hold nothing that the first of the tokens looks on
+            best = tl.maximum(best, -1e30)
         chances = tl.exp2(scores - best[:, None])
         fade = tl.exp2(top - best)
         total = total * fade + tl.sum(chances, 1)
@@ -184,16 +191,18 @@ def splits_for(rows: int, kv_heads: int) -> int:
 
 def paged_decode(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, gate: Tensor | None, *,
-    splits: int, tile: int | None = None, out: Tensor | None = None,
+    splits: int, counts: Tensor | None = None, tile: int | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention of one token for each row over its pages, times sigmoid(gate): [rows, heads · head_dim].
+    """Attention of the last tokens of each sequence over its pages, times sigmoid(gate): [rows, heads · head_dim].
 
-    q         [rows, heads, head_dim]
-    table     int32 [rows, width]: the rows' pages; entries beyond a length are not read
-    lengths   int32 [rows], the new token included; 0 gives zeros
+    q         [rows, heads, head_dim]: T = rows / sequences rows of each sequence, one behind the other
+    table     int32 [sequences, width]: their pages; entries beyond a length are not read
+    lengths   int32 [sequences], the new tokens included; 0 gives zeros
     gate      [rows, heads · head_dim], rows may be strided; None: no gate
-    splits    parts into which each row's tokens are divided, so that few rows fill the card. The result depends on it
+    splits    parts into which each sequence's tokens are divided, so that few of them fill the card. The result depends on it
               in the last bits, and on nothing else of the batch
+    counts    int32 [sequences], new tokens of each, 1 … T: the first `counts` rows are theirs, each of which sees itself and what is
+              before it. Rows behind them are padding: finite where their queries are. None: one each
 
     tile      tokens that one program works on at once
     out       contiguous; None: a new one
@@ -201,15 +210,17 @@ def paged_decode(
     Tokens are read once; parts are merged by their largest score and sum (flash decoding, Dao et al., 2023).
     """
     rows, heads, dim = q.shape
-    block, kv_heads = k_pages.shape[1], k_pages.shape[2]
-    group, tile = heads // kv_heads, tile or (32 if splits > 64 else 64)
+    sequences, block, kv_heads = lengths.shape[0], k_pages.shape[1], k_pages.shape[2]
+    group, new = heads // kv_heads, rows // sequences
+    tile = tile or (32 if splits > 64 else 64)
     assert k_pages.stride() == v_pages.stride() and k_pages.stride(1) == kv_heads * dim
+    assert (new == 1) == (counts is None)
     acc = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
     tops = torch.empty(2, rows, heads, splits, dtype=torch.float32, device=q.device)
-    _decode_kernel[(splits, kv_heads, rows)](
-        q, k_pages, v_pages, k_pages.stride(0), table, table.stride(0), lengths, acc, tops[0], tops[1],
-        dim**-0.5 * LOG2_E, BLOCK=block, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
-        ROWS=max(16, triton.next_power_of_2(group)), DIM=dim, TILE=tile, SPLITS=splits, STAGES=3, num_warps=4,
+    _decode_kernel[(splits, kv_heads, sequences)](
+        q, k_pages, v_pages, k_pages.stride(0), table, table.stride(0), lengths, lengths if counts is None else counts, acc, tops[0],
+        tops[1], dim**-0.5 * LOG2_E, BLOCK=block, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
+        ROWS=max(16, triton.next_power_of_2(new * group)), DIM=dim, TILE=tile, SPLITS=splits, STAGES=3, T=new, num_warps=4,
         **overlap(q, rows),
     )  # fmt: skip
     if out is None:

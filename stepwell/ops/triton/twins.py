@@ -92,18 +92,23 @@ def gather_kv(
 
 def paged_decode(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, gate: Tensor | None,
-    wide: torch.dtype = torch.float32,
+    counts: Tensor | None = None, wide: torch.dtype = torch.float32,
 ) -> Tensor:  # fmt: skip
+    """Rows of padding are left 0."""
     rows, heads, dim = q.shape
-    block, kv_heads = k_pages.shape[1], k_pages.shape[2]
+    block, kv_heads, sequences = k_pages.shape[1], k_pages.shape[2], lengths.shape[0]
     out = torch.zeros(rows, heads, dim, dtype=wide, device=q.device)
-    for row, length in enumerate(lengths.tolist()):
-        if length:
-            pages = table[row, : -(-length // block)].long()
-            k, v = (y[pages].flatten(0, 1)[:length].to(wide) for y in (k_pages, v_pages))
+    new = (counts if counts is not None else torch.ones_like(lengths)).tolist()
+    for sequence, length in enumerate(lengths.tolist()):
+        if not length:
+            continue
+        pages = table[sequence, : -(-length // block)].long()
+        k, v = (y[pages].flatten(0, 1)[:length].to(wide) for y in (k_pages, v_pages))
+        for t in range(new[sequence]):
+            row, seen = sequence * (rows // sequences) + t, length - new[sequence] + 1 + t
             groups = q[row].to(wide).unflatten(0, (kv_heads, -1))
-            chances = torch.softmax(torch.einsum("hgd,thd->hgt", groups, k) * dim**-0.5, -1)
-            out[row] = torch.einsum("hgt,thd->hgd", chances, v).flatten(0, 1)
+            chances = torch.softmax(torch.einsum("hgd,thd->hgt", groups, k[:seen]) * dim**-0.5, -1)
+            out[row] = torch.einsum("hgt,thd->hgd", chances, v[:seen]).flatten(0, 1)
     flat = out.flatten(1)
     return (flat if gate is None else flat * gate.to(wide).sigmoid()).to(q.dtype)
 

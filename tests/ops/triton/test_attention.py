@@ -81,6 +81,40 @@ def test_decoding_reads_each_token_once_and_no_other(lengths: list[int], splits:
     assert found.isfinite().all()
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("new", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("lengths", "counts"), [([2], [2]), ([17, 5, 33], [1, 2, 2]), ([18, 0, 1], [2, 0, 1]), ([32, 49], [2, 1])]
+)
+def test_several_new_tokens_see_themselves_and_what_is_before(
+    lengths: list[int], counts: list[int], new: int, splits: int
+) -> None:
+    """Nothing behind the last of them is read, and rows of padding are finite."""
+    made, rows = Made(4), len(lengths) * new
+    k_pages, v_pages, table = filled(made, lengths)
+    q, gate = made.normal(rows, HEADS, DIM), made.strided(rows, HEADS * DIM)
+    sizes, own = (torch.tensor(y, dtype=torch.int32) for y in (lengths, counts))
+    found = attention.paged_decode(q, k_pages, v_pages, table, sizes, gate, splits=splits, counts=own, tile=16)
+    expected = twins.paged_decode(q, k_pages, v_pages, table, sizes, gate, own)
+    real = [sequence * new + t for sequence, count in enumerate(counts) for t in range(count)]
+    assert close(found[real], expected[real])
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_tokens_that_come_together_get_what_they_get_one_by_one(splits: int) -> None:
+    made, length = Made(5), 19
+    k_pages, v_pages, table = filled(made, [length])
+    q = made.normal(3, HEADS, DIM)
+    sizes, count = torch.tensor([length], dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    together = attention.paged_decode(q, k_pages, v_pages, table, sizes, None, splits=splits, counts=count, tile=16)
+    for t in range(3):
+        alone = attention.paged_decode(
+            q[t : t + 1], k_pages, v_pages, table, sizes - 2 + t, None, splits=splits, tile=16
+        )
+        assert close(together[t : t + 1], alone)
+
+
 def test_a_row_does_not_depend_on_its_batch() -> None:
     made = Made(3)
     k_pages, v_pages, table = filled(made, [17, 33])
