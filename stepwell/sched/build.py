@@ -269,6 +269,8 @@ def _grow_or_preempt(maker: _Maker, running: Running, end: int, in_flight: bool)
             return pages is _Pages.TAKEN
         if in_flight:
             return Drain()
+        if _give_retired(queues, directory):
+            continue
         victim = queues.running[-1]
         if victim is queues.running[0]:
             if let_go_all(queues, directory):
@@ -279,6 +281,15 @@ def _grow_or_preempt(maker: _Maker, running: Running, end: int, in_flight: bool)
         preempt(queues, directory, victim)
         if victim is running:
             return False
+
+
+def _give_retired(queues: Queues, directory: Directory) -> bool:
+    """Give back the pages that the tree's own have replaced in the tables of those who run; whether there were any. No launched step may
+    be left that reads them."""
+    tables = [running.table for running in queues.running if running.table.has_retired]
+    for table in tables:
+        directory.give(Tier.DEVICE, table.take_retired())
+    return bool(tables)
 
 
 def preempt(queues: Queues, directory: Directory, victim: Running) -> None:
