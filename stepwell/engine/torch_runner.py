@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepwell.base.geometry import Ints
 from stepwell.engine.batching import Laid, Layout, lay_out
 from stepwell.engine.drafting import Drafting
 from stepwell.engine.sampler import Chosen, Sampler, score_targets, scored
@@ -28,9 +27,7 @@ from stepwell.ops.adjust import Rated
 from stepwell.ops.sampling import NO_TOKEN
 from stepwell.sched.step import Done, Fresh, FromImage, Pass, Step, StepResult, Work
 from stepwell.store.device import DeviceArena, Images, LiveStates
-
-_IMAGES_AT_ONCE = 8
-"""Live states that are copied to pages together: an image may have 60 MB."""
+from stepwell.store.images import image_copies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +54,7 @@ class TorchPass:
 class TorchRunner:
     """The `Runner` that serves. Owns no bytes but the last draws: pages are the arena's, live states the running set's."""
 
-    __slots__ = ("_arena", "_decoder", "_drafting", "_layout", "_live", "_memory", "_sampler", "_wishes")
+    __slots__ = ("_arena", "_decoder", "_drafting", "_images", "_layout", "_live", "_memory", "_sampler", "_wishes")
 
     def __init__(
         self, decoder: HybridDecoder, arena: DeviceArena, live: LiveStates, sampler: Sampler, drafts: int = 0
@@ -66,6 +63,7 @@ class TorchRunner:
         self._decoder = decoder
         self._arena = arena
         self._live = live
+        self._images = image_copies(arena, live, decoder.backend.upload)
         self._sampler = sampler
         self._layout = Layout(arena.geometry.block, arena.spare, bool(live.rings), carried=drafts > 0)
         self._wishes = Wishes(live.slots + 1)
@@ -108,9 +106,7 @@ class TorchRunner:
 
     def _restore(self, parts: Sequence[Work]) -> None:
         """Set the live states of parts of prompts that do not carry theirs on."""
-        images = [(work.slot, work.state.pages) for work in parts if isinstance(work.state, FromImage)]
-        for (slot, _), pages in zip(images, self._sent([pages for _, pages in images]), strict=True):
-            self._live.unpack(self._arena.get(pages), slot)
+        self._images.load([(work.slot, work.state.pages) for work in parts if isinstance(work.state, FromImage)])
         for work in parts:
             if isinstance(work.state, Fresh):
                 self._live.zero(work.slot)
@@ -118,15 +114,9 @@ class TorchRunner:
     def _leave(self, laid: Laid, inner: Images) -> None:
         """Copy states to the pages of rungs: those at cuts inside works from `inner`, the others from the live states."""
         if laid.inner:
-            (pages,) = self._sent([np.concatenate(laid.inner)])
+            (pages,) = self._decoder.backend.upload([np.concatenate(laid.inner).astype(np.int64)])
             self._arena.put(pages, inner.rows)
-        for at in range(0, len(laid.ends), _IMAGES_AT_ONCE):
-            part = laid.ends[at : at + _IMAGES_AT_ONCE]
-            (pages,) = self._sent([np.concatenate([own for _, own in part])])
-            self._arena.put(pages, self._live.pack(np.array([slot for slot, _ in part], np.int32)).rows)
-
-    def _sent(self, numbers: Sequence[Ints]) -> list[Tensor]:
-        return self._decoder.backend.upload([one.astype(np.int64) for one in numbers]) if numbers else []
+        self._images.save(laid.ends)
 
 
 def _on_its_way(tokens: Tensor, backend: Backend) -> tuple[Tensor, torch.cuda.Event | None]:

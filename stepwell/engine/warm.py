@@ -120,6 +120,8 @@ def _steps(sizes: Sizes, config: EngineConfig) -> Iterator[Step]:
         yield Step((work(0, 0, count, Fresh(), greedy, cuts),))
         if cuts:
             yield Step((work(0, 16, min(64, room - 16), FromImage(image), drawn),))
+    if room >= 16 and len(image) == sizes.geometry.image_pages:
+        yield Step((work(0, 0, 16, Fresh(), greedy, (Cut(16, image),)),))  # a rung of what is live behind the pass
     for counts in _TOGETHER:
         fitting = [count for count in counts if sum(counts) <= room][: max(0, slots - 1)]
         if fitting:

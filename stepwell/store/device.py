@@ -75,12 +75,12 @@ class DeviceArena:
         self.put(slots, torch.from_numpy(rows).to(self.device))
 
     def put(self, pages: Ints | Tensor, rows: Tensor) -> None:
-        """Write uint8 rows [n, page_bytes] to these n pages."""
-        self.rows.index_copy_(0, index(pages, self.device), rows)
+        """Write uint8 rows [n, page_bytes], contiguous, to these n pages."""
+        _wide(self.rows).index_copy_(0, index(pages, self.device), _wide(rows))
 
     def get(self, pages: Ints | Tensor) -> Tensor:
         """A copy of these n pages, uint8 [n, page_bytes]."""
-        return self.rows.index_select(0, index(pages, self.device))
+        return _wide(self.rows).index_select(0, index(pages, self.device)).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,11 +192,15 @@ class LiveStates:
         self.hidden[:, slot] = image.hidden[:, 0]
         self.filled(slot)
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What an image holds, in its order: each [layers, slots + 1, …], contiguous in a layer of a slot."""
+        return self.recurrent, self.conv[:, :, : self._back], self.hidden
+
     def spans(self, slot: int) -> Spans:
         """Where the bytes of an image lie in slot `slot`, in their order: a span for each layer of each part."""
         check_slots(np.array([slot]), self.slots, "the live states")
-        windows = self.conv[:, :, : self._back]
-        parts = [_layer_spans(part[:, slot]) for part in (self.recurrent, windows, self.hidden)]
+        parts = [_layer_spans(part[:, slot]) for part in self.parts]
         return Spans(*(np.concatenate(words) for words in zip(*parts, strict=True)))
 
     def filled(self, slot: int) -> None:
@@ -216,6 +220,11 @@ def _layer_spans(part: Tensor) -> tuple[Words, Words]:
     assert all(layer.is_contiguous() for layer in part[:1])
     begins = np.arange(layers, dtype=np.uint64) * np.uint64(part.stride(0) * part.itemsize)
     return begins + np.uint64(part.data_ptr()), np.full(layers, size, np.uint64)
+
+
+def _wide(rows: Tensor) -> Tensor:
+    """The same rows of bytes as words, of 8 bytes where that divides them: torch picks rows element by element."""
+    return rows.view(torch.int64) if rows.shape[1] % 8 == 0 else rows
 
 
 def index(numbers: Ints | Tensor, device: torch.device) -> Tensor:

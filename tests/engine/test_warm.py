@@ -110,6 +110,8 @@ def test_warming_up_stays_within_slots_pages_and_tokens(slots: int, tokens: int,
             assert all(cut.pages.max() < pages and work.start < cut.position <= work.end for cut in work.cuts)
     kinds = {(len(step.works[0].tokens) == 1, len(step.works) > 1) for step in runner.steps}
     assert {(True, False), (False, False)} <= kinds and (slots == 1 or kinds >= {(True, True), (False, True)})
+    ends = {cut.position == work.end for step in runner.steps for work in step.works for cut in work.cuts}
+    assert ends == {True, False}, "rungs of states inside a pass and behind one are left by different kernels"
 
 
 def test_a_compilation_while_serving_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
