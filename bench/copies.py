@@ -2,17 +2,18 @@
 
     python bench/copies.py                                memory to memory
     python bench/copies.py --device cuda                  between the GPU and pinned host memory, against one copy_ of the same bytes
-    python bench/copies.py --device cuda --beside D M     the same, and what saves cost decode steps of these shapes (gpu_backend.py)
+    python bench/copies.py --device cuda --beside D M     the same, and what copies cost decode steps of these shapes (gpu_backend.py)
 
 Prints a table, then one line of JSON: throughput of the mover over throughput of the plain copy, by direction, slots in a
 move (`one` or `many`) and whether checksums are kept. Slots are scattered at random, as they are after hours of use. With CUDA also
-`restore_over_link` and `demote_over_link` (many slots, no checksums), and with --beside, by shape, `decode_slowed_by` (a share of the
-step at --rows rows), `decode_ms` alone and beside, and `saves_gib_s`.
+`restore_over_link` and `demote_over_link` (many slots, no checksums), and with --beside, by shape, `decode_ms` alone, `decode_slowed_by`
+saves that move `saves_gib_s` meanwhile (a share of the step at --rows rows), and the same of loads.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -20,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ from stepwell.base.units import format_size, parse_size
 from stepwell.cache.moves import Extent, Move, Tier
 from stepwell.store.copier import Copier, HostCopier
 from stepwell.store.host import HostArena, pinned
-from stepwell.store.mover import CopyMover
+from stepwell.store.mover import IN_FLIGHT, CopyMover
+from stepwell.store.streams import TOGETHER
 
 WAYS = {"save": (Tier.DEVICE, Tier.HOST), "load": (Tier.HOST, Tier.DEVICE)}
 
@@ -61,7 +63,7 @@ class Case:
 def main() -> None:
     options = parse_arguments()
     page = parse_size(options.page_bytes)
-    count = max(2, parse_size(options.bytes) // page)
+    count, together = max(2, parse_size(options.bytes) // page), parse_size(options.together)
     cases = [Case(way, slots, verify) for verify in (True, False) for way in WAYS for slots in (1, options.many)]
     ratios: dict[str, float] = {}
     speeds: dict[str, tuple[float, float]] = {}
@@ -69,7 +71,11 @@ def main() -> None:
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("copying", total=len(cases) * options.rounds)
         for verify in (True, False):
-            bench = cuda_bench(count, page, verify) if options.device == "cuda" else host_bench(count, page, verify)
+            bench = (
+                cuda_bench(count, page, verify, together)
+                if options.device == "cuda"
+                else host_bench(count, page, verify)
+            )
             with CopyMover(bench.copier, in_flight=options.in_flight) as mover:
                 for case in (c for c in cases if c.verify == verify):
                     pairs = [measure(bench, mover, case, count, seed) for seed in range(options.rounds + 1)][1:]
@@ -86,7 +92,8 @@ def main() -> None:
             "link_gib_s": {way: round(speeds[f"{way}_many_unverified"][1] / 2**30, 2) for way in WAYS},
         }
     for shape in options.beside:
-        told[shape] = beside_saves(shape, options.rows, count, page)
+        bench = cuda_bench(count, page, False, together)
+        told[shape] = beside_copies(shape, options.rows, bench, count, page, options.in_flight)
     print(json.dumps(told))
 
 
@@ -97,9 +104,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--bytes", default="256MiB", help="bytes copied in each round (default 256MiB)")
     parser.add_argument("--many", type=int, default=16, help="slots in a move of many (default 16: 256 tokens of KV)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each case; medians are reported (default 5)")
-    parser.add_argument("--beside", nargs="*", default=[], help="shapes whose decode steps run beside saves, on CUDA")
+    parser.add_argument("--beside", nargs="*", default=[], help="shapes whose decode steps run beside copies, on CUDA")
     parser.add_argument("--rows", type=int, default=8, help="sequences of those steps (default 8)")
-    parser.add_argument("--in-flight", type=int, default=3, help="calls in flight at once, on CUDA (default 3)")
+    parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="calls in flight at once, on CUDA")
+    parser.add_argument("--together", default=f"{TOGETHER >> 20}MiB", help="bytes of a call, on CUDA")
     return parser.parse_args()
 
 
@@ -117,8 +125,8 @@ def host_bench(count: int, page: int, verify: bool) -> Bench:
     return Bench(HostCopier({Tier.DEVICE: device, Tier.HOST: host}), dict.fromkeys(WAYS, plain))
 
 
-def cuda_bench(count: int, page: int, verify: bool) -> Bench:
-    """A device arena and a pinned host arena."""
+def cuda_bench(count: int, page: int, verify: bool, together: int) -> Bench:
+    """A device arena and a pinned host arena, with copies of up to `together` bytes a call."""
     import torch
 
     from stepwell.store.streams import StreamCopier, cuda_lanes
@@ -140,12 +148,13 @@ def cuda_bench(count: int, page: int, verify: bool) -> Bench:
 
     up, down = cuda_lanes(pages.device)
     return Bench(
-        StreamCopier(pages, host, up=up, down=down), {"save": plain(other, pages), "load": plain(other_pages, other)}
+        StreamCopier(pages, host, up=up, down=down, together=together),
+        {"save": plain(other, pages), "load": plain(other_pages, other)},
     )
 
 
-def beside_saves(shape: str, rows: int, count: int, page: int) -> dict[str, float]:
-    """Decode steps of `rows` sequences at 4k tokens, alone and while saves follow each other without a gap; the better of two each."""
+def beside_copies(shape: str, rows: int, bench: Bench, count: int, page: int, in_flight: int) -> dict[str, float]:
+    """Decode steps of `rows` sequences at 4k tokens, alone and beside saves and loads that never pause; the better of two each."""
     sys.path.insert(0, str(Path(__file__).parent))
     from gpu_backend import CONTEXT, SHAPES, Rig
 
@@ -156,55 +165,56 @@ def beside_saves(shape: str, rows: int, count: int, page: int) -> dict[str, floa
     tokens = np.random.default_rng(2).integers(0, 248_320, CONTEXT + rows).astype(np.int32)
     for row in range(rows):
         rig.prefill(row, tokens[row : row + CONTEXT])
-    case = Case("save", 64, False)
-    alone, beside, moved, seconds = [], [], 0, 0.0
-    with CopyMover(cuda_bench(count, page, False).copier) as mover:
-        measure_saves(mover, case, count, 1)  # the first copies are slower
-        for _ in range(2):
-            alone.append(rig.decode(rows, CONTEXT, steps))
-            with saving(mover, case, count) as done:
-                beside.append(rig.decode(rows, CONTEXT, steps))
-            moved, seconds = moved + done.slots * page, seconds + done.seconds
+    alone: list[float] = []
+    beside: dict[str, list[float]] = {way: [] for way in WAYS}
+    speeds: dict[str, list[float]] = {way: [] for way in WAYS}
+    for way in (way for _ in range(2) for way in WAYS):
+        alone.append(rig.decode(rows, CONTEXT, steps))
+        with CopyMover(bench.copier, in_flight=in_flight) as mover, copying(mover, Case(way, 64, False), count) as done:
+            before, began = done.slots, time.perf_counter()
+            beside[way].append(rig.decode(rows, CONTEXT, steps))
+            speeds[way].append((done.slots - before) * page / (time.perf_counter() - began) / 2**30)
+    slowed = {way: round(min(found) / min(alone) - 1, 4) for way, found in beside.items()}
     return {
-        "decode_slowed_by": round(min(beside) / min(alone) - 1, 4),
         "decode_ms": round(min(alone), 3),
-        "decode_ms_beside": round(min(beside), 3),
-        "saves_gib_s": round(moved / seconds / 2**30, 1),
+        "decode_slowed_by": slowed["save"],
+        "saves_gib_s": round(min(speeds["save"]), 1),
+        "decode_slowed_by_loads": slowed["load"],
+        "loads_gib_s": round(min(speeds["load"]), 1),
     }
 
 
 @dataclass(slots=True)
-class Saved:
+class Copied:
     slots: int = 0
-    seconds: float = 0.0
 
 
 @contextmanager
-def saving(mover: CopyMover, case: Case, count: int) -> Iterator[Saved]:
-    """A thread that keeps saves coming for as long as the block runs; what they moved in how long."""
-    done, stop = Saved(), threading.Event()
+def copying(mover: CopyMover, case: Case, count: int) -> Iterator[Copied]:
+    """A thread that has a round of all slots queued behind another for as long as the block runs, which begins with copies under way."""
+    done, stop, under_way = Copied(), threading.Event(), threading.Event()
 
     def work() -> None:
-        began = time.perf_counter()
-        while not stop.is_set():
-            done.slots += measure_saves(mover, case, count, 0)
-        done.seconds = time.perf_counter() - began
+        tickets, queued = itertools.count(), dict[int, int]()
+        while queued or not stop.is_set():
+            while sum(queued.values()) < 2 * count and not stop.is_set():
+                moves = [replace(move, ticket=next(tickets)) for move in cut(case, count, len(queued))]
+                mover.start(moves)
+                queued |= {move.ticket: len(move.source.slots) for move in moves}
+            mover.wait(0.05)
+            for report in mover.poll():
+                assert report.ok, report.error
+                done.slots += queued.pop(report.ticket)
+            under_way.set()
 
     thread = threading.Thread(target=work)
     thread.start()
+    under_way.wait()
     try:
         yield done
     finally:
         stop.set()
         thread.join()
-
-
-def measure_saves(mover: CopyMover, case: Case, count: int, seed: int) -> int:
-    """Save every slot once; how many there were."""
-    mover.start(list(cut(case, count, seed)))
-    mover.drain()
-    assert all(report.ok for report in mover.poll())
-    return count
 
 
 def measure(bench: Bench, mover: CopyMover, case: Case, count: int, seed: int) -> tuple[float, float]:

@@ -1,15 +1,19 @@
-"""Whether a running server answers alike cold and resumed: greedy answers to prompts of ids, each asked twice.
+"""Whether a running server answers alike cold and resumed: greedy answers to prompts of ids, each asked three times, many at once.
 
-    python bench/exact.py --url http://127.0.0.1:8000 --prompts 200 --least 1000 --most 32000 --new 64
-    python bench/exact.py ... --fillers 6 --filler 100000        others in between push what is cached down a tier
+    python bench/exact.py --url http://127.0.0.1:8000 --prompts 200 --most 32000 --new 64
 
-The first asking must have read nothing from the cache, the second something. Where the two differ, the gap between cold's two likeliest
-tokens there is told: rounding turns small gaps alone, a wrong byte any. Ends with one line of JSON:
+    cold ─ again, at once (its prompt is on the device) ─ again, after `--lag` other prompts have come (out of host, if the pool is small)
 
-    identical, differ       answers of the prompts
-    gaps                    natural logarithm of cold's first over its second, at the first difference of each answer that differs
-    cold_gaps_p50           the same over all cold tokens: with weights that leave it near 0, as random ones do, differences say nothing
-    device, host, disk      tokens that the second askings were served from each tier
+Lengths run from --least to --most, most of them short. A first asking must have read nothing from the cache. Where an answer differs, the
+server is asked by how many nats the model's first choice leads the token that came instead (0: a tie that rounding broke). With random
+weights such leads are small, and answers turn by rounding alone. `cold_again` says how often: the first --again prompts asked cold once
+more, in other company; nothing of the cache is in that. Ends with one line of JSON:
+
+    device, host, cold_again   for each asking but the first: answers identical, differ; prompts and share of tokens that came from the tier
+    agreed                     over the answers that differ, tokens before the first difference, on average
+    flips                      (asking, first token that differs, nats as above or null), twenty at most
+    worst_flip                 the largest of these nats
+    sound                      see `load/sound.py`: whether cold answers are the model's at all
 """
 
 from __future__ import annotations
@@ -17,69 +21,143 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import numpy as np
+from load.client import CallFailed, Client, Reply, drawn
+from load.sound import Sample, sound, spread
+
+TOLD, SCORED = 20, 4
+LATER = ("device", "host")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """Tokens, for each the gap of its two likeliest in nats, and prompt tokens from each tier."""
+@dataclass(slots=True)
+class Case:
+    """A prompt and its answers by asking."""
 
-    tokens: tuple[int, ...]
-    gaps: tuple[float, ...]
-    cached: dict[str, int]
+    prompt: list[int]
+    replies: dict[str, Reply] = field(default_factory=dict)
 
-
-class Server:
-    def __init__(self, url: str, model: str, client: httpx.AsyncClient) -> None:
-        self._url, self._model, self._client = url, model, client
-
-    async def ask(self, prompt: list[int], new: int) -> Answer:
-        """Raises httpx.HTTPStatusError where the server refuses."""
-        body = {"model": self._model, "prompt": prompt, "max_tokens": new, "temperature": 0, "ignore_eos": True}
-        wanted = {"return_token_ids": True, "logprobs": 2}
-        reply = await self._client.post(f"{self._url}/v1/completions", json={**body, **wanted})
-        reply.raise_for_status()
-        told: dict[str, Any] = reply.json()
-        choice = told["choices"][0]
-        tops = [sorted(top.values(), reverse=True) for top in choice["logprobs"]["top_logprobs"]]
-        gaps = tuple(top[0] - top[1] if len(top) > 1 else float("inf") for top in tops)
-        return Answer(tuple(choice["token_ids"]), gaps, told["usage"]["prompt_tokens_details"])
+    def flip(self, name: str) -> int | None:
+        """Index of the first token of an asking that differs from cold."""
+        pairs = zip(self.replies["cold"].tokens, self.replies[name].tokens, strict=True)
+        return next((i for i, (one, other) in enumerate(pairs) if one != other), None)
 
 
-def first_difference(one: Answer, other: Answer) -> int | None:
-    """Index of the first token that differs."""
-    return next((i for i, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=True)) if a != b), None)
+def lengths(rng: np.random.Generator, count: int, least: int, most: int) -> list[int]:
+    """Most of them short: the median is some three times `least` where `most` is 32 times it."""
+    return [int(least * (most / least) ** share) for share in rng.random(count) ** 1.5]
+
+
+class Play:
+    """All askings, in an order that puts `lag` first askings between a prompt's second and third, `at_once` at a time."""
+
+    def __init__(self, client: Client, new: int, at_once: int) -> None:
+        self._client, self._new = client, new
+        self._room = asyncio.Semaphore(at_once)
+
+    async def run(self, cases: list[Case], fillers: list[list[int]], lag: int) -> None:
+        """Raises an ExceptionGroup with the first call that fails; the others are given up."""
+        firsts: list[asyncio.Task[None]] = []
+        async with asyncio.TaskGroup() as group:
+            for at in range(len(cases) + len(fillers)):
+                await self._room.acquire()
+                if at < len(cases):
+                    firsts.append(group.create_task(self._leaving(self._first(cases[at]))))
+                else:
+                    group.create_task(self._leaving(self._client.ask(fillers[at - len(cases)], 1)))
+                if lag <= at < lag + len(cases):
+                    await firsts[at - lag]
+                    await self._room.acquire()
+                    group.create_task(self._leaving(self._again(cases[at - lag], "host")))
+
+    async def cold_again(self, cases: list[Case]) -> None:
+        """Once more without the cache, in another order."""
+
+        async def ask(case: Case) -> None:
+            async with self._room:
+                await self._again(case, "cold_again", read_cache=False, write_cache=False)
+
+        await asyncio.gather(*(ask(case) for case in reversed(cases)))
+
+    async def _leaving(self, work: Awaitable[Any]) -> None:
+        try:
+            await work
+        finally:
+            self._room.release()
+
+    async def _first(self, case: Case) -> None:
+        await self._again(case, "cold")
+        await self._again(case, "device")
+
+    async def _again(self, case: Case, name: str, **more: object) -> None:
+        case.replies[name] = await self._client.ask(case.prompt, self._new, **more)
+
+
+def told(cases: list[Case], name: str) -> dict[str, Any]:
+    """How the answers of an asking compare with cold's, and where their prompts came from."""
+    apart = [at for case in cases if (at := case.flip(name)) is not None]
+    found: dict[str, Any] = {"identical": len(cases) - len(apart), "differ": len(apart)}
+    if apart:
+        found["agreed"] = round(float(np.mean(apart)), 1)
+    if name in LATER:
+        served = [case.replies[name].cached[f"{name}_tokens"] for case in cases]
+        found["prompts_from_tier"] = sum(count > 0 for count in served)
+        found["from_tier"] = round(sum(served) / sum(len(case.prompt) for case in cases), 4)
+    return found
+
+
+async def flips(client: Client, cases: list[Case]) -> list[tuple[str, int, float | None]]:
+    """The first flips of each asking, with nats; None where the server scores no prompts."""
+    found: list[tuple[str, int, float | None]] = []
+    for name in LATER:
+        apart = [(case, at) for case in cases if (at := case.flip(name)) is not None]
+        for case, at in sorted(apart, key=lambda pair: len(pair[0].prompt))[: TOLD // len(LATER)]:
+            try:
+                nats: float | None = (await client.lead(case.prompt, list(case.replies[name].tokens[: at + 1])))[at]
+            except CallFailed:
+                nats = None
+            found.append((name, at, nats))
+    return found
 
 
 async def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything that the module's text names."""
     rng = np.random.default_rng(options.seed)
-
-    def drawn(count: int) -> list[int]:
-        return [int(token) for token in rng.integers(options.low, options.vocab, count)]
-
-    prompts = [drawn(int(size)) for size in rng.integers(options.least, options.most + 1, options.prompts)]
-    async with httpx.AsyncClient(timeout=options.timeout) as client:
-        server = Server(options.url, options.model, client)
-        cold = [await server.ask(prompt, options.new) for prompt in prompts]
-        for _ in range(options.fillers):
-            await server.ask(drawn(options.filler), 1)
-        again = [await server.ask(prompt, options.new) for prompt in prompts]
-    warm = sum(answer.cached["cached_tokens"] > 0 for answer in cold)
-    unread = sum(answer.cached["cached_tokens"] == 0 for answer in again)
-    if warm or unread:
-        raise SystemExit(f"{warm} first askings read the cache and {unread} second ones did not: take another --seed")
-    apart = [(at, one) for one, two in zip(cold, again, strict=True) if (at := first_difference(one, two)) is not None]
+    sizes = lengths(rng, options.prompts + options.lag, options.least, options.most)
+    prompts = [drawn(rng, size, options.vocab) for size in sizes]
+    cases = [Case(prompt) for prompt in prompts[: options.prompts]]
+    began = time.perf_counter()
+    async with Client(options.url, options.model, options.timeout) as client:
+        play = Play(client, options.new, options.at_once)
+        await play.run(cases, prompts[options.prompts :], options.lag)
+        again = cases[: options.again]
+        await play.cold_again(again)
+        took = time.perf_counter() - began
+        _expect_cold(cases)
+        short = sorted((Sample(case.prompt, case.replies["cold"]) for case in cases), key=lambda one: len(one.prompt))
+        found = {name: told(cases, name) for name in LATER} | {"cold_again": told(again, "cold_again")}
+        turned = await flips(client, cases)
+        checked = await sound(client, spread(short[: len(short) // 2 + 1], SCORED))
+    known = [nats for _, _, nats in turned if nats is not None]
     return {
-        "identical": len(prompts) - len(apart),
-        "differ": len(apart),
-        "gaps": [round(one.gaps[at], 4) for at, one in apart],
-        "cold_gaps_p50": round(float(np.median([gap for one in cold for gap in one.gaps])), 4),
-        **{tier: sum(a.cached[f"{tier}_tokens"] for a in again) for tier in ("device", "host", "disk")},
+        "prompts": len(cases),
+        "prompt_tokens": sum(len(case.prompt) for case in cases),
+        "seconds": round(took, 1),
+        **found,
+        "flips": turned,
+        "worst_flip": max(known, default=None),
+        "sound": checked,
     }
+
+
+def _expect_cold(cases: list[Case]) -> None:
+    """Raises SystemExit where a first asking was none."""
+    if warm := sum(case.replies["cold"].cached["cached_tokens"] > 0 for case in cases):
+        raise SystemExit(f"{warm} first askings read the cache: take another --seed")
 
 
 def main() -> None:
@@ -87,13 +165,13 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="m")
     parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--again", type=int, default=16, help="prompts that are asked cold twice")
     parser.add_argument("--least", type=int, default=1000, help="tokens of the shortest prompt")
     parser.add_argument("--most", type=int, default=8000, help="tokens of the longest")
     parser.add_argument("--new", type=int, default=32, help="tokens of each answer")
-    parser.add_argument("--low", type=int, default=1000, help="least id that is drawn")
     parser.add_argument("--vocab", type=int, default=200_000, help="ids that are drawn lie below")
-    parser.add_argument("--fillers", type=int, default=0, help="other prompts between first and second askings")
-    parser.add_argument("--filler", type=int, default=100_000, help="tokens of each")
+    parser.add_argument("--at-once", type=int, default=32, help="prompts at a time")
+    parser.add_argument("--lag", type=int, default=0, help="other prompts between a prompt's second and third asking")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for an answer")
     parser.add_argument("--seed", type=int, default=0)
     print(json.dumps(asyncio.run(compare(parser.parse_args()))))

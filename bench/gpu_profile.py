@@ -1,12 +1,15 @@
 """Where the time of a step goes on a GPU, by operation: one step of decodes and prompts of several lengths.
 
-    python bench/gpu_profile.py                          both shapes; about a minute
+    python bench/gpu_profile.py                          both shapes; a minute and a half
     python bench/gpu_profile.py --shapes D --rows 8 64 --prompts 1024 16384
 
 M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B, as in `gpu_backend.py`. Of each step: time by operation from torch's profiler,
 number of kernels, `busy` (the sum of kernel times), `wall`, and for prompts `host` (what launching takes before anything is waited for).
 Prompts of up to 4,096 tokens are recorded passes, as served. `--behind` adds one of 1,000 tokens behind that many. Prints tables, then
-one line of JSON in milliseconds; `profiles` returns the same for other programs.
+one line of JSON, `profile_ms` in milliseconds; `profiles` returns the same for other programs. Beside it, by shape and rows:
+
+    paced               a decode from launch to launch with one step in flight, and what launching it takes of the host
+    distinct_experts    experts that a layer reads for so many rows, on average over layers and over parts of 64 rows
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -28,9 +32,12 @@ from rich.table import Table
 
 from stepwell.base.geometry import Ints
 from stepwell.model.backends import backend_for
+from stepwell.ops.triton import experts
 from stepwell.sched.step import LAST_DRAW, Step
 
 CONTEXT, TAIL, RECORDED = 4096, 1000, 4096
+PACED, MOST_ROWS = (1, 8, 64), 64
+NEXT = np.full(1, LAST_DRAW, np.int32)
 OPERATIONS = (
     ("attention", ("flash", "fmha", "_decode_kernel", "_merge_kernel")),
     ("attention, around", ("_qkv_kernel", "_gather_kernel", "_gate_kernel")),
@@ -146,9 +153,74 @@ def _prompt(rig: Rig, start: int, tokens: Ints) -> float:
 
 
 def _decode(rig: Rig, rows: int) -> float:
-    last = np.full(1, LAST_DRAW, np.int32)
-    rig.runner.launch(Step(tuple(rig.work(row, CONTEXT, last) for row in range(rows))))
+    rig.runner.launch(Step(tuple(rig.work(row, CONTEXT, NEXT) for row in range(rows))))
     return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """Steps of a batch of sequences that follow each other, one in flight."""
+
+    ms: float
+    launch_us: float
+
+
+def decoding(shape: dict[str, Any], steps: int = 80) -> tuple[dict[int, Paced], dict[int, float]]:
+    """How fast decodes follow each other by rows, and distinct experts a layer by rows (empty where there are none)."""
+    rig, tokens = _rig(shape, MOST_ROWS + 1, CONTEXT + 1 + len(PACED) * (steps + 5), PACED, ())
+    for row in range(MOST_ROWS + 1):
+        rig.prefill(row, tokens[row : row + CONTEXT])
+    chosen: list[torch.Tensor] = []
+    with watched(chosen):
+        _decode(rig, MOST_ROWS + 1)  # more rows than any graph has
+    ends = np.full(MOST_ROWS + 1, CONTEXT + 1, np.int32)
+    found = {rows: _paced(rig, ends, rows, steps) for rows in PACED}
+    return found, {rows: _distinct(chosen, rows) for rows in PACED} if chosen else {}
+
+
+@contextmanager
+def watched(chosen: list[torch.Tensor]) -> Iterator[None]:
+    """Keep which experts every layer chooses, int [rows, top], in steps that are launched kernel by kernel."""
+    route = experts.route
+
+    def watching(*arguments: Any) -> Any:
+        told = route(*arguments)
+        chosen.append(told[0][:, :-1].clone())  # without the shared one
+        return told
+
+    experts.route = watching
+    try:
+        yield
+    finally:
+        experts.route = route
+
+
+def _distinct(chosen: list[torch.Tensor], rows: int) -> float:
+    parts = [part for layer in chosen for part in layer[:MOST_ROWS].split(rows)]
+    return sum(part.unique().numel() for part in parts) / len(parts)
+
+
+def _paced(rig: Rig, ends: Ints, rows: int, steps: int) -> Paced:
+    """`ends`: how many tokens each sequence has, moved on."""
+    waiting, launching, began = None, 0.0, 0.0
+    for at in range(steps + 5):
+        if at == 5:
+            torch.cuda.synchronize()
+            began, launching = time.perf_counter(), 0.0
+        step = Step(
+            tuple(
+                rig.work(row, int(ends[row]), NEXT, known=-(-int(ends[row]) // 16) if at else 0) for row in range(rows)
+            )
+        )
+        ends[:rows] += 1
+        before = time.perf_counter()
+        launched = rig.runner.launch(step)
+        launching += time.perf_counter() - before
+        if waiting is not None:
+            waiting.result()
+        waiting = launched
+    torch.cuda.synchronize()
+    return Paced(1e3 * (time.perf_counter() - began) / steps, 1e6 * launching / steps)
 
 
 def table_of(shape: str, found: list[Profile]) -> Table:
@@ -168,13 +240,19 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[1024, 16384])
     parser.add_argument("--behind", type=int, default=0)
     options = parser.parse_args()
-    figures = {}
+    figures, paced, distinct = {}, {}, {}
     for name in options.shapes:
         found = list(profiles(SHAPES[name], options.rows, options.prompts, options.behind))
         Console(width=120).print(table_of(name, found))
         figures[name] = {one.name: one.figures for one in found}
         torch.cuda.empty_cache()
-    print(json.dumps({"profile_ms": figures, "card": torch.cuda.get_device_name(), "torch": torch.__version__}))
+        by_rows, met = decoding(SHAPES[name])
+        paced[name] = {str(rows): asdict(one) for rows, one in by_rows.items()}
+        distinct |= {str(rows): count for rows, count in met.items()}
+        print(name, paced[name], distinct)
+        torch.cuda.empty_cache()
+    told = {"profile_ms": figures, "paced": paced, "distinct_experts": distinct}
+    print(json.dumps({**told, "card": torch.cuda.get_device_name(), "torch": torch.__version__}))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import aiohttp
 import numpy as np
 import orjson
 
-LEAST_ID, MOST_ID = 1_000, 200_000
+VOCAB = 200_000
 
 
 class CallFailed(Exception):
@@ -39,9 +39,10 @@ class Reply:
         return [(after - before) / count for before, after, count in pairs]
 
 
-def drawn(rng: np.random.Generator, count: int) -> list[int]:
-    """`count` ids that any vocabulary of 200,000 holds."""
-    return [int(token) for token in rng.integers(LEAST_ID, MOST_ID, count)]
+def drawn(rng: np.random.Generator, count: int, vocab: int = VOCAB) -> list[int]:
+    """`count` ids below `vocab`, none of the first few, which may be special."""
+    tokens: list[int] = rng.integers(min(1000, vocab // 4), vocab, count).tolist()
+    return tokens
 
 
 class Client:
@@ -60,16 +61,37 @@ class Client:
     async def __aexit__(self, *error: object) -> None:
         await self._http.close()
 
-    async def ask(self, prompt: list[int], new: int) -> Reply:
-        """`new` tokens for the prompt. Raises CallFailed with what the server said."""
-        body = orjson.dumps({"model": self._model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True,
-                             "ignore_eos": True, "return_token_ids": True, "stream_options": {"include_usage": True}})  # fmt: skip
+    async def ask(self, prompt: list[int], new: int, **more: object) -> Reply:
+        """`new` tokens for the prompt; `more` are further fields of the body. Raises CallFailed with what the server said."""
+        body = {"prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True, "ignore_eos": True, **more}
+        body |= {"return_token_ids": True, "stream_options": {"include_usage": True}}
         sent = time.perf_counter()
-        headers = {"content-type": "application/json"}
-        async with self._http.post(f"{self._url}/v1/completions", data=body, headers=headers) as answer:
-            if answer.status != 200:
-                raise CallFailed(f"{answer.status}: {(await answer.text())[:300]}")
+        async with self._post(body) as answer:
+            await _expect_well(answer)
             return await _read(answer.content.iter_any(), sent)
+
+    async def lead(self, prompt: list[int], answer: list[int]) -> list[float]:
+        """For each token of the answer, by how many nats the token that the model likes best there leads it: 0 where it is that token.
+
+        Prompt and answer are computed anew in one pass, without the cache. Raises CallFailed, as where the server scores no prompts.
+        """
+        body = {"prompt": prompt + answer, "max_tokens": 0, "prompt_logprobs": 1, "write_cache": False}
+        async with self._post(body) as told:
+            await _expect_well(told)
+            scores = orjson.loads(await told.read())["choices"][0]["prompt_logprobs"]
+        named = zip(answer, scores[len(prompt) :], strict=True)
+        return [
+            max(one["logprob"] for one in likely.values()) - likely[str(token)]["logprob"] for token, likely in named
+        ]
+
+    def _post(self, body: dict[str, object]) -> Any:
+        data, headers = orjson.dumps({"model": self._model, **body}), {"content-type": "application/json"}
+        return self._http.post(f"{self._url}/v1/completions", data=data, headers=headers)
+
+
+async def _expect_well(answer: aiohttp.ClientResponse) -> None:
+    if answer.status != 200:
+        raise CallFailed(f"{answer.status}: {(await answer.text())[:300]}")
 
 
 async def _read(pieces: AsyncIterator[bytes], sent: float) -> Reply:

@@ -1,7 +1,8 @@
 """The four runs: prefill of new prompts, decode at a batch size, resuming a long prompt, agents that grow their prompts.
 
 Each returns figures as plain values: seconds, milliseconds (`_ms`), tokens a second (`_tok_s`), shares. A call that fails ends its
-run with CallFailed: a figure over the calls that happened to succeed is none.
+run with CallFailed: a figure over the calls that happened to succeed is none. Where sequences run side by side, `sound` tells whether their
+answers are the model's (`load/sound.py`); that is asked after the clock has stopped.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from load.client import Client, Reply, drawn
+from load.sound import Sample, sound, spread
 
 # Tokens at either end of an answer in which some sequences of a batch may still be, or already have stopped, decoding.
 EDGE = 16
+# Answers of a run that are computed anew.
+SCORED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +53,21 @@ async def prefill(client: Client, rng: np.random.Generator, size: int, repeat: i
 
 async def decode(
     client: Client, rng: np.random.Generator, batch: int, prompt: int = 4096, new: int = 256
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Time between tokens while all sequences of a batch decode."""
-    replies = await asyncio.gather(*(client.ask(drawn(rng, prompt), new) for _ in range(batch)))
+    prompts = [drawn(rng, prompt) for _ in range(batch)]
+    replies = await asyncio.gather(*(client.ask(one, new) for one in prompts))
     low = max(reply.times[min(EDGE, len(reply.times) - 1)] for reply in replies)
     high = min(reply.times[max(len(reply.times) - 1 - EDGE, 0)] for reply in replies)
     gaps = [gap for reply in replies for at, gap in zip(reply.times, reply.gaps(), strict=False) if low <= at < high]
     if not gaps:
         raise ValueError(f"{batch} sequences of {new} tokens never all decoded at once: the last began at {low:.2f} s")
-    return {"itl_ms_p50": 1e3 * float(np.median(gaps)), "itl_ms_p99": 1e3 * float(np.percentile(gaps, 99))}
+    samples = [Sample(*pair) for pair in zip(prompts, replies, strict=True)]
+    return {
+        "itl_ms_p50": 1e3 * float(np.median(gaps)),
+        "itl_ms_p99": 1e3 * float(np.percentile(gaps, 99)),
+        "sound": await sound(client, spread(samples, SCORED)),
+    }
 
 
 async def resume(
@@ -91,17 +101,18 @@ async def agents(client: Client, rng: np.random.Generator, shape: Agents = Agent
     firsts = [shared + drawn(rng, shape.first - shape.shared) for _ in range(shape.count)]
     more = [[drawn(rng, shape.grow) for _ in range(shape.turns - 1)] for _ in range(shape.count)]
 
-    async def converse(prompt: list[int], more: list[list[int]]) -> list[Reply]:
-        replies = [await client.ask(prompt, shape.new)]
+    async def converse(prompt: list[int], more: list[list[int]]) -> list[Sample]:
+        turns = [Sample(prompt, await client.ask(prompt, shape.new))]
         for text in more:
-            prompt = prompt + list(replies[-1].tokens) + text
-            replies.append(await client.ask(prompt, shape.new))
-        return replies
+            prompt = prompt + list(turns[-1].reply.tokens) + text
+            turns.append(Sample(prompt, await client.ask(prompt, shape.new)))
+        return turns
 
     began = time.perf_counter()
     done = await asyncio.gather(*(converse(first, texts) for first, texts in zip(firsts, more, strict=True)))
     wall = time.perf_counter() - began
-    replies = [reply for conversation in done for reply in conversation]
+    turns = [turn for conversation in done for turn in conversation]
+    replies = [turn.reply for turn in turns]
     ttft, gaps = [reply.ttft for reply in replies], [1e3 * gap for reply in replies for gap in reply.gaps()]
     asked = sum(reply.prompt for reply in replies)
     tiers = {name: sum(reply.cached.get(name, 0) for reply in replies) / asked for name in sorted(replies[0].cached)}
@@ -112,4 +123,5 @@ async def agents(client: Client, rng: np.random.Generator, shape: Agents = Agent
         "cached": tiers.get("cached_tokens", 0.0),
         "best": shape.best(),
         "by_tier": {name: share for name, share in tiers.items() if name != "cached_tokens"},
+        "sound": await sound(client, spread(turns, SCORED)),
     }

@@ -14,6 +14,9 @@ from stepwell.cache.moves import Extent, LiveState, Move, Report, Task, moves_of
 from stepwell.store.copier import Copier, Flight
 from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
 
+IN_FLIGHT = 2
+"""One copies, the next is queued behind it. A third gains nothing once each is large enough to hide the call of the next."""
+
 
 @dataclass(slots=True, eq=False)
 class _Whole:
@@ -54,7 +57,7 @@ class CopyMover:
     overlap.
     """
 
-    def __init__(self, copier: Copier, *, in_flight: int = 3) -> None:
+    def __init__(self, copier: Copier, *, in_flight: int = IN_FLIGHT) -> None:
         assert in_flight >= 1
         self._tickets = Tickets(copier.page_bytes)
         self._up, self._down = (_Lane(name, copier, self._tickets, in_flight) for name in ("up", "down"))

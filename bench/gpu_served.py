@@ -1,0 +1,148 @@
+"""One GPU's parts over HTTP: a server for each setting, the runs made on it, and what it took of the card meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from load import runs
+from load.client import Client, drawn
+from load.models import CONFIGS, write_model
+from rich.console import Console
+
+from stepwell.base.shapes import ModelShape
+from stepwell.base.units import parse_size
+from stepwell.demo.server import Server, free_port, serve_command
+from stepwell.replay.gauges import parse
+
+HERE = Path(__file__).parent
+START_S, CALL_S = 300.0, 240.0
+COMMON = (
+    *("--load-format", "dummy", "--served-model-name", "m"),
+    *("--max-model-len", "131072", "--max-num-batched-tokens", "16384"),
+)
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A server: the shape that it serves, its sizes, the runs that are made on it.
+
+    fillers   other prompts that push one of 102,400 tokens out of the device
+    exact     arguments of bench/exact.py, where that is among the runs
+    """
+
+    shape: str
+    seqs: int
+    device: str
+    host: str
+    more: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ("prefill", "decode", "resume", "agents", "exact")
+    fillers: int = 0
+    exact: tuple[str, ...] = ("--prompts", "24", "--again", "24")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        sizes = ("--max-num-seqs", f"{self.seqs}", "--device-memory", self.device, "--host-memory", self.host)
+        return (*COMMON, *sizes, *self.more)
+
+    @property
+    def plan_mib(self) -> float:
+        """Weights, live states (one slot is spare) and the arena, as the flags say: what of the card was meant to be used."""
+        shape = ModelShape.from_config(CONFIGS[self.shape])
+        live = (self.seqs + 1) * shape.geometry().image_bytes
+        return (2 * shape.parameters() + live + parse_size(self.device)) / MIB
+
+
+STEP = ("--max-step-ms", "90")
+SAME = ("--prompts", "200", "--again", "0", "--most", "32000", "--new", "64", "--lag", "80", "--at-once", "24")
+SMALL = ("resume", "agents")
+SETTINGS = {
+    "M": Setting("M", 64, "50GiB", "8GiB", STEP),
+    "D": Setting("D", 64, "50GiB", "8GiB", STEP),
+    # vLLM's pools of 5.2 and 8.25 GiB, in which live states lie too
+    "M-small": Setting("M", 16, "4.2GiB", "40GiB", runs=SMALL, fillers=4),
+    "D-small": Setting("D", 24, "7.1GiB", "40GiB", runs=SMALL, fillers=4),
+    "D-deterministic": Setting("D", 24, "10GiB", "24GiB", ("--deterministic",), ("exact",), exact=SAME),
+    "M-deterministic": Setting("M", 24, "8GiB", "24GiB", ("--deterministic",), ("exact",), exact=SAME),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What every part needs: where logs and models lie, further flags of the server."""
+
+    folder: Path
+    flags: tuple[str, ...]
+    console: Console
+
+    def serve(self, setting: Setting, part: str, found: dict[str, Any]) -> None:
+        """All runs of a setting into `found`, one by one, with the seconds that the server took to start and the memory of the card.
+
+        Raises ServerFailed, CallFailed, CalledProcessError; what was found before that stays.
+        """
+        model, port = write_model(setting.shape, self.folder / setting.shape), free_port()
+        command = serve_command(model, port, [*setting.flags, *self.flags])
+        began = time.monotonic()
+        with Server(command, port, self.folder / f"server-{part}.log") as server:
+            server.wait_until_healthy(START_S)
+            found["start_s"] = time.monotonic() - began
+            self.console.print(f"{part}: ready after {found['start_s']:.0f} s")
+            asyncio.run(self._drive(server, setting, found))
+            if "exact" in setting.runs:
+                found["exact"] = self.command("exact.py", "--url", server.base_url, *setting.exact)
+                self.console.print(found["exact"])
+            used = used_mib()
+            found["memory"] = {"used_mib": used, "plan_mib": setting.plan_mib, "over_plan": used / setting.plan_mib}
+
+    def command(self, script: str, *arguments: str) -> dict[str, Any]:
+        """The last line of another bench. Raises CalledProcessError."""
+        command = [sys.executable, str(HERE / script), *arguments]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=CALL_S)
+        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+    async def _drive(self, server: Server, setting: Setting, found: dict[str, Any]) -> None:
+        async with Client(server.base_url, "m", CALL_S) as client:
+            rng = np.random.default_rng(0)
+            for size in (16_384, 20_000, 1_000):
+                await client.ask(drawn(rng, size), 8)
+            works: dict[str, Callable[[], Awaitable[Any]]] = {
+                "prefill": lambda: _each((16_384, 102_400), lambda size: runs.prefill(client, rng, size)),
+                "decode": lambda: _each((1, 8, 64), lambda batch: _weighed(server, runs.decode(client, rng, batch))),
+                "resume": lambda: runs.resume(client, rng, fillers=setting.fillers),
+                "agents": lambda: runs.agents(client, rng),
+            }
+            for name in (name for name in setting.runs if name in works):
+                found[name] = await works[name]()
+                self.console.print({name: found[name]})
+
+
+async def _each(sizes: tuple[int, ...], run: Callable[[int], Awaitable[Any]]) -> dict[str, Any]:
+    """One run after the other, by size."""
+    return {str(size): await run(size) for size in sizes}
+
+
+async def _weighed(server: Server, run: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """A run with the time that scheduling took a step in it; prompts are among the steps, a few of some hundred."""
+    before = parse(server.read("/metrics"))
+    found = await run
+    after = parse(server.read("/metrics"))
+    seconds, steps = (
+        after[key] - before[key] for key in (("stepwell_sched_seconds_total", ()), ("stepwell_steps_total", ()))
+    )
+    return {**found, "sched_us": 1e6 * seconds / max(1.0, steps)}
+
+
+def used_mib() -> float:
+    """Memory of the card that is taken, by whomever. A caching allocator gives nothing back, so after a load this is its peak."""
+    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    told = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True)
+    return float(told.stdout.splitlines()[0])
