@@ -12,8 +12,6 @@ a run that was cut off goes on. Parts, in the order in which they are worth thei
     M-small, D-small    a pool that holds a part of the agents, 40 GiB of host: resume and agents out of host
     copies, profile, limits, truth      benches of these names
     D-deterministic, M-deterministic    200 prompts of up to 32,000 tokens under that flag: cold, from the device, from host
-    replay              an agent trace at 32 lanes, live beside simulated (bench/live.py; --trace names a file)
-    trained             answers of a trained model (--trained names its folder), as `exact` in M and D
 
 M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B: random weights, bfloat16. M wants 130 GB. A part that fails is named under
 `failed`, and the next goes on.
@@ -39,7 +37,7 @@ from stepwell.demo.server import ServerFailed
 COPIES = ("--device", "cuda", "--bytes", "1GiB", "--rounds", "3", "--many", "64", "--beside", "D", "--rows", "8")
 SECONDS = {
     "M": 85, "D": 65, "M-small": 70, "D-small": 60, "copies": 40, "D-deterministic": 90, "profile": 60, "M-deterministic": 100,
-    "replay": 150, "limits": 12, "trained": 40, "truth": 65,
+    "limits": 12, "truth": 65,
 }  # fmt: skip
 """What each part takes with compiled kernels, about; its order is that of its worth."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +13,13 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-from exact import Case, Play, lengths, told
-from gpu_summary import TARGETS, Target, flips, garbage, host_time, summary
-from load.client import CallFailed, Reply
-from load.sound import Sample, sound, spread
+
+exact, figures = importlib.import_module("exact"), importlib.import_module("gpu_summary")
+client, judge = importlib.import_module("load.client"), importlib.import_module("load.sound")
 
 
-def reply(*tokens: int, device: int = 0) -> Reply:
-    return Reply(
+def reply(*tokens: int, device: int = 0) -> Any:
+    return client.Reply(
         (0.1,) * len(tokens),
         (1,) * len(tokens),
         tokens,
@@ -38,7 +38,7 @@ class FakeClient:
     open: int = 0
     most: int = 0
 
-    async def ask(self, prompt: list[int], new: int, **more: object) -> Reply:
+    async def ask(self, prompt: list[int], new: int, **more: object) -> Any:
         self.asked.append((prompt[0], new))
         self.open += 1
         self.most = max(self.most, self.open)
@@ -48,12 +48,12 @@ class FakeClient:
 
     async def lead(self, prompt: list[int], answer: list[int]) -> list[float]:
         if self.refuses:
-            raise CallFailed("400: prompt_logprobs are not to be had")
+            raise client.CallFailed("400: prompt_logprobs are not to be had")
         return self.nats[: len(answer)]
 
 
-def judged(client: Any, *tokens: int) -> dict[str, Any]:
-    return asyncio.run(sound(client, [Sample([1, 2], reply(*tokens))]))
+def judged(fake: Any, *tokens: int) -> dict[str, Any]:
+    return asyncio.run(judge.sound(fake, [judge.Sample([1, 2], reply(*tokens))]))
 
 
 def test_a_token_far_behind_the_models_first_choice_is_garbage() -> None:
@@ -71,81 +71,81 @@ def test_a_server_that_scores_no_prompts_is_told_apart_from_a_sound_one() -> Non
 
 
 def test_samples_are_spread_from_the_first_to_the_last() -> None:
-    samples = [Sample([n], reply(n)) for n in range(10)]
-    assert [sample.prompt[0] for sample in spread(samples, 4)] == [0, 3, 6, 9]
-    assert len(spread(samples[:2], 4)) == 2
+    samples = [judge.Sample([n], reply(n)) for n in range(10)]
+    assert [sample.prompt[0] for sample in judge.spread(samples, 4)] == [0, 3, 6, 9]
+    assert len(judge.spread(samples[:2], 4)) == 2
 
 
 @pytest.mark.parametrize("lag", [0, 3, 8])
 def test_a_prompt_comes_again_at_once_and_behind_as_many_others_as_asked(lag: int) -> None:
-    client: Any = FakeClient()
-    cases = [Case([n]) for n in range(5)]
-    asyncio.run(Play(client, 2, 2).run(cases, [[100 + n] for n in range(lag)], lag))
-    assert client.most <= 2
+    fake: Any = FakeClient()
+    cases = [exact.Case([n]) for n in range(5)]
+    asyncio.run(exact.Play(fake, 2, 2).run(cases, [[100 + n] for n in range(lag)], lag))
+    assert fake.most <= 2
     for case in cases:
-        at = [place for place, (first, _) in enumerate(client.asked) if first == case.prompt[0]]
+        at = [place for place, (first, _) in enumerate(fake.asked) if first == case.prompt[0]]
         assert len(at) == 3 and set(case.replies) == {"cold", "device", "host"}
-        between = {first for first, _ in client.asked[at[1] : at[2]]} - {case.prompt[0]}
+        between = {first for first, _ in fake.asked[at[1] : at[2]]} - {case.prompt[0]}
         assert len(between) >= lag - 2  # as many as run at once may still be on their way
-    assert all(new == (1 if first >= 100 else 2) for first, new in client.asked)
+    assert all(new == (1 if first >= 100 else 2) for first, new in fake.asked)
 
 
 def test_a_call_that_fails_ends_the_play() -> None:
     class Refusing(FakeClient):
-        async def ask(self, prompt: list[int], new: int, **more: object) -> Reply:
-            raise CallFailed("500")
+        async def ask(self, prompt: list[int], new: int, **more: object) -> Any:
+            raise client.CallFailed("500")
 
     with pytest.raises(ExceptionGroup):
-        asyncio.run(Play(Refusing(), 2, 2).run([Case([1])], [], 0))  # type: ignore[arg-type]
+        asyncio.run(exact.Play(Refusing(), 2, 2).run([exact.Case([1])], [], 0))  # type: ignore[arg-type]
 
 
 def test_lengths_lie_between_their_ends_and_are_mostly_short() -> None:
-    found = lengths(np.random.default_rng(0), 1000, 1000, 32_000)
+    found = exact.lengths(np.random.default_rng(0), 1000, 1000, 32_000)
     assert min(found) >= 1000 and max(found) <= 32_000
     assert np.median(found) < 4000 and max(found) > 28_000
 
 
 def test_what_differs_is_told_with_the_tokens_that_agree() -> None:
-    same, other = Case([1, 2, 3, 4]), Case([5, 6, 7, 8])
+    same, other = exact.Case([1, 2, 3, 4]), exact.Case([5, 6, 7, 8])
     same.replies = {"cold": reply(1, 2, 3), "device": reply(1, 2, 3, device=4)}
     other.replies = {"cold": reply(1, 2, 3), "device": reply(1, 2, 9)}
-    found = told([same, other], "device")
+    found = exact.told([same, other], "device")
     assert found == {"identical": 1, "differ": 1, "agreed": 2.0, "prompts_from_tier": 1, "from_tier": 0.5}
 
 
 def test_flips_are_counted_over_both_tiers() -> None:
     parts = {"trained": {"exact": {"device": {"identical": 9, "differ": 1}, "host": {"identical": 10, "differ": 0}}}}
-    assert flips(parts, "trained", share=True) == 0.05
-    assert flips(parts, "trained", share=False) == 1
-    assert flips(parts, "D-deterministic", share=False) is None
+    assert figures.flips(parts, "trained", share=True) == 0.05
+    assert figures.flips(parts, "trained", share=False) == 1
+    assert figures.flips(parts, "D-deterministic", share=False) is None
 
 
 def test_host_time_is_hidden_as_far_as_a_served_step_takes_no_longer() -> None:
     served = {"decode": {"64": {"sched_us": 600.0, "itl_ms_p50": 8.0}}}
     parts = {"D": served, "profile": {"paced": {"D": {"64": {"ms": 7.6, "launch_us": 200.0}}}}}
-    assert host_time(parts, "D", "64") == pytest.approx({"us": 800.0, "hidden": 0.5})
-    assert host_time({"D": served}, "D", "64") is None
+    assert figures.host_time(parts, "D", "64") == pytest.approx({"us": 800.0, "hidden": 0.5})
+    assert figures.host_time({"D": served}, "D", "64") is None
 
 
 @pytest.mark.parametrize(
     ("value", "verdict"), [(1.0, "[green]aim"), (2.5, "[green]must"), (3.3, "[red]+10.0%"), (None, "not measured")]
 )
 def test_a_figure_is_judged_by_its_target(value: float | None, verdict: str) -> None:
-    assert Target(("x",), must=3.0, aim=2.0, vllm=None).judged(value) == verdict
+    assert figures.Target(("x",), must=3.0, aim=2.0, vllm=None).judged(value) == verdict
 
 
 def test_more_is_better_where_the_target_says_so() -> None:
-    target = Target(("x",), must=0.95, aim=0.98, vllm=None, most=False)
+    target = figures.Target(("x",), must=0.95, aim=0.98, vllm=None, most=False)
     assert [target.judged(value) for value in (0.99, 0.96, 0.95)] == ["[green]aim", "[green]must", "[green]must"]
     assert target.judged(0.9).startswith("[red]-")
 
 
 def test_every_target_names_a_figure_of_the_summary() -> None:
-    told: Any = summary({})
-    for target in TARGETS:
+    told: Any = figures.summary({})
+    for target in figures.TARGETS:
         assert target.path[0] in told
 
 
 def test_garbage_is_found_wherever_a_run_tells_of_it() -> None:
     parts = {"D": {"agents": {"sound": {"garbage": 0.5}}, "decode": {"8": {"sound": {"garbage": 0.0}}}}}
-    assert garbage(parts) == [("D agents sound", 0.5)]
+    assert figures.garbage(parts) == [("D agents sound", 0.5)]
