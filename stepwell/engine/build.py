@@ -15,8 +15,9 @@ from stepwell.cache.config import CacheConfig, Costs
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.disk_tier import CHUNK, identity, open_disk, with_disk
 from stepwell.engine.doubts import doubts
-from stepwell.engine.grammars import Grammars, GuideError
-from stepwell.engine.guide import Guides
+from stepwell.engine.grammar.grammars import Grammars
+from stepwell.engine.grammar.guide import Guides
+from stepwell.engine.grammar.vocabulary import GuideError
 from stepwell.engine.owned import OwnedLoop
 from stepwell.engine.phases import Phases
 from stepwell.engine.sizes import Sizes
@@ -50,10 +51,15 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
             config, frame.geometry, identity(*place, config.dummy_seed) if config.disk_cache else {}, owned
         )
     keep = 2 * config.max_num_seqs
-    with phases("reading the vocabulary"):
-        grammars = _grammars(Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep), owned)
+    grammars = Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep)
     guides = Guides(grammars, model.shape.vocab, keep, patient=config.deterministic)
     owned.callback(guides.close)
+    owned.callback(grammars.close)  # before the guides, which wait for its processes
+    with (
+        phases("reading the vocabulary"),
+        contextlib.suppress(GuideError),
+    ):  # one that cannot be read is told as a doubt
+        grammars.warm()
     worker = build_worker(config, frame, tier, guides, owned, phases)
     sizes, costs = worker.sizes, worker.costs if config.deterministic else with_disk(worker.costs, tier)
     auditor = Auditor(config.verify_resume, _TOLERANCE[frame.dtype], random.Random(config.seed))
@@ -131,14 +137,6 @@ def _decode_rungs(config: EngineConfig) -> int:
     """Tokens between an answer's rungs: on the grid of the prompts' where a resume is to compute what a cold run does."""
     every = config.decode_rung_tokens
     return math.lcm(every, config.rung_grid) if config.deterministic else every
-
-
-def _grammars(grammars: Grammars, owned: ExitStack) -> Grammars:
-    """With the vocabulary read, which would hold up every request later. One that cannot be read is told as a doubt."""
-    owned.callback(grammars.close)
-    with contextlib.suppress(GuideError):
-        grammars.warm()
-    return grammars
 
 
 def _memory_plan(sizes: Sizes, costs: Costs, device: torch.device, copies: str) -> tuple[tuple[str, str, str], ...]:

@@ -12,7 +12,7 @@ from stepwell.base.errors import RequestError
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
-from stepwell.engine.grammars import Grammars
+from stepwell.engine.grammar.grammars import Grammars
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import UNGUIDED
 from stepwell.sched.config import SchedConfig

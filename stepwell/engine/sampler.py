@@ -17,8 +17,8 @@ from torch import Tensor
 
 from stepwell.base.geometry import Ints
 from stepwell.engine.batching import Asked
-from stepwell.engine.grammars import GuideError
-from stepwell.engine.guide import Allowed, Guides
+from stepwell.engine.grammar.guide import Allowed, Guides
+from stepwell.engine.grammar.vocabulary import GuideError
 from stepwell.engine.tallies import Tallies
 from stepwell.model.backend import Output
 from stepwell.model.batch import Longs

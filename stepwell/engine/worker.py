@@ -22,7 +22,7 @@ from stepwell.cache.moves import Tier
 from stepwell.engine.compiles import Compiles
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, disk_mover
-from stepwell.engine.guide import Guides
+from stepwell.engine.grammar.guide import Guides
 from stepwell.engine.link import Endpoint, WiredMover, WiredRunner
 from stepwell.engine.measure import measure_copies, measure_prefill
 from stepwell.engine.phases import Phases

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from llguidance import LLMatcher, LLTokenizer
 
-from stepwell.engine.grammars import reading_threads
+from stepwell.engine.grammar.process import reading_threads
 
 SECONDS = 20.0
 """Most that one grammar may take, many times what the largest schemas of everyday use do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,10 @@ from llguidance import LLMatcher  # noqa: E402
 
 from stepwell.base.errors import ConfigError, RequestError  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
-from stepwell.engine import build, guide, worker  # noqa: E402
+from stepwell.engine import build, worker  # noqa: E402
 from stepwell.engine.config import EngineFacts, engine_config  # noqa: E402
+from stepwell.engine.grammar import wire  # noqa: E402
+from stepwell.engine.grammar.desk import Desk, Order  # noqa: E402
 from stepwell.engine.llm import LLM, LocalEngine  # noqa: E402
 from stepwell.engine.tokenizer import Tokenizer  # noqa: E402
 from stepwell.sched.request import Request, SamplingParams, Tokens  # noqa: E402
@@ -98,13 +100,13 @@ def test_a_model_whose_vocabulary_no_grammar_reads_starts_and_refuses_grammars(t
 
 
 def test_a_mask_that_takes_long_holds_up_no_other_answer(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, usual = threading.Event(), guide._Parser.next
+    gate, usual = threading.Event(), Desk.follow
 
-    def gated(parser: guide._Parser, tokens: list[int], vocab: int) -> guide.Allowed:
+    def gated(desk: Desk, orders: Sequence[Order]) -> Iterator[wire.Told]:
         assert gate.wait(60)
-        return usual(parser, tokens, vocab)
+        yield from usual(desk, orders)
 
-    monkeypatch.setattr(guide._Parser, "next", gated)
+    monkeypatch.setattr(Desk, "follow", gated)
     facts: list[EngineFacts] = []
     loop = build.build_engine(engine_config({"model": str(checkpoint), **FLAGS}), facts.append)
     held = Request("held", PROMPT, SamplingParams(8, grammar=LLMatcher.grammar_from_regex("a+")))

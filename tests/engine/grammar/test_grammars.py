@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from weakref import WeakSet
 
-import numpy as np
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
-from stepwell.engine.grammars import Grammars, GuideError, begin
+from stepwell.engine.grammar import wire
+from stepwell.engine.grammar.desk import Desk
+from stepwell.engine.grammar.grammars import Grammars
+from stepwell.engine.grammar.vocabulary import GuideError
 from tests.server.harness import eventually
 from tests.server.templates import talking_tokenizer, word_tokenizer
 
@@ -31,21 +32,19 @@ def regex(text: str) -> str:
     return str(LLMatcher.grammar_from_regex(text))
 
 
-def start(grammars: Grammars, grammar: str) -> LLMatcher:
-    return begin(grammars.reading(grammar).result())
+def start(grammars: Grammars, grammar: str) -> None:
+    """Wait until it has been read."""
+    grammars.reading(grammar).result(60)
 
 
-def test_a_grammar_is_ready_after_a_while_and_each_start_is_fresh(grammars: Grammars) -> None:
+def test_a_grammar_is_ready_after_a_while(grammars: Grammars) -> None:
+    assert not grammars.prepare("r", regex("a+b"))
     assert eventually(lambda: grammars.prepare("r", regex("a+b")))
-    first, second = start(grammars, regex("a+b")), start(grammars, regex("a+b"))
-    before = bytes(second.compute_bitmask())
-    token = int(np.flatnonzero(np.unpackbits(np.frombuffer(before, np.uint8), bitorder="little"))[0])
-    assert first.consume_token(token)
-    assert bytes(second.compute_bitmask()) == before
+    start(grammars, regex("a+b"))
 
 
 def test_what_cannot_be_followed_is_ready_to_be_refused(grammars: Grammars) -> None:
-    for wrong in ("start: (", LLMatcher.grammar_from_lark("start: start")):
+    for wrong in ("start: (", LLMatcher.grammar_from_lark("start: start"), "lone \ud800"):
         assert eventually(lambda wrong=wrong: grammars.prepare("r", wrong))  # type: ignore[misc]
         with pytest.raises(GuideError, match="cannot be followed"):
             start(grammars, wrong)
@@ -74,12 +73,12 @@ def test_what_is_being_read_is_not_begun_again_however_much_waits(
 ) -> None:
     gate, begun = threading.Event(), []
 
-    def read(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-        begun.append(grammar)
+    def read(desk: Desk, text: bytes) -> wire.Told:
+        begun.append(text)
         assert gate.wait(20)
-        return LLMatcher(tokenizer, grammar)
+        return wire.Told("", 0.0)
 
-    monkeypatch.setattr("stepwell.engine.grammars._read", read)
+    monkeypatch.setattr(Desk, "read", read)
     waiting = [regex(text) for text in "abcde"]
     for _ in range(3):
         assert [grammar for grammar in waiting if grammars.prepare(grammar, grammar)] == []
@@ -91,25 +90,25 @@ def test_what_is_being_read_is_not_begun_again_however_much_waits(
 
 
 def test_a_request_that_has_gone_keeps_nothing(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, kept = threading.Event(), WeakSet[object]()
+    gate = threading.Event()
 
-    class Read:
-        def __init__(self, *_: object) -> None:
-            assert gate.wait(20)
-            kept.add(self)
+    def read(desk: Desk, text: bytes) -> wire.Told:
+        assert gate.wait(20)
+        return wire.Told("", 0.0)
 
-    monkeypatch.setattr("stepwell.engine.grammars._read", Read)
+    monkeypatch.setattr(Desk, "read", read)
     for text in "abcde":
         grammars.prepare(text, regex(text))
         grammars.drop(text)
+    assert grammars.awaited == []
     gate.set()
     assert eventually(lambda: grammars.prepare("f", regex("e")))
-    assert len(kept) <= 3  # two that are remembered, and one that a thread may not have let go of
+    assert grammars.kept == 2
 
 
 def test_rules_that_lead_to_rules_without_end_are_read(grammars: Grammars) -> None:
     rules = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(7500)) + 'r7500: "x"\n'
-    assert start(grammars, LLMatcher.grammar_from_lark(rules)).validate_tokens([]) == 0
+    start(grammars, LLMatcher.grammar_from_lark(rules))
 
 
 def test_a_vocabulary_that_cannot_be_read_is_read_once_and_refuses_every_grammar(tmp_path: Path) -> None:

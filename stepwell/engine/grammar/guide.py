@@ -1,10 +1,11 @@
-"""Keeps answers within a grammar: which tokens may come next, worked out in threads beside the engine's steps.
+"""Keeps answers within a grammar: which tokens may come next, worked out beside the engine's steps.
 
     token known ─▶ ready? ── no: asked of the pool ─▶ left out of this step, the others go on
                      └── yes ─▶ in the step ─▶ allowed: the mask, at once
 
-A matcher is the memory of one request's answer. It can always be made again from the grammar and the answer so far, so the
-few that are kept are a convenience: nobody has to say when a request has ended or has been preempted.
+A matcher is the memory of one request's answer. It can always be made again from the grammar and the answer so far, and so can the
+parser of it that a grammar process holds: the few that are kept are a convenience, and nobody has to say when a request has ended or
+has been preempted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import count
 from math import inf
 from typing import Any, TypeAlias
 
@@ -23,8 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.base.geometry import Ints
-from stepwell.engine.fair_pool import FairPool
-from stepwell.engine.grammars import Grammars, GuideError, begin, digest, first_line
+from stepwell.engine.grammar import wire
+from stepwell.engine.grammar.desk import Order
+from stepwell.engine.grammar.fair_pool import FairPool
+from stepwell.engine.grammar.grammars import Grammars, encoded
+from stepwell.engine.grammar.vocabulary import GuideError
 from stepwell.sched.request import SamplingParams
 
 Allowed: TypeAlias = npt.NDArray[np.bool_]
@@ -34,49 +38,22 @@ GRACE = 0.002
 
 
 @dataclass(slots=True, eq=False)
-class _Parser:
-    """A grammar's parser, made of what was read at its first use. Only the piece of work that is under way touches it."""
-
-    read: Future[Any]
-    state: Any = None
-
-    def next(self, tokens: list[int], vocab: int) -> Allowed:
-        """Read `tokens`; what may follow them, bool [vocab]. Raises GuideError, and nothing else. In a thread: takes seconds where the
-        grammar is dear."""
-        try:
-            return self._next(tokens, vocab)
-        except GuideError:
-            raise
-        except BaseException as error:  # one request's grammar must not end the engine, however it fails
-            message = first_line(f"{type(error).__name__}: {error}")
-            raise GuideError(f"the grammar cannot be followed: {message}") from error
-
-    def _next(self, tokens: list[int], vocab: int) -> Allowed:
-        if self.state is None:
-            self.state = begin(self.read.result())
-        if not self.state.consume_tokens(tokens):
-            raise GuideError(f"the answer left its grammar: {first_line(self.state.get_error())}")
-        bits = np.frombuffer(self.state.compute_bitmask(), np.uint8)
-        if self.state.is_error():
-            raise GuideError(f"the grammar cannot be followed: {first_line(self.state.get_error())}")
-        return np.unpackbits(bits, bitorder="little", count=vocab).astype(np.bool_)
-
-
-@dataclass(slots=True, eq=False)
 class _Matcher:
     """What is known of one request's answer.
 
+    text     the grammar, which `name` names                    parser  the number of its parser
     scanned  tokens of the answer that have been looked at      begins  how many come before the grammar; None: all of them so far
-    given    tokens within the grammar that `parser` has read, once `mask` is there: what may follow them, asked for at `asked`
+    given    tokens within the grammar that the parser has read, once `mask` is there: what may follow them, asked for at `asked`
     """
 
     grammar: str
-    account: bytes
-    parser: _Parser
+    text: bytes
+    name: bytes
+    parser: int
     scanned: int = 0
     begins: int | None = None
     given: int = 0
-    mask: Future[Allowed] | None = None
+    mask: Future[wire.Told] | None = None
     asked: float = 0.0
 
     def follow(self, after: int | None, answer: Ints) -> int | None:
@@ -95,13 +72,17 @@ class _Matcher:
             return False
         if self.mask is None or length == self.scanned:
             return True
-        return self.mask.done() and not self.mask.cancelled() and self.mask.exception() is None
+        return self.mask.done() and not self.mask.cancelled() and not self.mask.result().fault
+
+    def order(self, answer: Ints) -> Order:
+        """The question what may follow `answer`, all of which is within the grammar. O(its length)."""
+        return Order(self.parser, self.text, self.name, self.given, answer.copy())
 
 
 class Guides:
-    """The matchers of the requests that run, and the threads that follow them. `keep` is how many are remembered. Used by one thread."""
+    """The matchers of the requests that run, and who follows them. `keep` is how many are remembered. Used by one thread."""
 
-    __slots__ = ("_grace", "_grammars", "_keep", "_matchers", "_pool", "_vocab")
+    __slots__ = ("_grace", "_grammars", "_keep", "_matchers", "_parsers", "_pool", "_vocab")
 
     def __init__(self, grammars: Grammars, vocab: int, keep: int, *, patient: bool = False) -> None:
         """`patient`: steps wait for every mask, so that no measured time decides which requests a step holds."""
@@ -110,7 +91,8 @@ class Guides:
         self._keep = keep
         self._grace = inf if patient else GRACE
         self._matchers: OrderedDict[str, _Matcher] = OrderedDict()
-        self._pool = FairPool()
+        self._parsers = count()
+        self._pool = FairPool(grammars.quick.follow, grammars.dear.follow)
 
     def begin(self, request_id: str, params: SamplingParams, answer: Ints) -> None:
         """Work out what may follow `answer`, once its grammar has been read."""
@@ -151,34 +133,44 @@ class Guides:
         """Which tokens may follow `answer`, bool [vocab]; None for all. Waits where it is not `ready`. Raises GuideError where none may."""
         mask = self._asked(request_id, params, answer)
         try:
-            return None if mask is None else mask.result()
+            told = None if mask is None else mask.result()
         except CancelledError as error:
             raise GuideError("the engine is closing") from error
+        if told is None:
+            return None
+        if told.fault:
+            raise GuideError(told.fault)
+        bits = np.frombuffer(told.bits, np.uint8)
+        return np.unpackbits(bits, bitorder="little", count=self._vocab).view(np.bool_)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, once they have what they wait for: close the grammars before."""
         self._pool.close()
 
     def _prepared(self, request_id: str, grammar: str, length: int) -> bool:
         known = self._matchers.get(request_id)
         return (known is not None and known.fits(grammar, length)) or self._grammars.prepare(request_id, grammar)
 
-    def _asked(self, request_id: str, params: SamplingParams, answer: Ints) -> Future[Allowed] | None:
+    def _asked(self, request_id: str, params: SamplingParams, answer: Ints) -> Future[wire.Told] | None:
         """The mask of what follows `answer`, being worked out; None where all may follow. Raises GuideError."""
         matcher = self._matcher(request_id, params.grammar, len(answer))
         within = matcher.follow(params.grammar_after, answer)
         if within is None:
             return None
         if matcher.mask is None or matcher.given != within:
-            tokens = answer[len(answer) - within + matcher.given :].tolist()
+            order = matcher.order(answer[len(answer) - within :])
             matcher.given, matcher.asked = within, time.monotonic()
-            matcher.mask = self._pool.submit(matcher.account, partial(matcher.parser.next, tokens, self._vocab))
+            matcher.mask = self._pool.submit(matcher.name, order)
         return matcher.mask
 
     def _matcher(self, request_id: str, grammar: str, length: int) -> _Matcher:
         known = self._matchers.pop(request_id, None)
         if known is None or not known.fits(grammar, length):
-            known = _Matcher(grammar, digest(grammar), _Parser(self._grammars.reading(grammar)))
+            reading = self._grammars.reading(grammar)
+            if reading.done():
+                reading.result()
+            text = encoded(grammar)
+            known = _Matcher(grammar, text, wire.digest(text), next(self._parsers))
         self._matchers[request_id] = known
         while len(self._matchers) > self._keep:
             self._matchers.popitem(last=False)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from stepwell.engine.grammars import Grammars, GuideError
-from stepwell.engine.guide import Guides
+from stepwell.engine.grammar import wire
+from stepwell.engine.grammar.desk import Desk, Order
+from stepwell.engine.grammar.grammars import Grammars
+from stepwell.engine.grammar.guide import Guides
+from stepwell.engine.grammar.vocabulary import GuideError
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import SamplingParams
 from tests.server.harness import eventually
@@ -38,8 +41,8 @@ def guides(directory: Path) -> Iterator[Guides]:
     grammars = Grammars(str(directory), VOCAB, (EOS, 0), keep=2)
     made = Guides(grammars, VOCAB, keep=2)
     yield made
-    made.close()
     grammars.close()
+    made.close()
 
 
 def pattern(text: str, after: int | None = None) -> SamplingParams:
@@ -103,50 +106,46 @@ def test_missing_tokenizer_is_an_error_that_names_the_file(tmp_path: Path) -> No
 
 
 class Gated:
-    """Stands in for llguidance: a mask takes until the gate opens, and what is read is counted."""
+    """Stands in for the processes: a mask takes until the gate opens, and what is to be read is noted."""
 
-    def __init__(self, gate: threading.Event) -> None:
-        self._gate = gate
+    def __init__(self) -> None:
+        self.gate = threading.Event()
         self.consumed: list[list[int]] = []
 
-    def is_error(self) -> bool:
-        return False
-
-    def deep_copy(self) -> Gated:
-        return self
-
-    def consume_tokens(self, tokens: list[int]) -> bool:
-        self.consumed.append(tokens)
-        return True
-
-    def compute_bitmask(self) -> bytes:
-        assert self._gate.wait(20)
-        return bytes([255] * (VOCAB // 8))
+    def follow(self, desk: Desk, orders: Sequence[Order]) -> Iterator[wire.Told]:
+        for order in orders:
+            self.consumed.append(order.on.tokens)
+            assert self.gate.wait(20)
+            yield wire.Told("", 0.0, bytes([255] * (VOCAB // 8)))
 
 
 @pytest.fixture
-def gated(guides: Guides, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, Gated]:
-    gate = threading.Event()
-    parser = Gated(gate)
-    monkeypatch.setattr("stepwell.engine.grammars._read", lambda tokenizer, grammar: parser)
-    return gate, parser
+def gated(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Guides, Gated]]:
+    gated = Gated()
+    monkeypatch.setattr(Desk, "follow", lambda desk, orders: gated.follow(desk, orders))
+    grammars = Grammars(str(directory), VOCAB, (EOS,), keep=2)
+    made = Guides(grammars, VOCAB, keep=2)
+    yield made, gated
+    gated.gate.set()
+    grammars.close()
+    made.close()
 
 
-def test_a_mask_that_takes_long_is_not_waited_for(guides: Guides, gated: tuple[threading.Event, Gated]) -> None:
-    gate, _ = gated
+def test_a_mask_that_takes_long_is_not_waited_for(gated: tuple[Guides, Gated]) -> None:
+    guides, processes = gated
     dear, nothing = pattern("dear"), np.array([], np.int32)
     for _ in range(3):
         assert not guides.ready("r", dear, nothing)
     assert guides.wait(0.001), "something is being worked out"
-    gate.set()
+    processes.gate.set()
     assert eventually(lambda: guides.ready("r", dear, nothing))
     assert guides.wait(5) is False, "nothing is left to wait for"
     assert allowed(guides, "r", dear, []) == set(range(VOCAB))
 
 
-def test_each_token_is_read_once(guides: Guides, gated: tuple[threading.Event, Gated]) -> None:
-    gate, parser = gated
-    gate.set()
+def test_each_token_is_read_once(gated: tuple[Guides, Gated]) -> None:
+    guides, processes = gated
+    processes.gate.set()
     params = pattern("once", after=9)
     answer = [1, 2, 9, *range(20, 60)]
     for length in range(len(answer) + 1):
@@ -155,19 +154,19 @@ def test_each_token_is_read_once(guides: Guides, gated: tuple[threading.Event, G
         guides.begin("r", params, now)
         assert eventually(lambda now=now: guides.ready("r", params, now))  # type: ignore[misc]
         guides.allowed("r", params, now)
-    assert parser.consumed == [[], *([token] for token in range(20, 60))]
+    assert processes.consumed == [[], *([token] for token in range(20, 60))]
 
 
-def test_patient_guides_wait_for_every_mask(directory: Path, gated: tuple[threading.Event, Gated]) -> None:
-    gate, _ = gated
+def test_patient_guides_wait_for_every_mask(directory: Path, gated: tuple[Guides, Gated]) -> None:
+    gate = gated[1].gate
     grammars = Grammars(str(directory), VOCAB, (EOS,), keep=2)
     patient = Guides(grammars, VOCAB, keep=2, patient=True)
     params, nothing = pattern("patient"), np.array([], np.int32)
     assert eventually(lambda: grammars.prepare("r", params.grammar))
     threading.Timer(0.05, gate.set).start()
     assert patient.ready("r", params, nothing)
-    patient.close()
     grammars.close()
+    patient.close()
 
 
 def test_a_wrong_grammar_and_a_wrong_answer_are_ready_to_be_refused(guides: Guides) -> None:
@@ -177,34 +176,6 @@ def test_a_wrong_grammar_and_a_wrong_answer_are_ready_to_be_refused(guides: Guid
     assert eventually(lambda: guides.ready("s", pattern("a"), left))
     with pytest.raises(GuideError, match="left its grammar"):
         guides.allowed("s", pattern("a"), left)
-
-
-class Panic(BaseException):
-    """As one of Rust comes through to Python."""
-
-
-@pytest.mark.parametrize("fault", [Panic("out of everything"), ValueError("no such token"), MemoryError()])
-@pytest.mark.parametrize("method", ["deep_copy", "consume_tokens", "compute_bitmask"])
-def test_however_a_parser_fails_it_is_its_requests_fault_alone(
-    guides: Guides,
-    gated: tuple[threading.Event, Gated],
-    fault: BaseException,
-    method: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gate, _ = gated
-    gate.set()
-
-    def fails(*_: object) -> None:
-        raise fault
-
-    nothing = np.array([], np.int32)
-    with monkeypatch.context() as patch:
-        patch.setattr(Gated, method, fails)
-        assert eventually(lambda: guides.ready("bad", pattern("bad"), nothing))
-        with pytest.raises(GuideError, match="cannot be followed"):
-            guides.allowed("bad", pattern("bad"), nothing)
-    assert allowed(guides, "good", pattern("good"), []) == set(range(VOCAB))
 
 
 def test_a_closed_guide_refuses(directory: Path) -> None:
