@@ -30,13 +30,16 @@ FOREIGN_FLAGS = frozenset(
     {
         "--agents",
         "--apply",
+        "--batch",
         "--benchmark-duration",
         "--beside",
         "--bytes",
         "--callers",
         "--cases",
         "--concurrency",
+        "--corpus",
         "--custom-dataset-type",
+        "--eager",
         "--endpoint-type",
         "--extra-inputs",
         "--forgetful",
@@ -71,13 +74,16 @@ FOREIGN_FLAGS = frozenset(
         "--runs",
         "--scenario",
         "--schemathesis",
+        "--seconds",
         "--seeds",
         "--seqs",
         "--slow",
+        "--small",
         "--streaming",
         "--tasks",
         "--together",
         "--tokenizer",
+        "--tokens",
         "--ui",
         "--unsafe-override",
         "--url",
@@ -178,9 +184,9 @@ def test_source_stays_small(path: Path) -> None:
     assert not set(long) - LONG_ON_PURPOSE
 
 
-@pytest.mark.parametrize("folder", ["stepwell", "tests", "bench", "tools"])
+@pytest.mark.parametrize("folder", ["stepwell", "tests", "bench", "tools", "tiny"])
 def test_every_imported_package_is_declared(folder: str) -> None:
-    known = declared() | set(sys.stdlib_module_names) | {"stepwell", "tests"}
+    known = declared() | set(sys.stdlib_module_names) | {"stepwell", "tests", "tiny"}
     known |= {"starlette", "mypyc"}  # a part of FastAPI, and of mypy
     known |= {path.stem for path in (ROOT / folder).iterdir()}  # scripts find what stands beside them
     for path in sorted((ROOT / folder).rglob("*.py")):
@@ -249,7 +255,7 @@ def test_flags_of_documents_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_source_files_named_in_documents_exist(path: Path) -> None:
-    named = re.findall(r"`((?:stepwell|tests|bench|docs|tools)/[\w./-]+)`", path.read_text("utf-8"))
+    named = re.findall(r"`((?:stepwell|tests|bench|docs|tiny|tools)/[\w./-]+)`", path.read_text("utf-8"))
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
