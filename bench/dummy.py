@@ -87,7 +87,7 @@ class Sequences:
     def _compute(self, start: int, end: int) -> np.ndarray:
         live = self.live
         draws = torch.zeros(ROWS + 1, dtype=torch.int64)
-        states = States(live.conv, live.recurrent)
+        states = States(live.conv, live.recurrent, live.hidden)
         memory = Memory(
             self.arena.keys,
             self.arena.values,
@@ -96,7 +96,6 @@ class Sequences:
             live.pending,
             live.rings,
             draws,
-            live.hidden,
             draws.new_zeros(ROWS + 1, 0),
         )
         works = [
@@ -116,7 +115,7 @@ class Sequences:
         ]
         batch = lay_out(Step(tuple(works)), Layout(BLOCK, self.arena.spare, False), Wishes(ROWS + 1)).batch
         none = live.new_images(0)
-        forward = self.decoder.backend.plan(batch, memory, States(none.conv, none.recurrent))
+        forward = self.decoder.backend.plan(batch, memory, States(none.conv, none.recurrent, none.hidden))
         chosen: np.ndarray = self.decoder.compute(forward).logits.float().argmax(-1).numpy()
         return chosen
 

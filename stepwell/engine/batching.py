@@ -9,7 +9,7 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.engine.wishes import Wishes
-from stepwell.model.batch import Batch, Cuts, Draws, Longs
+from stepwell.model.batch import Ahead, Batch, Cuts, Draws, Longs
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import FIRST_DRAFT, Cut, Sample, Step, Work
 
@@ -22,16 +22,14 @@ class Layout:
 
     block   tokens of a page
     spare   the page that takes what must not be stored
-    held    live slots keep the inputs of single tokens pending: a cut behind such a token is one of the batch
+    held    live slots keep the inputs of single tokens pending: states behind such a token are looked at ahead
     apart   a prompt's part of one token is computed as its other parts are, not as an answer's
-    carried the decoder's rows behind each sequence and at cuts are asked for, too: drafts go on from them
     """
 
     block: int
     spare: int
     held: bool
     apart: bool = False
-    carried: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,23 +54,37 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Cutting:
+    """States to be looked at ahead: `pages` receive them, `rows` are those of the batch before each cut."""
+
+    ahead: Ahead
+    rows: Longs
+    pages: tuple[Ints, ...]
+
+    def part(self, first: int, count: int) -> Cutting:
+        """`count` of them, from the `first` on."""
+        own, a = slice(first, first + count), self.ahead
+        return Cutting(Ahead(a.slots[own], a.starts[own], a.after[own]), self.rows[own], self.pages[own])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Laid:
     """A step laid out.
 
     inner     pages that receive the state at each cut of the batch, in order
     ends      (slot, pages) for each cut whose state is the live one after the pass
+    ahead     pages that receive states which are to be looked at ahead, and of each the row before it
     scoring   (index in the step, work) of those whose targets are scored: their rows of logits follow those of `asked`
     sampled   int64, the sequence of each row of `asked`
-    carried   where the rows asked for begin that drafts go on from: the last of each sequence, then those before the cuts of `inner`
     """
 
     batch: Batch
     inner: tuple[Ints, ...]
     ends: tuple[tuple[int, Ints], ...]
+    ahead: Cutting
     asked: Asked
     scoring: tuple[tuple[int, Work], ...]
     sampled: Longs
-    carried: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,9 +117,9 @@ def lay_out(step: Step, layout: Layout, wishes: Wishes) -> Laid:
     scoring = [(row, i) for row, i in enumerate(of.works) if i >= past and parts[i - past].score is not None]
     works = tuple((i, parts[i - past]) for _, i in scoring)
     targets = [firsts[row] + np.arange(_targets(work)) for (row, _), (_, work) in zip(scoring, works, strict=True)]
-    inner, live = _cuts(step, of, layout.held)
+    cutting = _cuts(step, of, layout.held)
+    inner = cutting.inner
     cuts = Cuts(_longs([row for row, _ in inner]), _longs([cut.position - int(of.starts[row]) for row, cut in inner]))
-    carried = [ends - 1, firsts[cuts.sequence] + cuts.after - 1] if layout.carried else []
     rows = np.concatenate((ends[sampled] - 1 - of.drafts[sampled] + behind, *targets))
     batch = Batch(
         tokens=of.tokens,
@@ -121,11 +133,12 @@ def lay_out(step: Step, layout: Layout, wishes: Wishes) -> Laid:
         tables=tuple(of.tables),
         known=of.known,
         cuts=cuts,
-        asked=np.concatenate((rows, *carried)),
+        asked=rows,
         draws=draws,
         plain=not asked.special,
     )  # fmt: skip
-    return Laid(batch, tuple(cut.pages for _, cut in inner), live, asked, works, sampled, len(rows))
+    pages = tuple([cut.pages for _, cut in inner])
+    return Laid(batch, pages, tuple(cutting.live), _cutting(of, firsts, cutting.held), asked, works, sampled)
 
 
 def _each_draft(rows: Longs, drafts: Longs) -> tuple[Longs, Longs]:
@@ -178,7 +191,7 @@ def _sequences(step: Step, apart: bool) -> _Sequences:
 
 def _decodes(work: Work, apart: bool) -> bool:
     """Whether it is computed as a decode is."""
-    answers = work.sample is not None and work.sample.index > 0
+    answers = work.drafts > 0 or (work.sample is not None and work.sample.index > 0)
     return len(work.tokens) == 1 and (answers or not apart)
 
 
@@ -212,21 +225,41 @@ def _asked(step: Step, of: _Sequences, rows: Longs, behind: Longs, wishes: Wishe
     return asked, draws
 
 
-def _cuts(step: Step, of: _Sequences, held: bool) -> tuple[list[tuple[int, Cut]], tuple[tuple[int, Ints], ...]]:
-    """(row, cut) for cuts whose state is not the live one after the pass, ascending; (slot, pages) for the others."""
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """(row, cut) of those that the pass hands out, ascending; of those to be looked at ahead; (slot, pages) where the state is the live
+    one after the pass."""
+
+    inner: list[tuple[int, Cut]]
+    held: list[tuple[int, Cut]]
+    live: list[tuple[int, Ints]]
+
+
+def _cuts(step: Step, of: _Sequences, held: bool) -> _Cuts:
     first = len(step.decodes)
     every = [*step.decodes.cuts, *((i, cut) for i, work in enumerate(step.parts, first) for cut in work.cuts)]
     if not every:
-        return [], ()
+        return _Cuts([], [], [])
     row_of = {work: row for row, work in enumerate(of.works)}
-    inner, live = [], []
+    out = _Cuts([], [], [])
     for i, cut in every:
         row = row_of[i]
-        if cut.position == of.starts[row] + of.counts[row] and not (held and row < of.decodes):
-            live.append((int(of.slots[row]), cut.pages))
+        if held and row < of.decodes:
+            out.held.append((row, cut))
+        elif cut.position == of.starts[row] + of.counts[row]:
+            out.live.append((int(of.slots[row]), cut.pages))
         else:
-            inner.append((row, cut))
-    return sorted(inner, key=lambda one: (one[0], one[1].position)), tuple(live)
+            out.inner.append((row, cut))
+    out.inner.sort(key=lambda one: (one[0], one[1].position))
+    return out
+
+
+def _cutting(of: _Sequences, firsts: Longs, held: Sequence[tuple[int, Cut]]) -> Cutting:
+    sequences, positions = _longs([row for row, _ in held]), _longs([cut.position for _, cut in held])
+    starts = of.starts[sequences]
+    after = positions - starts
+    ahead = Ahead(of.slots[sequences], starts, after)
+    return Cutting(ahead, firsts[sequences] + after - 1, tuple([cut.pages for _, cut in held]))
 
 
 def _page_of_each(of: _Sequences, block: int) -> Longs:

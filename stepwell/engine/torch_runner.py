@@ -4,7 +4,7 @@ A step happens in this order, so that works of one step never see each other: ev
 image, the draws. Images of cuts inside a work come out of that same pass.
 
 Launching a step waits for nothing that the device computes: what the device has to know is sent through `Backend.upload`, what it has
-drawn is read in `TorchPass.result` alone. A step of a model that drafts waits for its draws (`stepwell.engine.drafting`).
+drawn is read in `TorchPass.result` alone.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepwell.engine.batching import Laid, Layout, lay_out
+from stepwell.engine.batching import Cutting, Laid, Layout, lay_out
 from stepwell.engine.drafting import Drafting
 from stepwell.engine.sampler import Chosen, Sampler, score_targets, scored
 from stepwell.engine.wishes import Wishes
 from stepwell.model.backend import Backend, Prepared
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
+from stepwell.model.drafter import DraftBackend
 from stepwell.ops.adjust import Rated
 from stepwell.ops.sampling import NO_TOKEN
 from stepwell.sched.step import Done, Fresh, FromImage, Pass, Step, StepResult, Work
 from stepwell.store.device import DeviceArena, Images, LiveStates
 from stepwell.store.images import image_copies
+
+_IMAGES_AT_ONCE = 8
+"""States that are looked at ahead together: each may have 60 MB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,27 +61,34 @@ class TorchRunner:
     __slots__ = ("_arena", "_decoder", "_drafting", "_images", "_layout", "_live", "_memory", "_sampler", "_wishes")
 
     def __init__(
-        self, decoder: HybridDecoder, arena: DeviceArena, live: LiveStates, sampler: Sampler, drafts: int = 0
+        self,
+        decoder: HybridDecoder,
+        arena: DeviceArena,
+        live: LiveStates,
+        sampler: Sampler,
+        drafts: int = 0,
+        forced: float | None = None,
     ) -> None:
-        """`drafts` tokens are drafted behind each that is drawn; the decoder must be one that drafts, and the live states keep inputs."""
+        """`drafts` tokens are drafted behind each that is drawn; the decoder must be one that drafts, and the live states keep inputs.
+        `forced`: the share of them that is accepted whatever is drawn, for benches."""
         self._decoder = decoder
         self._arena = arena
         self._live = live
         self._images = image_copies(arena, live, decoder.backend.upload)
         self._sampler = sampler
-        self._layout = Layout(arena.geometry.block, arena.spare, bool(live.rings), carried=drafts > 0)
+        self._layout = Layout(arena.geometry.block, arena.spare, bool(live.rings), apart=drafts > 0)
         self._wishes = Wishes(live.slots + 1)
         draws = torch.full((live.slots + 1,), NO_TOKEN, dtype=torch.int64, device=arena.device)
-        states = States(live.conv, live.recurrent)
+        states = States(live.conv, live.recurrent, live.hidden)
         guesses = draws.new_zeros(live.slots + 1, drafts)
         self._memory = Memory(
-            arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws, live.hidden, guesses
+            arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws, guesses
         )
-        self._drafting = Drafting(decoder, self._memory, arena.geometry.block) if drafts else None
+        self._drafting = Drafting(decoder, self._memory, forced) if drafts else None
 
     def prepare(self, wanted: Prepared) -> None:
         """Compile and record what steps will need; before the first."""
-        self._layout = replace(self._layout, apart=wanted.fixed)
+        self._layout = replace(self._layout, apart=wanted.fixed or self._drafting is not None)
         self._decoder.prepare(self._memory, wanted)
 
     @torch.inference_mode()
@@ -89,20 +100,22 @@ class TorchRunner:
         laid = lay_out(step, self._layout, self._wishes)
         self._restore(step.parts)
         inner = self._live.new_images(len(laid.inner))
-        forward = backend.plan(laid.batch, self._memory, States(inner.conv, inner.recurrent))
+        forward = backend.plan(laid.batch, self._memory, States(inner.conv, inner.recurrent, inner.hidden))
         output = self._decoder.compute(forward)
-        if self._drafting is not None:
-            self._drafting.carry(laid, output.hidden, inner)
         self._leave(laid, inner)
+        self._look_ahead(laid.ahead, output.hidden)
         kept = tuple((laid.asked.works[row], output.logits[row].float().clone()) for row in laid.asked.kept)
         chosen = self._sampler.choose(laid.asked, output, forward.draw, backend.upload)
         rows, works = output.hidden[len(laid.asked.works) :], [work for _, work in laid.scoring]
         rated = score_targets(works, rows, self._decoder.logits, backend.upload)
         targets = tuple((i, parts) for (i, _), parts in zip(laid.scoring, rated, strict=True))
+        tokens = chosen.tokens
         if self._drafting is not None:
-            settled = self._drafting.settle(laid, output.hidden, chosen.tokens)
-            return TorchPass(len(step), chosen, settled, None, kept, targets)
-        return TorchPass(len(step), chosen, *_on_its_way(chosen.tokens, backend), kept, targets)
+            tokens = self._drafting.settle(laid, output.hidden, tokens)
+        told = TorchPass(len(step), chosen, *_on_its_way(tokens, backend), kept, targets)
+        if self._drafting is not None:
+            self._drafting.draft(laid)
+        return told
 
     def _restore(self, parts: Sequence[Work]) -> None:
         """Set the live states of parts of prompts that do not carry theirs on."""
@@ -117,6 +130,19 @@ class TorchRunner:
             (pages,) = self._decoder.backend.upload([np.concatenate(laid.inner).astype(np.int64)])
             self._arena.put(pages, inner.rows)
         self._images.save(laid.ends)
+
+    def _look_ahead(self, cutting: Cutting, rows: Tensor) -> None:
+        """Copy states behind tokens that are not folded yet to the pages of rungs; the first of `rows` are those of the batch."""
+        backend = self._decoder.backend
+        for at in range(0, len(cutting.pages), _IMAGES_AT_ONCE):
+            part = cutting.part(at, _IMAGES_AT_ONCE)
+            assert isinstance(backend, DraftBackend), "live slots that keep inputs have a backend that knows them"
+            before, pages = backend.upload([part.rows, np.concatenate(part.pages).astype(np.int64)])
+            images = self._live.new_images(len(part.pages))
+            backend.look_ahead(part.ahead, self._memory, States(images.conv, images.recurrent, images.hidden))
+            if self._drafting is not None:
+                images.hidden[0].copy_(rows.index_select(0, before))
+            self._arena.put(pages, images.rows)
 
 
 def _on_its_way(tokens: Tensor, backend: Backend) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -21,12 +21,14 @@ class States:
 
     conv       [layers, slots, kernel − 1 (and more), channels], the inputs that the next convolution looks back on, then pending ones
     recurrent  [layers, slots, value_heads, key_dim, value_dim]
+    hidden     [draft layers, slots, hidden]: the decoder's output for the last token folded or pending; no layers where nothing drafts
 
     The checkpoints of a pass have the same shapes, with a column for each in place of `slots`.
     """
 
     conv: Tensor
     recurrent: Tensor
+    hidden: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +42,6 @@ class Memory:
     pending       int64 [slots + 1], tokens whose inputs are in the slot's ring, to be folded next
     rings         of each linear layer; none where tokens are folded at once
     draws         int64 [slots + 1], the token that each slot drew last
-    hidden        [draft layers, slots + 1, hidden]: the decoder's output for each slot's last token; no layers where nothing drafts
     drafts        int64 [slots + 1, drafts], what is thought to follow each slot's last draw; a guess, and any token as good as none
     """
 
@@ -51,7 +52,6 @@ class Memory:
     pending: Tensor
     rings: tuple[Ring, ...]
     draws: Tensor
-    hidden: Tensor
     drafts: Tensor
 
 
@@ -117,8 +117,8 @@ class Batch:
     counts     int64 [sequences], rows of each
     tables     block table of each
     known      int64 [sequences], entries at the start of each table that the last batch with its slot named as they are here
-    cuts       where states are handed out. Where tokens are folded at once none lies behind the last row of its sequence: that state is
-               the live one after the pass
+    cuts       where states are handed out, within sequences that are folded. Where a state is the live one after the pass, or where
+               inputs are kept, it is copied then
     asked      int64, the rows whose logits are wanted: first those that `draws` are for, then those that are scored
     draws      how tokens are chosen
     plain      the model's own logits are drawn from; else somebody looks at them first, and calls `Forward.draw`
@@ -138,3 +138,37 @@ class Batch:
     asked: Longs
     draws: Draws = NO_DRAWS
     plain: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """States that live slots will have once they have folded some of their last pass's tokens: arrays of one entry each.
+
+    slots    live slots
+    starts   tokens that the slot's state has folded by now
+    after    how many more
+    """
+
+    slots: Longs
+    starts: Longs
+    after: Longs
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Behind:
+    """Sequences to draft for, behind the last draw of each: arrays of one entry each.
+
+    slots    live slots
+    starts   position of the draw, less what is pending in the slot: only the device may know that
+    tables   block tables, as the last pass with the slot named them; drafts end where these do
+    """
+
+    slots: Longs
+    starts: Longs
+    tables: tuple[Ints, ...]
+
+    def __len__(self) -> int:
+        return len(self.slots)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from stepwell.model.backend import Backend, Forward, Output, Prepared
-from stepwell.model.batch import Memory
+from stepwell.model.batch import Behind, Memory
 from stepwell.model.config import HybridConfig
-from stepwell.model.drafter import Drafter, DraftForward
+from stepwell.model.drafter import DraftBackend, Drafter, DraftForward
 from stepwell.model.layers import Half, Norm
 from stepwell.ops.linear import Linear
 
@@ -64,6 +64,9 @@ class HybridDecoder:
     def prepare(self, memory: Memory, wanted: Prepared) -> None:
         """Have the backend record what steps will need."""
         self.backend.prepare(memory, self.compute, wanted)
+        if self.drafter is not None:
+            assert isinstance(self.backend, DraftBackend), "a decoder that drafts has a backend that does"
+            self.backend.rehearse(memory, self._further, wanted)
 
     def _compute(self, forward: Forward) -> Output:
         residual = forward.embed(self._embedding)
@@ -75,6 +78,7 @@ class HybridDecoder:
         if self.drafter is not None:
             assert isinstance(forward, DraftForward), "a decoder that drafts has a backend that does"
             self.drafter.keep(forward, self._embedding, x)
+            forward.carry(x)
         hidden = forward.asked(x)
         if not forward.sampled:
             return Output(hidden, hidden[:0], None)
@@ -82,13 +86,16 @@ class HybridDecoder:
         return Output(hidden, logits, forward.draw(logits) if forward.plain else None)
 
     @torch.inference_mode()
-    def draft(self, forward: DraftForward, hidden: Tensor) -> Tensor:
-        """One token further, over a pass planned by `glance`: `hidden` [rows, hidden] stands before each of its tokens.
+    def guess(self, behind: Behind, memory: Memory) -> None:
+        """Draft behind the last draw of each of these slots, into `memory.drafts`."""
+        assert isinstance(self.backend, DraftBackend), "a decoder that drafts has a backend that does"
+        self.backend.guess(behind, memory, self._further)
 
-        Returns what `logits` reads of the token after each, and what the next draft goes on from.
-        """
+    @torch.inference_mode()
+    def _further(self, forward: DraftForward, hidden: Tensor) -> tuple[Tensor, Tensor]:
         assert self.drafter is not None
-        return self.drafter(forward, self._embedding, hidden)
+        hidden = self.drafter(forward, self._embedding, hidden)
+        return hidden, self._head(hidden)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -15,14 +15,15 @@ Structure and names: Qwen3-Next and Qwen3.5 checkpoints, tensors `mtp.*`; the em
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from stepwell.model.backend import Backend, Forward
-from stepwell.model.batch import Batch, Memory
+from stepwell.model.backend import Backend, Forward, Prepared
+from stepwell.model.batch import Ahead, Behind, Memory, States
 from stepwell.model.layers import Attention, Half, Norm
 from stepwell.ops.linear import Linear
 
@@ -37,13 +38,28 @@ class DraftForward(Forward, Protocol):
     def keep(self, layer: Attention, x: Tensor) -> None:
         """Store keys and values of `x`, the normed residual, and attend to nothing."""
 
+    def carry(self, x: Tensor) -> None:
+        """Keep rows of `x`, the decoder's output, that drafts go on from: the last of each sequence in its slot, and those before cuts
+        in the checkpoints. A decode with drafts is left alone: which of its rows is the last is seen later."""
+
+
+Further: TypeAlias = Callable[[DraftForward, Tensor], tuple[Tensor, Tensor]]
+"""One token further: of a pass of attention layers alone, a token a sequence, and of the rows `hidden` [rows, hidden] before these tokens,
+the rows that the next draft goes on from, and logits [rows, vocab] of the token after each."""
+
 
 @runtime_checkable
 class DraftBackend(Backend, Protocol):
-    """A backend whose live slots keep inputs, and that plans passes for drafts."""
+    """A backend whose live slots keep inputs, and that drafts."""
 
-    def glance(self, batch: Batch, memory: Memory) -> DraftForward:
-        """A pass of attention layers alone: one token a sequence; live states and their counts stay as they are."""
+    def look_ahead(self, ahead: Ahead, memory: Memory, states: States) -> None:
+        """Write the states to `states`, [layers, entries, …], all but the hidden rows. Live states stay as they are."""
+
+    def rehearse(self, memory: Memory, further: Further, wanted: Prepared) -> None:
+        """Compile and record what drafting will need: `prepare` for `guess`."""
+
+    def guess(self, behind: Behind, memory: Memory, further: Further) -> None:
+        """Draft as many tokens as `memory.drafts` takes, each by a call of `further`. Waits for nothing that a GPU computes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepwell.base.geometry import Ints
 from stepwell.model.backend import Forward, Output, Prepared
-from stepwell.model.batch import Batch, Draws, Longs, Memory, States
+from stepwell.model.batch import NO_DRAWS, Ahead, Batch, Behind, Draws, Longs, Memory, States
 from stepwell.model.config import HybridConfig
 from stepwell.model.download import copied
+from stepwell.model.drafter import Further
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
+from stepwell.model.torch_plans import Carrying, Folds, Held, Steps
 from stepwell.ops.attention import PagedAttention, write_kv
 from stepwell.ops.chunks import Chunks
 from stepwell.ops.conv import ConvLayout, causal_conv, conv_update
@@ -76,8 +79,7 @@ class TorchBackend:
             offset=self._upload(batch.offset),
             attend=PagedAttention.plan(batch.tables, starts, counts, block, share, device, self._dtype),
             steps=self._steps(batch, memory) if batch.decodes else None,
-            before_rows=self._before(batch) if memory.hidden.shape[0] else None,
-            slots=self._upload(batch.slots),
+            carrying=self._carrying(batch) if memory.live.hidden.shape[0] else None,
             folds=self._folds(batch, memory, starts[batch.decodes :], counts[batch.decodes :]),
             asked_rows=self._upload(batch.asked),
             draws=batch.draws,
@@ -85,28 +87,58 @@ class TorchBackend:
             plain=batch.plain,
         )
 
-    def glance(self, batch: Batch, memory: Memory) -> TorchForward:
-        shape, starts = self._shape, batch.starts.tolist()
-        share, block = shape.heads // shape.kv_heads, memory.keys[0].shape[1]
-        nothing = States(memory.live.conv[:, :0], memory.live.recurrent[:, :0])
+    def look_ahead(self, ahead: Ahead, memory: Memory, states: States) -> None:
+        slots, starts, after = (self._upload(array) for array in (ahead.slots, ahead.starts, ahead.after))
+        every, none = torch.arange(len(ahead), device=self._device), torch.zeros_like(slots)
+        lanes, furthest = Lanes(slots, starts, none, every, after), int(ahead.after.max())
+        for i, ring in enumerate(memory.rings):
+            looked = ring.v.new_empty(len(ahead) * furthest, *ring.v.shape[2:])
+            delta_step(memory.live.recurrent[i], states.recurrent[i], lanes, every, ring, looked, fold_new=False)
+        at = after.unsqueeze(1) + torch.arange(states.conv.shape[2], device=self._device)
+        states.conv.copy_(memory.live.conv[:, slots.unsqueeze(1), at])
+
+    def rehearse(self, memory: Memory, further: Further, wanted: Prepared) -> None:
+        return
+
+    def guess(self, behind: Behind, memory: Memory, further: Further) -> None:
+        slots = self._upload(behind.slots)
+        first, block = behind.starts + memory.pending.index_select(0, slots).cpu().numpy(), memory.keys[0].shape[1]
+        tokens, hidden = memory.draws.index_select(0, slots), memory.live.hidden[0].index_select(0, slots)
+        reach = np.array([len(table) for table in behind.tables]) * block
+        for i in range(memory.drafts.shape[1]):
+            left = np.flatnonzero(first + i < reach)
+            if not len(left):
+                return
+            rows = self._upload(left)
+            slots, tokens, hidden = (y.index_select(0, rows) for y in (slots, tokens, hidden))
+            first, reach, tables = first[left], reach[left], tuple([behind.tables[at] for at in left])
+            behind = Behind(behind.slots[left], first, tables)
+            hidden, logits = further(self._glance(tokens, first + i, tables, memory), hidden)
+            tokens = logits.argmax(-1)
+            memory.drafts[:, i].index_copy_(0, slots, tokens)
+
+    def _glance(self, tokens: Tensor, positions: Longs, tables: tuple[Ints, ...], memory: Memory) -> TorchForward:
+        """A pass of attention layers alone over one token of each sequence."""
+        shape, block, count, none = self._shape, memory.keys[0].shape[1], len(positions), np.empty(0, np.int64)
+        share = shape.heads // shape.kv_heads
+        pages = np.array([table[at] for table, at in zip(tables, positions // block, strict=True)], np.int64)
         return TorchForward(
             memory=memory,
-            checkpoints=nothing,
-            tokens=self._tokens(batch, memory),
-            angles=self._rotary(self._upload(batch.positions)),
-            page=self._upload(batch.page),
-            offset=self._upload(batch.offset),
+            checkpoints=memory.live,
+            tokens=tokens,
+            angles=self._rotary(self._upload(positions)),
+            page=self._upload(pages),
+            offset=self._upload(positions % block),
             attend=PagedAttention.plan(
-                batch.tables, starts, batch.counts.tolist(), block, share, self._device, self._dtype
+                tables, positions.tolist(), [1] * count, block, share, self._device, self._dtype
             ),
             steps=None,
-            before_rows=None,
-            slots=self._upload(batch.slots),
+            carrying=None,
             folds=None,
-            asked_rows=self._upload(batch.asked),
-            draws=batch.draws,
-            draw_slots=self._upload(batch.draws.slots),
-            plain=batch.plain,
+            asked_rows=self._upload(none),
+            draws=NO_DRAWS,
+            draw_slots=self._upload(none),
+            plain=True,
         )
 
     def _tokens(self, batch: Batch, memory: Memory) -> Tensor:
@@ -121,11 +153,16 @@ class TorchBackend:
                 given.copy_(torch.where(given <= FIRST_DRAFT, drafted, given))
         return tokens
 
-    def _before(self, batch: Batch) -> Tensor:
-        """Where the row before each row of the batch lies, behind one row for each sequence's slot."""
-        rows = np.arange(len(batch.tokens)) + len(batch.slots) - 1
-        rows[np.cumsum(batch.counts) - batch.counts] = np.arange(len(batch.slots))
-        return self._upload(rows)
+    def _carrying(self, batch: Batch) -> Carrying:
+        ends = np.cumsum(batch.counts)
+        firsts = ends - batch.counts
+        before = np.arange(len(batch.tokens)) + len(batch.slots) - 1
+        before[firsts] = np.arange(len(batch.slots))
+        # with drafts, which row is the last is seen later
+        last = np.flatnonzero((np.arange(len(batch.slots)) >= batch.decodes) | (batch.counts == 1))
+        cut_rows = firsts[batch.cuts.sequence] + batch.cuts.after - 1
+        arrays = batch.slots, before, batch.slots[last], ends[last] - 1, cut_rows
+        return Carrying(*(self._upload(array) for array in arrays))
 
     def _steps(self, batch: Batch, memory: Memory) -> Steps:
         """The slots' counts move on here: passes are planned in the order in which they run."""
@@ -139,17 +176,13 @@ class TorchBackend:
             return Steps(batch.decodes, slice(int(numbers[0]), int(numbers[-1]) + 1) if consecutive else slots)
         memory.committed.index_copy_(0, slots, committed + pending)
         memory.pending.index_fill_(0, slots, 1)
-        left = int(np.searchsorted(batch.cuts.sequence, batch.decodes))
-        marked = self._upload(batch.cuts.sequence[:left])
-        rung, after = torch.full_like(slots, -1), torch.zeros_like(slots)
-        rung[marked] = torch.arange(left, device=self._device)
-        after[marked] = pending[marked] + self._upload(batch.cuts.after[:left])
         counts = batch.counts[: batch.decodes]
         width, ends = int(counts.max()), np.cumsum(counts)
         padded = np.arange(int(ends[-1])) + np.repeat(np.arange(batch.decodes) * width - (ends - counts), counts)
         whole = len(padded) == width * batch.decodes
-        lanes = Lanes(slots, committed, pending, rung, after)
-        return Steps(len(padded), Held(lanes, marked, left, width, None if whole else self._upload(padded)))
+        none = torch.full_like(slots, -1)
+        held = Held(Lanes(slots, committed, pending, none, none), width, None if whole else self._upload(padded))
+        return Steps(len(padded), held)
 
     def _folds(self, batch: Batch, memory: Memory, starts: list[int], counts: list[int]) -> Folds | None:
         if not counts:
@@ -160,9 +193,7 @@ class TorchBackend:
         none = torch.full_like(slots, -1)
         memory.committed.index_copy_(0, slots, self._upload(ends[batch.decodes :]))
         memory.pending.index_fill_(0, slots, 0)
-        cuts = [
-            (sequence - batch.decodes, after) for sequence, after in batch.cuts.pairs() if sequence >= batch.decodes
-        ]
+        cuts = [(sequence - batch.decodes, after) for sequence, after in batch.cuts.pairs()]
         return Folds(
             slots=slots,
             before=Lanes(slots, committed, pending, none, none) if memory.rings else None,
@@ -186,55 +217,6 @@ class TorchBackend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
-    """Decodes whose slots keep inputs: `marked` ones leave a checkpoint, in the first `left` columns.
-
-    width   tokens of the longest
-    places  int64, where each of their rows lies when all are padded to `width`; None: as they are
-    """
-
-    lanes: Lanes
-    marked: Tensor
-    left: int
-    width: int
-    places: Tensor | None
-
-    def pad(self, x: Tensor) -> Tensor:
-        """Rows of all decodes as [decodes · width, …]. Padding is zero, and stays behind what is ever folded."""
-        if self.places is None:
-            return x
-        padded = x.new_zeros(self.lanes.slots.shape[0] * self.width, *x.shape[1:])
-        return padded.index_copy_(0, self.places, x)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Steps:
-    """The decodes: rows 0 … `count` − 1 of the batch. `slots` are the live states that fold at once; a slice where they are consecutive,
-    so that these are updated where they lie."""
-
-    count: int
-    slots: Held | Tensor | slice
-
-    @property
-    def left(self) -> int:
-        """Columns of checkpoints that these rows fill."""
-        return self.slots.left if isinstance(self.slots, Held) else 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Folds:
-    """The sequences of several new tokens, behind the decodes: their live states, and how their tokens are laid out.
-
-    before  what is pending in the slots, to be folded first; None where nothing can be
-    """
-
-    slots: Tensor
-    before: Lanes | None
-    conv: ConvLayout
-    chunks: Chunks
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class TorchForward:
     """A planned pass."""
 
@@ -246,8 +228,7 @@ class TorchForward:
     offset: Tensor
     attend: PagedAttention
     steps: Steps | None
-    before_rows: Tensor | None
-    slots: Tensor
+    carrying: Carrying | None
     folds: Folds | None
     asked_rows: Tensor
     draws: Draws
@@ -285,8 +266,15 @@ class TorchForward:
         return self._close(layer.out(y * gate.sigmoid()), residual, then)
 
     def before(self, x: Tensor) -> Tensor:
-        assert self.before_rows is not None
-        return torch.cat((self.memory.hidden[0].index_select(0, self.slots), x)).index_select(0, self.before_rows)
+        assert self.carrying is not None
+        of_slots = self.memory.live.hidden[0].index_select(0, self.carrying.slots)
+        return torch.cat((of_slots, x)).index_select(0, self.carrying.before)
+
+    def carry(self, x: Tensor) -> None:
+        c = self.carrying
+        assert c is not None
+        self.memory.live.hidden[0].index_copy_(0, c.kept, x.index_select(0, c.rows))
+        self.checkpoints.hidden[0].copy_(x.index_select(0, c.cut_rows))
 
     def keep(self, layer: Attention, x: Tensor) -> None:
         self._store(layer, x)
@@ -345,20 +333,20 @@ class TorchForward:
         return out
 
     def _hold(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, held: Held) -> Tensor:
-        """Fold what is pending, leave checkpoints, look at the new tokens and keep their inputs."""
-        index, live, ring = layer.index, self.memory.live, self.memory.rings[layer.index]
-        windows, states = (left[index, : held.left] for left in (self.checkpoints.conv, self.checkpoints.recurrent))
+        """Fold what is pending, look at the new tokens and keep their inputs."""
+        index, live, ring, lanes = layer.index, self.memory.live, self.memory.rings[layer.index], held.lanes
         qkv, g, beta = (held.pad(y) for y in (qkv, g, beta))
-        conv_step(qkv, g, beta, layer.conv, live.conv[index], windows, held.lanes, held.marked, ring, fold_new=False)
+        # rungs are taken afterwards, by looking ahead
+        rungs, none = (live.conv[index, :0], live.recurrent[index, :0]), lanes.slots[:0]
+        conv_step(qkv, g, beta, layer.conv, live.conv[index], rungs[0], lanes, none, ring, fold_new=False)
         out = g.new_empty(qkv.shape[0], layer.value_heads, layer.value_dim)
-        delta_step(live.recurrent[index], states, held.lanes, held.marked, ring, out, fold_new=False)
+        delta_step(live.recurrent[index], rungs[1], lanes, none, ring, out, fold_new=False)
         return out if held.places is None else out.index_select(0, held.places)
 
     def _fold(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, folds: Folds) -> Tensor:
         index, back, live = layer.index, layer.conv.shape[0] - 1, self.memory.live
         conv, recurrent = live.conv[index], live.recurrent[index]
-        first = self.steps.left if self.steps is not None else 0
-        left_windows, left_states = self.checkpoints.conv[index, first:], self.checkpoints.recurrent[index, first:]
+        left_windows, left_states = self.checkpoints.conv[index], self.checkpoints.recurrent[index]
         if folds.before is None:
             windows = conv.index_select(0, folds.slots)
         else:

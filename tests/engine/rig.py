@@ -12,8 +12,8 @@ from stepwell.base.geometry import Ints
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.torch_runner import TorchRunner
 from stepwell.model.backend import Forward, Output
+from stepwell.model.batch import Behind, Memory
 from stepwell.model.decoder import HybridDecoder
-from stepwell.model.drafter import DraftForward
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Carry, Cut, Fresh, Sample, StateStart, Step, StepResult, Work
 from stepwell.store.device import DeviceArena, LiveStates, Precision
@@ -27,18 +27,19 @@ class Recorder:
     def __init__(self, decoder: HybridDecoder) -> None:
         self.decoder = decoder
         self.backend = decoder.backend
-        self.last = torch.empty(0)
+        self.config = decoder.config
+        self.last = self.hidden = torch.empty(0)
 
     def compute(self, forward: Forward) -> Output:
         output = self.decoder.compute(forward)
-        self.last = output.logits.float().clone()
+        self.last, self.hidden = output.logits.float().clone(), output.hidden.clone()
         return output
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.decoder.logits(hidden)
 
-    def draft(self, forward: DraftForward, hidden: torch.Tensor) -> torch.Tensor:
-        return self.decoder.draft(forward, hidden)
+    def guess(self, behind: Behind, memory: Memory) -> None:
+        self.decoder.guess(behind, memory)
 
 
 class Rig:

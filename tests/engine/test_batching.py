@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ torch = pytest.importorskip("torch")
 from stepwell.engine.batching import Laid, Layout, lay_out  # noqa: E402
 from stepwell.engine.wishes import Wishes  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
-from stepwell.sched.step import LAST_DRAW, Carry, Cut, Decodes, Sample, Score, Step, Work  # noqa: E402
+from stepwell.sched.step import FIRST_DRAFT, LAST_DRAW, Carry, Cut, Decodes, Sample, Score, Step, Work  # noqa: E402
 
 BLOCK, SPARE = 4, 99
 GREEDY = Sample(SamplingParams(), 0)
@@ -65,11 +67,22 @@ def test_cuts_inside_works_have_columns_and_those_at_ends_are_live_states() -> N
     assert [(slot, pages.tolist()) for slot, pages in laid.ends] == [(3, [9]), (1, [10])]
 
 
-def test_where_single_tokens_stay_pending_a_cut_behind_one_has_a_column_too() -> None:
+def test_where_single_tokens_stay_pending_the_state_behind_one_is_looked_at_ahead() -> None:
     laid = laid_out(Step(WORKS), True)
-    assert laid.batch.cuts.pairs() == [(0, 1), (2, 2), (3, 4)]
-    assert [pages.tolist() for pages in laid.inner] == [[10], [8], [4]]
+    assert laid.batch.cuts.pairs() == [(2, 2), (3, 4)]
+    assert [pages.tolist() for pages in laid.inner] == [[8], [4]]
     assert [(slot, pages.tolist()) for slot, pages in laid.ends] == [(3, [9])]
+    assert [pages.tolist() for pages in laid.ahead.pages] == [[10]] and laid.ahead.rows.tolist() == [0]
+    ahead = laid.ahead.ahead
+    assert (ahead.slots.tolist(), ahead.starts.tolist(), ahead.after.tolist()) == ([1], [9], [1])
+
+
+def test_a_cut_among_drafts_is_told_by_the_row_before_it() -> None:
+    drafted = replace(of(4, 6, [7], cuts=(8,), sample=Sample(SamplingParams(), 3)), drafts=3)
+    laid = laid_out(Step((*WORKS, drafted)), True)
+    assert laid.ahead.rows.tolist() == [0, 3] and laid.ahead.ahead.after.tolist() == [1, 2]
+    assert laid.batch.tokens[2:6].tolist() == [7, FIRST_DRAFT, FIRST_DRAFT - 1, FIRST_DRAFT - 2]
+    assert laid.asked.works == (3, 1, 4, 4, 4, 4, 0)
 
 
 def test_logits_are_asked_for_by_row_of_the_batch_and_told_by_work_of_the_step() -> None:

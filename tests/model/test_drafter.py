@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,7 @@ pytest.importorskip("transformers")
 from safetensors.torch import load_file  # noqa: E402
 
 from stepwell.base.errors import ConfigError  # noqa: E402
-from stepwell.model.batch import Batch, Cuts, Memory, States  # noqa: E402
 from stepwell.model.loading import dummy_decoder, load_decoder  # noqa: E402
-from stepwell.sched.step import FIRST_DRAFT, LAST_DRAW  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 from tests.model.drafts import PREFIX, Reference  # noqa: E402
@@ -39,49 +38,19 @@ def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drafted(directory: Path, chunks: list[int], poison: int = 0xFF) -> list[int]:
     """Compute the tokens in chunks that end at these positions, then draft."""
-    decoder = load_decoder(directory, drafts=True)
-    rig = Rig(decoder, pages=8, slots=2, depth=2 + 2 * DRAFTS, poison=poison)
-    live, pages = rig.live, rig.table(75 + DRAFTS + 1)
-    hidden: list[Any] = []
-    original = decoder.compute
-
-    def compute(forward: Any) -> Any:
-        output = original(forward)
-        hidden.append(output.hidden)
-        return output
-
-    rig.recorder.decoder = type("Kept", (), {"compute": staticmethod(compute), "logits": decoder.logits})()
+    rig = Rig(
+        load_decoder(directory, drafts=True), pages=8, slots=2, depth=2 + 2 * DRAFTS, poison=poison, drafts=DRAFTS
+    )
+    pages = rig.table(75 + DRAFTS + 1)
     for start, end in zip([0, *chunks], chunks, strict=False):
-        rig.last(work(TOKENS, pages, start, end, slot=1))
-        live.hidden[0, 1] = hidden[-1][0]
-    drawn = int(rig.recorder.last[0].argmax())
-    memory = Memory(
-        rig.arena.keys, rig.arena.values, States(live.conv, live.recurrent), live.committed, live.pending, live.rings,
-        torch.full((3,), drawn), live.hidden, torch.zeros(3, DRAFTS, dtype=torch.int64),
-    )  # fmt: skip
-    backend: Any = decoder.backend
-    counts, row = live.committed.clone(), hidden[-1]
-    for i in range(DRAFTS):
-        row = decoder.draft(
-            backend.glance(one(chunks[-1] + i, LAST_DRAW if not i else FIRST_DRAFT - i + 1, pages), memory), row
-        )
-        memory.drafts[1, i] = decoder.logits(row)[0].argmax()
-    assert torch.equal(counts, live.committed), "drafting folds nothing"
-    return memory.drafts[1].tolist()
-
-
-def one(position: int, token: int, pages: Any) -> Batch:
-    """A pass of one token of the sequence in slot 1."""
-    at, none = np.array([position]), np.empty(0, np.int64)
-    return Batch(
-        tokens=np.array([token]), positions=at, page=pages[at // 16].astype(np.int64), offset=at % 16, decodes=1,
-        slots=np.array([1]), starts=at, counts=np.array([1]), tables=(pages,), known=none, cuts=Cuts(none, none), asked=np.array([0]),
-    )  # fmt: skip
+        rig.last(replace(work(TOKENS, pages, start, end, slot=1), pages=pages))
+    drafts: list[int] = rig.runner._memory.drafts[1].tolist()
+    return drafts
 
 
 @pytest.mark.parametrize("chunks", [[75], [64, 75], [16, 17, 18, 64, 74, 75]])
 def test_drafts_equal_a_straightforward_layer(model: Path, chunks: list[int]) -> None:
-    """However the prompt is divided: in parts of several tokens, or of one, whose inputs stay pending."""
+    """However the prompt is divided: in parts of several tokens, or of one."""
     reference = Reference(model)
     assert drafted(model, chunks) == reference.drafts(torch.from_numpy(TOKENS).long(), DRAFTS)
 

@@ -180,7 +180,7 @@ class CudaBackend:
         tables.store(cells, values)
         decodes = self._decodes(slots, lengths, tables)
         cos, sin = self.angles(positions)
-        checkpoints = States(memory.live.conv[:, :0], memory.live.recurrent[:, :0])
+        checkpoints = States(*(part[:, :0] for part in (memory.live.conv, memory.live.recurrent, memory.live.hidden)))
         return CudaForward(
             memory, checkpoints, drawn(tokens, decodes, memory), page, offset, cos, sin, None, self.ring(memory), decodes, None,
             self.kernels, Drawing(inputs.shape[1], True, slots, None),

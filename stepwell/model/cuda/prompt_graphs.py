@@ -126,12 +126,13 @@ class PromptGraphs:
     def __init__(self, backend: CudaBackend, memory: Memory, sizes: Sequence[int], fixed: bool) -> None:
         """`sizes` are rows, multiples of 64; with `fixed` there is one."""
         assert not fixed or len(sizes) == 1, f"windows of one size, not of {sizes}"
-        conv, recurrent = memory.live.conv, memory.live.recurrent
+        conv, recurrent, hidden = memory.live.conv, memory.live.recurrent, memory.live.hidden
         self._backend = backend
         self._memory = memory
         self._checkpoints = States(
             conv.new_zeros(conv.shape[0], CUTS, *conv.shape[2:]),
             recurrent.new_zeros(recurrent.shape[0], CUTS, *recurrent.shape[2:]),
+            hidden.new_zeros(hidden.shape[0], CUTS, *hidden.shape[2:]),
         )
         self._fixed = fixed
         self._sizes = sorted(set(sizes))

@@ -1,0 +1,70 @@
+"""What the plain torch backend plans of a pass: how its rows lie, and which states they work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from stepwell.ops.chunks import Chunks
+from stepwell.ops.conv import ConvLayout
+from stepwell.ops.pending import Lanes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Decodes whose slots keep inputs.
+
+    width   tokens of the longest
+    places  int64, where each of their rows lies when all are padded to `width`; None: as they are
+    """
+
+    lanes: Lanes
+    width: int
+    places: Tensor | None
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Rows of all decodes as [decodes · width, …]. Padding is zero, and stays behind what is ever folded."""
+        if self.places is None:
+            return x
+        padded = x.new_zeros(self.lanes.slots.shape[0] * self.width, *x.shape[1:])
+        return padded.index_copy_(0, self.places, x)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The decodes: rows 0 … `count` − 1 of the batch. `slots` are the live states that fold at once; a slice where they are consecutive,
+    so that these are updated where they lie."""
+
+    count: int
+    slots: Held | Tensor | slice
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folds:
+    """The sequences of several new tokens, behind the decodes: their live states, and how their tokens are laid out.
+
+    before  what is pending in the slots, to be folded first; None where nothing can be
+    """
+
+    slots: Tensor
+    before: Lanes | None
+    conv: ConvLayout
+    chunks: Chunks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carrying:
+    """Where rows come from and go to that drafts go on from, all int64.
+
+    slots     of all sequences
+    before    of each row, where the row before it lies: behind one row for each sequence's slot
+    kept      the slots that remember a row, and `rows`, these
+    cut_rows  the rows before cuts
+    """
+
+    slots: Tensor
+    before: Tensor
+    kept: Tensor
+    rows: Tensor
+    cut_rows: Tensor
