@@ -225,7 +225,7 @@ def _asked(step: Step, of: _Sequences, rows: Longs, behind: Longs, wishes: Wishe
     return asked, draws
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Cuts:
     """(row, cut) of those that the pass hands out, ascending; of those to be looked at ahead; (slot, pages) where the state is the live
     one after the pass."""
