@@ -44,6 +44,7 @@ FOREIGN_FLAGS = frozenset(
         "--extra-inputs",
         "--forgetful",
         "--fuzz",
+        "--gsm8k",
         "--harness",
         "--include",
         "--in-flight",
