@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from typing import Any
 
 from stepwell.testing.tokenizer import sample_text
@@ -36,8 +37,8 @@ def names(count: int) -> list[str]:
     return ["read", "write", "run", "look"][:count] + [f"tool_{i}" for i in range(4, count)]
 
 
-class Agent:
-    """One agent's conversation: what it sends next, and how it takes an answer. `turn` says something, `results` answer calls."""
+class Agent(ABC):
+    """One agent's conversation: what it sends next, and how it takes an answer. `say` begins a turn, `result` answers a call."""
 
     path = ""
     tools = True
@@ -48,19 +49,23 @@ class Agent:
         self.random = random.Random(seed)
         self.history: list[dict[str, Any]] = []
 
+    @abstractmethod
     def body(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """The call that goes out next."""
 
+    @abstractmethod
     def say(self, text: str) -> None:
-        raise NotImplementedError
+        """The user says something."""
 
+    @abstractmethod
     def took(self, answer: Answer) -> None:
         """The answer goes into the history as this agent writes it there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def result(self, call_id: str, text: str, image: bool = False, failed: bool = False) -> None:
-        raise NotImplementedError
+        """What a call of a tool came to: text, or a picture."""
 
+    @abstractmethod
     def remind(self, text: str) -> None:
         """Something that the program says, not the user."""
 
@@ -150,6 +155,9 @@ class OpenCode(Agent):
 
     def say(self, text: str) -> None:
         self.history.append({"role": "user", "content": text})
+
+    def remind(self, text: str) -> None:
+        """opencode puts in no words of its own."""
 
     def took(self, answer: Answer) -> None:
         message: dict[str, Any] = {"role": "assistant", "content": answer.said, "reasoning_content": answer.thought}

@@ -39,8 +39,10 @@ _DEFAULTS = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer. `outcome` says how its prompt was resumed; `token_ids` include the token that ended it.
+    """One answer; `token_ids` include the token that ended it.
 
+    finish_reason, error        "error" where the engine could not go on with this one, and why; what came before stays
+    admitted                    how its prompt was resumed; None where it failed before
     logprobs, prompt_logprobs   one for each token, and for each prompt token but the first, where the params ask for them
     """
 
@@ -48,9 +50,17 @@ class Completion:
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason
-    outcome: AdmissionOutcome
+    admitted: AdmissionOutcome | None
     logprobs: tuple[Scored, ...] = ()
     prompt_logprobs: tuple[Scored, ...] = ()
+    error: str = ""
+
+    @property
+    def outcome(self) -> AdmissionOutcome:
+        """How its prompt was resumed. Raises StepwellError where it failed before."""
+        if self.admitted is None:
+            raise StepwellError(self.error)
+        return self.admitted
 
 
 class LocalEngine:
@@ -101,6 +111,7 @@ class LocalEngine:
         stop         strings that end an answer; they are not part of it
         session      what conversation the prompts belong to, and keep_s: seconds for which what they leave goes last: hints
         progress     show a bar on the terminal
+        A completion whose `finish_reason` is "error" has failed by itself: the others are whole.
         Raises RequestError or CapacityError, before anything runs, if a prompt cannot be served.
         """
         ids = [self._encode(prompt) for prompt in _as_list(prompts)]
@@ -132,7 +143,8 @@ class LocalEngine:
     ) -> Generator[str, None, Completion]:
         """The text that continues one prompt, as it appears; the generator returns the completion. Closing it ends the answer.
 
-        Raises RequestError or CapacityError, before anything runs, if the prompt cannot be served.
+        Raises RequestError or CapacityError, before anything runs, if the prompt cannot be served, and StepwellError where the engine
+        cannot go on with it.
         """
         loop = self._open_loop()
         self._served += 1
@@ -145,6 +157,8 @@ class LocalEngine:
                 self._turn(loop, {request.id: answer})
                 if text := answer.unheard():
                     yield text
+            if answer.error:
+                raise StepwellError(answer.error)
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, StepwellError):
                 self._give_up(loop)
@@ -200,6 +214,9 @@ class LocalEngine:
             self._give_up(loop)
             raise
         self._sweep(loop, answers)
+        failed = [answer.error for answer in answers.values() if answer.error]
+        if failed:
+            log.warning("%d of %d prompts have failed, the first one: %s", len(failed), len(answers), failed[0])
         return [answer.completion() for answer in answers.values()]
 
     def _turn(self, loop: ServedLoop, answers: Mapping[str, _Answer]) -> None:
@@ -278,7 +295,7 @@ class LLM(LocalEngine):
 class _Answer:
     """One completion as it grows."""
 
-    __slots__ = ("_heard", "_of_prompt", "_outcome", "_parts", "_request", "_scores", "_tokens", "_transcript")
+    __slots__ = ("_heard", "_of_prompt", "_outcome", "_parts", "_request", "_scores", "_tokens", "_transcript", "error")
 
     def __init__(self, request: Request, transcript: Transcript) -> None:
         self._request = request
@@ -289,6 +306,7 @@ class _Answer:
         self._scores: list[Scored] = []
         self._of_prompt: list[Scored] = []
         self._outcome: AdmissionOutcome | None = None
+        self.error = ""
 
     @property
     def reason(self) -> FinishReason | None:
@@ -307,7 +325,7 @@ class _Answer:
                     self._scores += scores
                     self._of_prompt += of_prompt[1 + len(self._of_prompt) - first :]
                 case Finished(_, "error" | "abort", message):
-                    raise StepwellError(message or "the engine gave up this request")
+                    end, self.error = "error", message or "the engine gave up this request"
                 case Finished(_, reason, _):
                     end = reason
         before = self._transcript.tokens
@@ -322,13 +340,12 @@ class _Answer:
         return text
 
     def completion(self) -> Completion:
-        assert self.reason is not None and self._outcome is not None
+        assert self.reason is not None and (self.error or self._outcome is not None)
         text = "".join(self._parts)
         tokens = tuple(self._tokens)
         scores = tuple(self._scores[: len(tokens)])
-        return Completion(
-            len(self._request.prompt), tokens, text, self.reason, self._outcome, scores, tuple(self._of_prompt)
-        )
+        told = text, self.reason, self._outcome, scores, tuple(self._of_prompt), self.error
+        return Completion(len(self._request.prompt), tokens, *told)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -20,7 +20,7 @@ from stepwell.server.cache_routes import CacheRoutes
 from stepwell.server.calls import GenerationRoutes
 from stepwell.server.dashboard import DashboardRoutes
 from stepwell.server.document import ERRORS, Api
-from stepwell.server.errors import Problem, any_problem, unrouted
+from stepwell.server.errors import Problem, any_problem, shutting_down, unrouted
 from stepwell.server.gate import Gate
 from stepwell.server.hint_routes import HintRoutes
 from stepwell.server.hint_schema import AboutCall, EndCall, PinCall
@@ -155,7 +155,7 @@ class Routes:
 
     async def ready(self, request: Request) -> Response:
         if self._parts.client.dead is None and not self._parts.door.open:
-            return Problem(503, "the server is shutting down", None, "shutting_down").response()
+            return shutting_down().response()
         return await self.health(request)
 
     async def metrics(self, request: Request) -> Response:

@@ -23,6 +23,7 @@ from stepwell.engine.spawn import EngineLink
 from stepwell.sched.request import Request
 from stepwell.sched.retention import Prefetched, Subject
 from stepwell.server.answers import Answers, Patience
+from stepwell.server.errors import ShuttingDown
 from stepwell.server.inflight import InFlight
 
 log = logging.getLogger("stepwell.server")
@@ -73,6 +74,7 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self.stats = messages.Stats()
         self.dead: str | None = None
+        self._end: type[EngineDead] = EngineDead  # what is raised once it is
         self._closed = False
         # The descriptor tells of changes only: `_read` therefore always reads until nothing is left.
         self._descriptor = int(link.answers.getsockopt(zmq.FD))
@@ -121,7 +123,7 @@ class EngineClient:
 
     def _send(self, requests: Sequence[Request]) -> Answers:
         if self.dead is not None:
-            raise EngineDead(self.dead)
+            raise self._end(self.dead)
         answers = Answers(self, [request.id for request in requests])
         for request in requests:
             assert request.id not in self._answers, "request ids are never used twice"
@@ -181,7 +183,7 @@ class EngineClient:
 
     async def _ask(self, number: int, question: messages.Command) -> messages.Answer:
         if self.dead is not None:
-            raise EngineDead(self.dead)
+            raise self._end(self.dead)
         future: asyncio.Future[messages.Answer] = self._loop.create_future()
         self._questions[number] = future
         self._link.send(question)
@@ -208,10 +210,11 @@ class EngineClient:
             self._lament(reason)
             self._mark_dead(reason)
 
-    def close(self, reason: str = "the server is shutting down") -> None:
-        """End every open call and leave the event loop."""
+    def close(self) -> None:
+        """End every open call, with ShuttingDown where the engine lives, and leave the event loop."""
         if self.dead is None:
-            self._mark_dead(reason)
+            self._end = ShuttingDown
+            self._mark_dead("the server is shutting down")
         self._closed = True
         self._loop.remove_reader(self._descriptor)
 
@@ -222,14 +225,14 @@ class EngineClient:
     def _mark_dead(self, reason: str) -> None:
         self.dead = reason
         for answers in set(self._answers.values()):
-            answers.fail(EngineDead(reason))
+            answers.fail(self._end(reason))
         self._answers.clear()
         self.in_flight.clear()
         for future in self._questions.values():
             if not future.done():
-                future.set_exception(EngineDead(reason))
+                future.set_exception(self._end(reason))
         if not self._facts.done():
-            self._facts.set_exception(EngineDead(reason))
+            self._facts.set_exception(self._end(reason))
             self._facts.exception()  # whoever waits is told; nobody waiting is no fault
 
     def _read(self) -> None:

@@ -17,6 +17,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 _MESSAGES_TYPES = {**_TYPES, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
 _MESSAGES_ROUTE = "/v1/messages"
 _PATH_SHOWN = 100
+_RETRY_WHILE_DRAINING = "5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,16 @@ class GenerationFailed(StepwellError):
     """The engine lives but could not finish this request."""
 
 
+class ShuttingDown(EngineDead):
+    """The server was told to end, and has: what was still open ends with this."""
+
+
+def shutting_down() -> Problem:
+    """What is told whoever calls while the server ends, or whose answer that cuts."""
+    message = "the server is shutting down: send this to another one, or try again later"
+    return Problem(503, message, None, "shutting_down", {"retry-after": _RETRY_WHILE_DRAINING})
+
+
 def problem_of(error: StepwellError) -> Problem:
     """What a client is told about an error."""
     match error:
@@ -116,6 +127,8 @@ def problem_of(error: StepwellError) -> Problem:
         case CapacityError():
             numbers = f"{error} (needed {error.needed:,}, available {error.available:,})"
             return Problem(400, numbers, None, "capacity_exceeded")
+        case ShuttingDown():
+            return shutting_down()
         case EngineDead():
             return Problem(503, f"the engine has stopped: {error}", None, "engine_dead")
         case _:

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepwell.base.clock import Clock
-from stepwell.server.errors import Problem
+from stepwell.server.errors import Problem, shutting_down
 from stepwell.server.keys import Caller, Keys
 from stepwell.server.metrics import Metrics
 from stepwell.server.streams import note_direct_send
@@ -26,7 +26,6 @@ OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/metrics", "/dashboa
 
 _CALLER = "stepwell.caller"
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-_RETRY_WHILE_DRAINING = "5"
 
 
 @dataclass(slots=True)
@@ -85,8 +84,7 @@ class Gate:
             owner = ""
         scope[_CALLER] = Caller(request_id, self._keys.salt_of(owner), owner)
         if not self._door.open and scope["method"] == "POST":
-            message = "the server is shutting down: send this to another one, or try again later"
-            return Problem(503, message, None, "shutting_down", {"retry-after": _RETRY_WHILE_DRAINING})
+            return shutting_down()
         return None
 
     def _log(self, scope: Scope, answer: _Answer, seconds: float) -> None:

@@ -36,12 +36,17 @@ class Keys:
                 )
         if salt_per_key and not keys:
             raise ConfigError("--salt-per-key needs at least one --api-key: give one, or leave it out")
-        self._digests = tuple(_digest(key) for key in keys)
+        self._digests = tuple(dict.fromkeys(map(_digest, keys)))
         self._salted = salt_per_key
 
     @property
     def required(self) -> bool:
         return bool(self._digests)
+
+    @property
+    def owners(self) -> int:
+        """How many keys there are; without any all callers are one."""
+        return len(self._digests) or 1
 
     def owner(self, authorization: str | None, api_key: str | None = None) -> str | None:
         """Who sends these `Authorization` and `x-api-key` headers, of which one is enough; None where no key fits."""

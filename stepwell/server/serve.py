@@ -183,7 +183,7 @@ def _parts(
         template=options.template,
         otlp=otlp,
         names=options.names,
-        batches=None if options.batches is None else BatchStore.parse(options.batches),
+        batches=None if options.batches is None else BatchStore.parse(options.batches, options.keys.owners),
     )
 
 

@@ -14,7 +14,7 @@ from stepwell.base.errors import CapacityError, EngineDead, RequestError, Stepwe
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.llm import LocalEngine
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.sched.request import SamplingParams
+from stepwell.sched.request import Finished, Request, SamplingParams
 from stepwell.testing.tokenizer import train_tokenizer, write_tokenizer
 from tests.engine.scripted import CONTEXT, EOS, FAILS, RAISES, TOO_LARGE, VOCAB, ScriptedLoop
 
@@ -109,9 +109,36 @@ def test_whatever_goes_wrong_leaves_nothing_running(llm: LocalEngine, loop: Scri
         llm.generate([[5], [TOO_LARGE]])
     assert not loop.busy
     with pytest.raises(StepwellError, match="went wrong"):
-        llm.generate([[5], [FAILS]], SamplingParams(max_tokens=100))
+        list(llm.stream([FAILS], SamplingParams(max_tokens=100)))
     assert not loop.busy
     assert llm.generate([5], SIX)[0].token_ids == (5,) * 6
+
+
+def test_a_request_that_fails_is_told_in_its_place_and_the_others_are_whole(
+    llm: LocalEngine, loop: ScriptedLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, failed, last = llm.generate([[5], [FAILS], [6]], SamplingParams(max_tokens=50))
+    assert failed.finish_reason == "error" and "went wrong" in failed.error and len(failed.token_ids) < 50
+    assert (first.token_ids, last.token_ids) == ((5,) * 50, (6,) * 50) and not first.error
+    assert first.outcome.prompt == 1
+    assert "1 of 3 prompts have failed" in caplog.text
+    assert not loop.busy and loop.aborted == []
+
+
+def test_what_fails_before_it_is_admitted_has_no_outcome(llm: LocalEngine, loop: ScriptedLoop) -> None:
+    loop.gate.clear()
+    submit = loop.submit
+
+    def refused_later(request: Request) -> None:
+        submit(request)
+        loop.waiting.clear()
+        loop._events.append(Finished(request.id, "error", "nothing is left of it"))
+
+    loop.submit = refused_later  # type: ignore[method-assign]
+    (failed,) = llm.generate([[5]], SIX)
+    assert failed.admitted is None and failed.token_ids == () and failed.text == ""
+    with pytest.raises(StepwellError, match="nothing is left of it"):
+        assert failed.outcome
 
 
 def test_error_of_the_loop_reaches_the_caller(llm: LocalEngine) -> None:

@@ -411,6 +411,37 @@ def test_the_files_of_one_key_fail_no_batch_of_another(served: Running, monkeypa
     assert ended(other, begun(other, lines(2))).status == "completed"
 
 
+def test_the_bytes_of_one_key_fail_no_batch_of_another(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    keys = Keys([KEY, OTHER, KEY])
+    store = BatchStore(tmp_path, 100_000, keys.owners)
+    with running(tokenizer, keys=keys, batches=store) as up:
+        greedy, other = client(up), client(up, OTHER)
+        greedy.files.create(file=("half.jsonl", b"x" * 49_000), purpose="batch")
+        with pytest.raises(openai.APIStatusError, match=r"one key may take 48.8 KiB, .* which 2 keys share") as refused:
+            greedy.files.create(file=("more.jsonl", b"x" * 1_001), purpose="batch")
+        assert refused.value.status_code == 413
+        told = ended(greedy, begun(greedy, lines(5)[:900].rpartition(b"\n")[0] + b"\n"))
+        assert (told.status, told.errors.data[0].code) == ("failed", "storage")
+        assert ended(other, begun(other, lines(20))).status == "completed"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.booleans()), max_size=30), st.integers(1, 3))
+@settings(max_examples=50, deadline=None)
+def test_no_owner_takes_more_than_a_share_whatever_comes_and_goes(
+    tmp_path_factory: pytest.TempPathFactory, news: list[tuple[str, int, bool]], owners: int
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    store = BatchStore(folder, 120, owners)
+    for owner, size, deletes in news:
+        if deletes and store.files(owner):
+            store.delete_file(store.files(owner)[-1])
+        with contextlib.suppress(NoRoom):
+            stored(store, b"x" * size, owner)
+        used = {name: sum(info.bytes for info in store.files(name)) for name in "abc"}
+        assert max(used.values()) <= 120 // owners and store.free == 120 - sum(used.values()) >= 0
+    assert BatchStore(folder, 120, owners).free == store.free
+
+
 def test_a_batch_has_both_files_of_answers_or_neither(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepwell.server.batches.store.MAX_FILES", 3)
     api = client(served)

@@ -126,7 +126,7 @@ def test_start_tells_the_plan_and_a_signal_ends_streams_and_both_processes_quiet
         engine = served.engine()
         served.process.send_signal(signal.SIGTERM)
         rest = [line for line in lines if line]
-    assert "shutting down" in rest[-2] and rest[-1] == "data: [DONE]"
+    assert '"code":"shutting_down"' in rest[-2] and rest[-1] == "data: [DONE]"
     assert served.end() == 0
     assert not alive(engine)
     assert "Traceback" not in served.text and "ERROR" not in served.text
@@ -143,7 +143,7 @@ def test_killed_engine_ends_streams_and_makes_health_fail(served: Served) -> Non
         next(lines)
         os.kill(served.engine(), signal.SIGKILL)
         rest = [line for line in lines if line]
-    assert "killed by signal 9" in rest[-2]
+    assert "killed by signal 9" in rest[-2] and '"code":"engine_dead"' in rest[-2]
     health = httpx.get(served.url + "/health")
     assert health.status_code == 503 and "signal 9" in health.json()["error"]["message"]
     served.process.send_signal(signal.SIGINT)
@@ -185,7 +185,7 @@ def test_second_signal_ends_what_still_runs(directory: Path) -> None:
             assert eventually(lambda: "1 sequences have 600 s" in served.text)
             served.process.send_signal(signal.SIGINT)
             rest = [line for line in lines if line]
-        assert "shutting down" in rest[-2] and rest[-1] == "data: [DONE]"
+        assert '"code":"shutting_down"' in rest[-2] and rest[-1] == "data: [DONE]"
         assert served.end() == 0
 
 

@@ -1,4 +1,4 @@
-"""Files and batches of callers in one folder, within a budget of bytes.
+"""Files and batches of callers in one folder, within a budget of bytes, of which each owner has an equal share.
 
     files/ID.json     what a file is        files/ID.data    its bytes
     batches/ID.json   a batch, rewritten whole at each change of its state
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 
 class NoRoom(StepwellError):
-    """The files of all callers take as much as they may, or an owner has as many files or batches as one may have."""
+    """An owner's files, or those of all, take as much as they may, or an owner has as many files or batches as one may have."""
 
 
 class FileInfo(msgspec.Struct, frozen=True):
@@ -78,9 +79,9 @@ _Known = TypeVar("_Known", FileInfo, Batch)
 class BatchStore:
     """Owns the folder and the account of its bytes. Methods are quick; none is safe to call from two threads at once."""
 
-    def __init__(self, folder: Path, room: int) -> None:
-        """Raises ConfigError where the folder cannot be used."""
-        self._folder, self._room = folder, room
+    def __init__(self, folder: Path, room: int, owners: int = 1) -> None:
+        """`room`: bytes, shared evenly by so many owners. Raises ConfigError where the folder cannot be used."""
+        self._folder, self._room, self._owners = folder, room, owners
         try:
             for name in ("files", "batches"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
@@ -90,22 +91,24 @@ class BatchStore:
         self._files = {name: _measured(folder, info) for name, info in _load(folder / "files", FileInfo).items()}
         self._coming: dict[str, FileInfo] = {}
         self._batches = _load(folder / "batches", Batch)
-        self._used = sum(info.bytes for info in self._files.values())
+        self._used = Counter[str]()  # by owner
+        for info in self._files.values():
+            self._used[info.owner] += info.bytes
 
     @classmethod
-    def parse(cls, text: str) -> BatchStore:
+    def parse(cls, text: str, owners: int = 1) -> BatchStore:
         """Read `PATH:SIZE`. Raises ConfigError."""
         path, colon, size = text.rpartition(":")
         if not colon or not path:
             raise ConfigError(
                 f"--batches {text!r} needs a folder and a size: write PATH:SIZE, such as /var/lib/stepwell:10GiB"
             )
-        return cls(Path(path), parse_size(size))
+        return cls(Path(path), parse_size(size), owners)
 
     @property
     def free(self) -> int:
         """Bytes that may still be written."""
-        return max(0, self._room - self._used)
+        return max(0, self._room - self._used.total())
 
     @contextmanager
     def coming(self, owner: str) -> Iterator[str]:
@@ -120,14 +123,14 @@ class BatchStore:
             yield info.id
         finally:
             if info.id in self._coming:
-                self._used -= self._coming.pop(info.id).bytes
+                self._used[owner] -= self._coming.pop(info.id).bytes
                 self._erase(info.id)
 
     def expect(self, file_id: str, size: int) -> None:
         """Reserve `size` bytes in all for a file that is coming. Raises NoRoom, and leaves what was reserved before."""
         info = self._coming[file_id]
-        self._require(size - info.bytes)
-        self._used += size - info.bytes
+        self._require(info.owner, size - info.bytes)
+        self._used[info.owner] += size - info.bytes
         self._coming[file_id] = msgspec.structs.replace(info, bytes=size)
 
     def add(self, file_id: str, filename: str) -> FileInfo:
@@ -155,8 +158,9 @@ class BatchStore:
 
     def grow(self, file_id: str, count: int) -> None:
         """A file of answers has `count` more bytes from now on, or fewer. Raises NoRoom. The size is kept with `settle`."""
-        self._require(count)
-        self._resize(self._files[file_id], self._files[file_id].bytes + count)
+        info = self._files[file_id]
+        self._require(info.owner, count)
+        self._resize(info, info.bytes + count)
 
     def settle(self, file_id: str) -> None:
         """Keep the size that the file has now."""
@@ -164,8 +168,14 @@ class BatchStore:
             self._resize(self._files[file_id], self.path(file_id).stat().st_size)
             self._write("files", self._files[file_id])
 
-    def _require(self, count: int) -> None:
-        """Room for `count` more bytes. Raises NoRoom."""
+    def _require(self, owner: str, count: int) -> None:
+        """Room for `count` more bytes of an owner. Raises NoRoom."""
+        share, held = self._room // self._owners, self._used[owner]
+        if self._owners > 1 and held + count > share:
+            raise NoRoom(
+                f"the files of one key may take {format_size(share)}, and this one's take {held:,} bytes: delete some,"
+                f" or raise --batches, which {self._owners} keys share evenly"
+            )
         if count > self.free:
             raise NoRoom(
                 f"the files of all callers may take {format_size(self._room)}, of which {self.free:,} bytes are free:"
@@ -177,10 +187,10 @@ class BatchStore:
         held = sum(info.owner == owner for infos in (self._files, self._coming) for info in infos.values())
         if held + count > MAX_FILES:
             raise NoRoom(f"a key may have {MAX_FILES:,} files, and this one has {held:,}: delete some")
-        self._require(1)
+        self._require(owner, 1)
 
     def _resize(self, info: FileInfo, size: int) -> None:
-        self._used += size - info.bytes
+        self._used[info.owner] += size - info.bytes
         self._files[info.id] = msgspec.structs.replace(info, bytes=size)
 
     def file(self, owner: str, file_id: str) -> FileInfo | None:
@@ -197,7 +207,7 @@ class BatchStore:
         return self._folder / "files" / f"{file_id}.data"
 
     def delete_file(self, info: FileInfo) -> None:
-        self._used -= self._files.pop(info.id).bytes
+        self._used[info.owner] -= self._files.pop(info.id).bytes
         self._erase(info.id)
 
     def _erase(self, file_id: str) -> None:
