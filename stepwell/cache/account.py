@@ -101,17 +101,19 @@ class Account:
         before = item.at[tier]
         self._permit(item, tier, to, slots)
         after = None if to < CONDEMNED else slots if before is None else before
-        backed = self._backed(item)
-        if tier == Tier.DEVICE and after is None:
+        below, changed = tier != Tier.DEVICE, after is not before
+        backed = self._backed(item) if below else 0
+        if after is None and not below:
             self._stand(item, GONE)
-        if item.kept and after is not before:
+        if changed and item.kept:
             self.keeps.placed(item, tier, before, after)
         item.life[tier], item.at[tier] = to, after
-        if after is not before:
+        if changed:
             self._count(item, tier, -len(before) if before is not None else 0 if after is None else len(after))
-        self.backed += self._backed(item) - backed
+        if below:  # what host could do without does not depend on the device
+            self.backed += self._backed(item) - backed
         self.weigh(item)
-        self.epoch += after is not before or to == CONDEMNED  # what can be read, or is leased, has changed
+        self.epoch += changed or to == CONDEMNED  # what can be read, or is leased, has changed
         self.offer(item)
 
     def _permit(self, item: Item, tier: Tier, to: Life, slots: Ints | None) -> None:
@@ -135,12 +137,14 @@ class Account:
         node, here = item.node, gained > 0
         if node.parent is not None:
             node.parent.kv.below[tier] += 1 if here else -1
-        copies = sum(at is not None for at in item.at)
+        copies = item.copies
+        if copies > 1 or (copies == 1 and not here):
+            return
         blocks = (node.end - node.start) // self.config.geometry.block
-        if here and copies == 1:
+        if here:
             self.ghost_blocks -= blocks
             self.ghosts.pop(node, None)
-        elif copies == 0:
+        else:
             self.ghost_blocks += blocks
 
     def _backed(self, item: Item) -> int:
@@ -211,7 +215,7 @@ class Account:
 
     def reconsider(self, item: Item) -> None:
         """`item` is worth more than when its copy was refused, if it was: try again."""
-        for tier in self.pools:
+        for tier in self.pools if REFUSED in item.life else ():
             if item.life[tier] == REFUSED:
                 self.transition(item, tier, ABSENT)
 

@@ -101,7 +101,7 @@ def commit(directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot
     if plan.epoch != directory.epoch:
         raise StalePlan(plan.epoch, directory.epoch)
     aim, found, block = plan.aim, plan.survey, directory.tree.block
-    legs = tuple(Extent(s.tier, gather(found.path, s.tier, s.start, s.end, block)) for s in aim.leg)
+    legs = tuple(Extent(s.tier, gather(found.path, s.tier, s.start, s.end, block)) for s in aim.leg) if aim.leg else ()
     images = tuple(
         directory.lease(o.foothold.rung.image, o.foothold.tier) if o.foothold is not None else None
         for o in plan.options

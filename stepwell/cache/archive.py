@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from stepwell.base.geometry import Ints
 from stepwell.cache.budget import Budget
 from stepwell.cache.catalogue import Catalogue, Dormant
 from stepwell.cache.moves import Divide, Forget, Name, Task, Tier, Touch
 from stepwell.cache.names import Names, Trail
-from stepwell.cache.tree import Item, Node, path_tokens
+from stepwell.cache.tree import Item, Node, Root
 
 
 class NoCatalogue:
@@ -100,3 +102,11 @@ def names_of(item: Item, trail: Trail) -> tuple[Name, ...]:
     if item.what == "image":
         return (trail.image(item.node.end),)
     return tuple(trail.records(item.node.start, item.node.end))
+
+
+def path_tokens(node: Node) -> tuple[Root, Ints]:
+    """The root of the path to `node`, and all its tokens from there."""
+    path = list(node.up())
+    root = path.pop()
+    assert isinstance(root, Root), f"{node!r} is not part of the tree"
+    return root, np.concatenate([root.tokens, *(n.tokens for n in reversed(path))])

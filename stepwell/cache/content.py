@@ -7,7 +7,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
-from stepwell.cache.life import CONDEMNED, REFUSED
+from stepwell.cache.life import ABSENT, CONDEMNED, HERE, REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.placement import left_by, overtaken
 from stepwell.cache.survey import Survey
@@ -27,6 +27,9 @@ def publish(
     node = lease.item.node
     condemned = directory.tree.is_condemned(node)
     directory.offers.latest.use = now
+    if end > node.end and not condemned and node.rung is None and _may_lengthen(node, end):
+        _lengthen(directory, node, tokens, end, table, now)
+        return
     while node.end < end:
         known = len(node.children)
         child = follow(directory, node, tokens, end, now)
@@ -39,6 +42,25 @@ def publish(
         directory.extend(lease, child)
         node = child
     directory.tidy(node)
+
+
+def _may_lengthen(node: Node, end: int) -> bool:
+    """Whether only one request, which holds its KV, knows where `node` ends: a leaf, on the device alone; and it is no longer than what is
+    joined. What is published behind it would be joined to it."""
+    kv = node.kv
+    if node.children or node.awaited or node.left or end - node.start > MOST_JOINED:
+        return False
+    return kv.locks == _LOCKED_ONCE and kv.life == _ON_DEVICE and kv.pending is None and not kv.kept
+
+
+_LOCKED_ONCE, _UNLOCKED = [1, 0, 0], [0, 0, 0]  # by tier: the device first
+_ON_DEVICE = [HERE, ABSENT, ABSENT]
+
+
+def _lengthen(directory: Directory, node: Node, tokens: Ints, end: int, table: BlockTable, now: float) -> None:
+    first, last = node.end // directory.tree.block, end // directory.tree.block
+    directory.lengthen(node, tokens[node.end : end], table.hand_over(first, last))
+    node.used = now
 
 
 def follow(directory: Directory, node: Node, tokens: Ints, end: int, now: float) -> Node:
@@ -131,34 +153,23 @@ def advance(
     False, and nothing is changed, where anyone else has to do with its node, or that is long enough.
     """
     node = rung.image.node
-    if node.rung is not rung or not pages.size or end - node.start > MOST_JOINED:
+    if lease.item.node is not node or node.rung is not rung or not pages.size:
         return False
-    if not (_alone(lease, rung) and _as_new(directory, rung)):
+    if not (_may_lengthen(node, end) and _is_own(rung) and _as_new(directory, rung)):
         return False
-    first, last = node.end // directory.tree.block, end // directory.tree.block
-    old = directory.lengthen(node, tokens[node.end : end], table.hand_over(first, last), pages)
-    directory.give(Tier.DEVICE, old)
-    directory.offers.latest.use = node.used = rung.used = now
+    _lengthen(directory, node, tokens, end, table, now)
+    directory.give(Tier.DEVICE, directory.exchange(rung, pages))
+    directory.offers.latest.use = rung.used = now
     return True
 
 
-_LOCKED_ONCE, _UNLOCKED = [1, 0, 0], [0, 0, 0]  # by tier: the device first
-
-
-def _alone(lease: Lease, rung: Rung) -> bool:
-    """Whether the request of `lease` is the only one who knows of the rung at its end: a leaf, on the device alone."""
-    node, image = lease.item.node, rung.image
-    if image.node is not node or rung.kind != RungKind.ROLLING or node.children or node.awaited:
+def _is_own(rung: Rung) -> bool:
+    """Whether nobody but the request that left it knows of a rolling `rung`, which is on the device alone."""
+    image = rung.image
+    if rung.kind != RungKind.ROLLING or image.pending is not None or image.kept or image.locks != _UNLOCKED:
         return False
-    kv = node.kv
-    if kv.pending is not None or image.pending is not None or kv.kept or image.kept or REFUSED in kv.life:
-        return False
-    if kv.locks != _LOCKED_ONCE or image.locks != _UNLOCKED:
-        return False
-    (_, kv_host, kv_disk), (_, host, disk) = kv.at, image.at
-    if kv_host is not None or kv_disk is not None or host is not None or disk is not None:
-        return False
-    return kv.has(Tier.DEVICE) and image.has(Tier.DEVICE)
+    device, host, disk = image.life
+    return device == HERE and host <= REFUSED and disk <= REFUSED
 
 
 def _as_new(directory: Directory, rung: Rung) -> bool:

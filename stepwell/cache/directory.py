@@ -185,16 +185,21 @@ class Directory(Account):
         node.rung = Rung(node, kind, now)
         return node.rung
 
-    def lengthen(self, node: Node, tokens: Ints, pages: Ints, image: Ints) -> Ints:
-        """Let a leaf on the device, which one lease holds, and its unlocked rung end further down; the image's old pages."""
-        assert node.rung is not None and not node.children and node.kv.locks[Tier.DEVICE] == 1
-        here, old = node.kv.at[Tier.DEVICE], node.rung.image.at[Tier.DEVICE]
-        assert here is not None and old is not None
+    def lengthen(self, node: Node, tokens: Ints, pages: Ints) -> None:
+        """Let a leaf on the device alone, which one lease holds, go on by `tokens`, whose KV is in `pages`."""
+        here = node.kv.at[Tier.DEVICE]
+        assert here is not None and not node.children and node.kv.locks[Tier.DEVICE] == 1
         self.tree.lengthen(node, tokens)
         node.kv.at[Tier.DEVICE] = np.concatenate([here, pages])
-        node.rung.image.at[Tier.DEVICE] = image
         self.cached[Tier.DEVICE] += len(pages)
         self.leased[Tier.DEVICE] += len(pages)
+        self.epoch += 1
+
+    def exchange(self, rung: Rung, pages: Ints) -> Ints:
+        """Let the unlocked image of `rung` on the device be in `pages`, as many as it has; returns those it was in."""
+        old = rung.image.at[Tier.DEVICE]
+        assert old is not None and len(old) == len(pages)
+        rung.image.at[Tier.DEVICE] = pages
         self.epoch += 1
         return old
 
@@ -247,10 +252,14 @@ class Directory(Account):
 
         The tokens of evicted leaves stay, so that a loss can be named, up to the configured number of blocks and of leaves.
         """
-        if self.tree.is_condemned(node):
+        if self.tree.condemned and self.tree.is_condemned(node):
             self._dissolve(node)
             return
         self._reshape(node)
+        if self.ghosts:
+            self._forget_ghosts()
+
+    def _forget_ghosts(self) -> None:
         blocks, leaves = self.config.ghost_blocks, self.config.ghost_nodes
         while self.ghosts and (self.ghost_blocks > blocks or len(self.ghosts) > leaves):
             ghost = next(iter(self.ghosts))

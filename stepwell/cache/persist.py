@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepwell.cache.archive import path_tokens
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.life import REFUSED
@@ -17,7 +18,7 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.ranking import attached
 from stepwell.cache.recall import recall
 from stepwell.cache.shed import begin
-from stepwell.cache.tree import Item, Node, RungKind, path_tokens
+from stepwell.cache.tree import Item, Node, RungKind
 
 AT_ONCE = 256
 """Items that one turn of `persist_rest` looks at: a request that arrives meanwhile has to wait for the turn."""

@@ -8,7 +8,6 @@ Pure questions to the tree; the recurrent op hands states out at no extra pass, 
 
 from __future__ import annotations
 
-from itertools import islice
 from math import lcm
 
 from stepwell.base.units import floor_to
@@ -111,10 +110,14 @@ def gap(rung: Rung) -> int:
     node = rung.image.node
     end = max(rung.line, node.end)
     start = 0
-    for above in islice(node.up(), 1, _FAR):
+    above = node.parent
+    for _ in range(1, _FAR):
+        if above is None:
+            break
         start = above.end
         if above.rung is not None and above.rung.image.best() is not None:
             break
+        above = above.parent
     for _ in range(_FAR):
         count = len(node.children)
         if not 0 < count <= _FEW:

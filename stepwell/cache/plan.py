@@ -287,12 +287,14 @@ def losses(found: Survey, boundary: int, skipped: int, why: Loss, grid: int) -> 
     boundary ─ skipped or failed load ─ no rung / evicted rung ─ evicted KV ─ new (and the tail past the last possible rung)
     """
     top = max(boundary, min(found.matched, floor_to(max(found.tokens - 1, 0), grid)))
-    marks = [(why, min(max(skipped, boundary), top))]
-    lost = max((p for p in found.lost_rungs if p <= found.union), default=0)
-    marks.append((Loss.EVICTED_RUNG, min(lost, top)))
-    marks.append((Loss.NO_RUNG, min(found.union, top)))
-    marks.append((Loss.EVICTED_KV, top))
-    marks.append((Loss.NEW, found.tokens))
+    lost = max((p for p in found.lost_rungs if p <= found.union), default=0) if found.lost_rungs else 0
+    marks = (
+        (why, min(max(skipped, boundary), top)),
+        (Loss.EVICTED_RUNG, min(lost, top)),
+        (Loss.NO_RUNG, min(found.union, top)),
+        (Loss.EVICTED_KV, top),
+        (Loss.NEW, found.tokens),
+    )
     out: list[tuple[Loss, int]] = []
     at = boundary
     for loss, end in marks:

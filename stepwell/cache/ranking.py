@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from stepwell.cache.backlog import Backlog
 from stepwell.cache.life import ABSENT, HERE, REFUSED
@@ -32,10 +33,15 @@ class Latest:
     use: float = 0.0
 
 
+_Entry: TypeAlias = tuple[float, int, Item, int]
+"""Last use, a number of its own, what it is of, and the queue it is in."""
+
+
 class Ranking:
     """Candidates in the policy's queues. Lazy heaps: entries are checked and corrected when they reach the top.
 
-    An item must be offered whenever it may have become a candidate or has lost value; gains are found at the top.
+    An item must be offered whenever it may have become a candidate or has lost value; gains are found at the top. Of several entries of
+    one item the last counts.
 
     live     whether an item is a candidate
     spares   whether an image is spared: it goes after all that is not
@@ -45,7 +51,9 @@ class Ranking:
     __slots__ = (
         "_count",
         "_entries",
+        "_last",
         "_latest",
+        "_lines",
         "_queues",
         "_settle",
         "_spares",
@@ -68,8 +76,10 @@ class Ranking:
         self._value = policy.value
         # the last two never age: what is spared, and what a keep guards (`stepwell.cache.kept`)
         self._weights = (*policy.weights, 0.0, 0.0)
-        self._queues: list[list[tuple[float, int, Item]]] = [[] for _ in self._weights]
+        self._queues: list[list[_Entry]] = [[] for _ in self._weights]
+        self._lines = tuple(zip(range(len(self._weights)), self._queues, self._weights, strict=True))
         self._latest = latest
+        self._last: dict[Item, _Entry] = {}
         self._count = self._entries = 0
         self._spares = spares
         self._settle = settle
@@ -92,8 +102,12 @@ class Ranking:
         """The least valuable candidate, no longer offered; None if there is none. Amortised O(log n)."""
         self._settle()
         while (queue := self._oldest()) is not None:
-            used, _, item = heapq.heappop(self._queues[queue])
+            entry = heapq.heappop(self._queues[queue])
             self._entries -= 1
+            used, _, item, _ = entry
+            if self._last.get(item) is not entry:
+                continue
+            del self._last[item]
             if not self.live(item):
                 continue
             now = self._place(item)
@@ -120,9 +134,7 @@ class Ranking:
 
     def respare(self) -> None:
         """What is spared has changed: place everything that was once more. O(k log n) for k of them."""
-        spared, self._queues[-2] = self._queues[-2], []
-        self._entries -= len(spared)
-        for _, _, item in spared:
+        for _, _, item, _ in self._queues[-2].copy():
             self.offer(item)
 
     def _rank(self, item: Item) -> Value:
@@ -138,11 +150,15 @@ class Ranking:
         return queue, used
 
     def _push(self, item: Item, queue: int, used: float) -> None:
+        last = self._last.get(item)
+        if last is not None and last[0] == used and last[3] == queue:
+            return
         if used > self._latest.use:
             self._latest.use = used
         self._count += 1
         self._entries += 1
-        heapq.heappush(self._queues[queue], (used, self._count, item))
+        entry = self._last[item] = used, self._count, item, queue
+        heapq.heappush(self._queues[queue], entry)
 
     def _before(self, one: Value, other: Value) -> bool:
         """Whether what stands at `one` goes before what stands at `other`."""
@@ -157,7 +173,7 @@ class Ranking:
         if self._queues[0]:
             return 0
         best, greatest, now = None, -math.inf, self._latest.use
-        for queue, (heap, weight) in enumerate(zip(self._queues, self._weights, strict=True)):
+        for queue, heap, weight in self._lines:
             if heap and (age := (now - heap[0][0]) * weight) > greatest:
                 best, greatest = queue, age
         return best
@@ -168,21 +184,22 @@ class Ranking:
     def trim(self, live_items: int) -> None:
         """Rebuild when stale entries dominate, so that memory follows what is cached."""
         if self._entries > 4 * live_items + 1024:
-            seen = {id(item): item for heap in self._queues for _, _, item in heap}
+            offered = list(self._last)
             self.clear()
-            for item in seen.values():
+            for item in offered:
                 self.offer(item)
 
     def clear(self) -> None:
         """Forget every offer."""
         self._entries = 0
+        self._last.clear()
         for heap in self._queues:
             heap.clear()
 
     def items(self) -> set[int]:
         """Ids of everything on offer: for checks."""
         self._settle()
-        return {id(item) for heap in self._queues for _, _, item in heap}
+        return set(map(id, self._last))
 
 
 class Offers:
@@ -234,7 +251,7 @@ class Offers:
     def safe(self, item: Item, tier: Tier) -> bool:
         """Whether dropping the copy in `tier` loses nothing that is meant to be kept."""
         lower = self.lower[tier]
-        return lower is None or item.life[lower] >= HERE or item.life[lower] == REFUSED
+        return lower is None or (life := item.life[lower]) >= HERE or life == REFUSED
 
     def missed(self, tokens: int, evicted: int) -> None:
         """A prompt of `tokens` tokens came; the KV of `evicted` of them was gone from every tier."""
@@ -313,10 +330,9 @@ class Offers:
     def leaves_gap(self, item: Item) -> bool:
         """Whether `item` is an image with one copy, whose loss leaves a wide gap. Never while KV is missed: memory has to go to that."""
         rung = item.node.rung
-        if item.what != "image" or rung is None or self.regret.thrashes:
+        if rung is None or rung.image is not item or item.copies != 1 or self.regret.thrashes:
             return False
-        copies = sum(slots is not None for slots in item.at)
-        return copies == 1 and rung.image is item and needed(rung, self._image_tokens)
+        return needed(rung, self._image_tokens)
 
 
 _FRESH = 512

@@ -100,6 +100,12 @@ class Item:
         slots = self.at[tier]
         return 0 if slots is None else len(slots)
 
+    @property
+    def copies(self) -> int:
+        """Tiers in which it has slots."""
+        device, host, disk = self.at
+        return (device is not None) + (host is not None) + (disk is not None)
+
     def best(self, below: Tier | None = None) -> Tier | None:
         """The fastest tier with a readable copy, of those below `below`, if one is given."""
         life = self.life
@@ -116,7 +122,7 @@ class Item:
     @property
     def idle(self) -> bool:
         """No copy, no lease, nothing in flight."""
-        return self.pending is None and not any(self.locks) and all(a is None for a in self.at)
+        return self.pending is None and not self.copies and not any(self.locks)
 
     def __repr__(self) -> str:
         lives = ", ".join(f"{t.name.lower()} {self.life[t].name.lower()}" for t in TIERS if self.life[t] != ABSENT)
@@ -216,14 +222,6 @@ class Root(Node):
 GONE_NODE = Node(None, 0, b"", 0.0)
 """What the KV of a node that has left the tree belongs to. Were that still the node, each would keep the other alive until the garbage
 collector walks through the whole tree to find them."""
-
-
-def path_tokens(node: Node) -> tuple[Root, Ints]:
-    """The root of the path to `node`, and all its tokens from there."""
-    path = list(node.up())
-    root = path.pop()
-    assert isinstance(root, Root), f"{node!r} is not part of the tree"
-    return root, np.concatenate([root.tokens, *(n.tokens for n in reversed(path))])
 
 
 class Tree:

@@ -314,5 +314,6 @@ def test_offers_are_looked_at_now_and_then_though_nobody_asks() -> None:
     before = len(shelf.offers.drops[Tier.DEVICE])
     for node in shelf.survey("", prompt).path[:600]:
         assert node.rung is not None
+        node.rung.used = 1.0
         shelf.offer(node.rung.image)
     assert before + 500 <= len(shelf.offers.drops[Tier.DEVICE]) <= before + 600

@@ -162,14 +162,7 @@ def a_failed_copy_down_is_published(patch: pytest.MonkeyPatch) -> None:
 
 @bug(3, 10, seed=16)
 def a_rung_moves_on_without_its_image(patch: pytest.MonkeyPatch) -> None:
-    real = directories.Directory.lengthen
-
-    def stale(self: Any, node: Any, tokens: Any, pages: Any, image: Any) -> Any:
-        old = real(self, node, tokens, pages, image)
-        node.rung.image.at[Tier.DEVICE] = old
-        return image
-
-    patch.setattr(directories.Directory, "lengthen", stale)
+    patch.setattr(directories.Directory, "exchange", lambda self, rung, pages: pages)
 
 
 # ---- 4: planning changes nothing; an exact fit never raises ------------------------------------------------------------
