@@ -97,7 +97,7 @@ def serve(
     keep_alive_timeout: flags.KeepAliveTimeout = 75,
     drain_timeout: flags.DrainTimeout = 20,
     shutdown_timeout: flags.ShutdownTimeout = 30,
-    log_level: flags.LogLevel = "warning",
+    log_level: flags.LogLevel = "info",
     log_format: flags.LogFormat = "text",
     otlp_endpoint: flags.OtlpEndpoint = None,
     metrics_compat: flags.MetricsCompat = "none",

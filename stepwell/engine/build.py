@@ -41,7 +41,7 @@ def build_engine(config: EngineConfig, report: Report) -> OwnedLoop:
 
 
 def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
-    phases = Phases(WallClock())
+    phases = Phases(WallClock(), report)
     frame = Frame.of(config)
     model = frame.model
     # before the weights: that a folder is in use, say, is told at once

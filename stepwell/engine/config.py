@@ -257,8 +257,8 @@ class EngineFacts:
     phases: tuple[tuple[str, float], ...] = ()
 
 
-Report: TypeAlias = Callable[[EngineFacts], None]
-"""`build_engine(config, report)` calls it exactly once, before it returns the loop."""
+Report: TypeAlias = Callable[[EngineFacts | str], None]
+"""`build_engine(config, report)` tells the name of each phase of the start, and facts exactly once, before it returns the loop."""
 
 
 def engine_config(flags: Mapping[str, Any]) -> EngineConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias, get_args
 
@@ -12,7 +13,7 @@ from stepwell.base.errors import ConfigError
 LogFormat: TypeAlias = Literal["text", "json"]
 
 LEVELS = ("debug", "info", "warning", "error")
-_TEXT = "%(levelname)s %(name)s: %(message)s"
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -33,13 +34,16 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`LEVEL logger: message name=value …`, the values being those given as `extra`."""
+    """`date time LEVEL logger: message name=value …`, the values being those given as `extra`, but for mappings: these are for machines."""
+
+    default_msec_format = "%s.%03d"
 
     def __init__(self) -> None:
         super().__init__(_TEXT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        extra = "".join(f" {name}={value}" for name, value in vars(record).items() if name not in _OWN)
+        given = {name: value for name, value in vars(record).items() if name not in _OWN}
+        extra = "".join(f" {name}={value}" for name, value in given.items() if not isinstance(value, Mapping))
         return super().formatMessage(record) + extra
 
 
@@ -51,4 +55,7 @@ def set_up(level: str | int, form: str) -> None:
         raise ConfigError(f"--log-format {form!r} is unknown: use one of {', '.join(get_args(LogFormat))}")
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    logging.basicConfig(level=level.upper() if isinstance(level, str) else level, handlers=[handler])
+    number = logging.getLevelNamesMapping()[level.upper()] if isinstance(level, str) else level
+    # What libraries have to say about their work is for those who debug.
+    logging.basicConfig(level=number if number <= logging.DEBUG else max(number, logging.WARNING), handlers=[handler])
+    logging.getLogger("stepwell").setLevel(number)

@@ -1,7 +1,7 @@
 """What a front end and its engine process say to each other: msgpack, typed, bounded by what the receiver declares.
 
 front end ──Submit · Abort · Explain · Reset · Keep · EndSession · Prefetch · Stop──▶ engine
-front end ◀──Ready · Batch · Explained · WasReset · Kept · Fetched · Dead─── engine
+front end ◀──Starting · Ready · Batch · Explained · WasReset · Kept · Fetched · Dead─── engine
 
 Batch = [Accepted | Rejected | Loads | Admitted | Tokens | Finished …] + Stats
 """
@@ -192,6 +192,12 @@ class Stats(msgspec.Struct, frozen=True):
     problems: dict[str, int] = {}
 
 
+class Starting(msgspec.Struct, tag="starting", array_like=True):
+    """What the start has come to."""
+
+    phase: str
+
+
 class Ready(msgspec.Struct, tag="ready", array_like=True):
     """The engine is built and serves."""
 
@@ -241,7 +247,7 @@ class Dead(msgspec.Struct, tag="dead", array_like=True):
     reason: str
 
 
-Answer: TypeAlias = Ready | Batch | Explained | WasReset | Kept | Fetched | Watched | Dead
+Answer: TypeAlias = Starting | Ready | Batch | Explained | WasReset | Kept | Fetched | Watched | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from stepwell.base.clock import Clock
@@ -18,18 +18,21 @@ class Phases:
         with phases("importing kernels"):     4 s
     """
 
-    __slots__ = ("_clock", "_open", "_seconds", "_since")
+    __slots__ = ("_clock", "_open", "_seconds", "_since", "_tell")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, tell: Callable[[str], None]) -> None:
+        """`tell` hears the name of each phase as it begins."""
         self._clock = clock
+        self._tell = tell
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
         self._since = clock.now()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time the block as a phase called `name`, and log that it begins. The same name may come again."""
+        """Time the block as a phase called `name`, and tell and log that it begins. The same name may come again."""
         log.info("%s …", name)
+        self._tell(name)
         self._charge()
         self._open.append(name)
         try:

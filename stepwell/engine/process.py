@@ -216,7 +216,7 @@ def serve(
     """Build an engine and serve it until told to stop; `alone`: in a process of its own. The front end hears of any error before it is
     raised."""
     try:
-        loop, facts = build(factory, config)
+        loop, facts = build(factory, config, lambda phase: answers.send(messages.encode(messages.Starting(phase))))
         seconds = 0.0
         try:
             garbage = Garbage(clock) if alone else None
@@ -236,10 +236,19 @@ def _end(loop: ServedLoop, seconds: float) -> None:
         )
 
 
-def build(factory: Factory, config: EngineConfig) -> tuple[ServedLoop, EngineFacts]:
-    """Build a loop and collect what it reports of itself."""
+def build(
+    factory: Factory, config: EngineConfig, tell: Callable[[str], object] = lambda phase: None
+) -> tuple[ServedLoop, EngineFacts]:
+    """Build a loop and collect what it reports of itself; `tell` hears what the start has come to."""
     reported: list[EngineFacts] = []
-    loop = factory(config, reported.append)
+
+    def report(told: EngineFacts | str) -> None:
+        if isinstance(told, str):
+            tell(told)
+        else:
+            reported.append(told)
+
+    loop = factory(config, report)
     assert len(reported) == 1, "a factory reports its facts exactly once"
     return loop, reported[0]
 
@@ -249,12 +258,14 @@ def _named(path: str) -> Factory:
 
     def factory(config: EngineConfig, report: Report) -> ServedLoop:
         module, _, name = path.partition(":")
-        phases = Phases(WallClock())
+        phases = Phases(WallClock(), report)
         with phases("importing libraries"):
             build_named = getattr(importlib.import_module(module), name)
-        loop: ServedLoop = build_named(
-            config, lambda facts: report(replace(facts, phases=phases.taken() + facts.phases))
-        )
+
+        def pass_on(told: EngineFacts | str) -> None:
+            report(told if isinstance(told, str) else replace(told, phases=phases.taken() + told.phases))
+
+        loop: ServedLoop = build_named(config, pass_on)
         return loop
 
     return factory

@@ -73,6 +73,7 @@ class EngineClient:
         self._facts: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self.stats = messages.Stats()
+        self.starting = ""
         self.dead: str | None = None
         self._end: type[EngineDead] = EngineDead  # what is raised once it is
         self._closed = False
@@ -269,6 +270,8 @@ class EngineClient:
                 future = self._questions.get(number)
                 if future is not None and not future.done():
                     future.set_result(answer)
+            case messages.Starting(phase):
+                self.starting = phase
             case messages.Ready(facts):
                 if not self._facts.done():
                     self._facts.set_result(facts)
@@ -295,8 +298,8 @@ class EngineClient:
                     self._observer.looked_ahead(outcome)
                     return
                 self._observer.admitted(outcome)
-                if log.isEnabledFor(logging.INFO):
-                    log.info("%s", outcome.explain(), extra={"sequence": request_id})
+                if log.isEnabledFor(logging.DEBUG):
+                    log.debug("%s", outcome.explain(), extra={"sequence": request_id})
                 self.in_flight.admitted(outcome)
                 if answers is not None:
                     delivery = answers.delivery(request_id)

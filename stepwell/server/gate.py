@@ -88,13 +88,14 @@ class Gate:
         return None
 
     def _log(self, scope: Scope, answer: _Answer, seconds: float) -> None:
-        if log.isEnabledFor(logging.INFO):
+        level = logging.INFO if answer.status >= 400 else logging.DEBUG  # what was generated is told at its end
+        if log.isEnabledFor(level):
             extra = {"request_id": answer.request_id, "status": answer.status, "seconds": round(seconds, 6)}
             if answer.completion is not None:
                 extra["completion"] = answer.completion
             if (trace := trace_in(scope)) is not None:
                 extra["trace_id"] = trace.id
-            log.info("%s %s", scope["method"], scope["path"], extra=extra)
+            log.log(level, "%s %s", scope["method"], scope["path"], extra=extra)
 
 
 class _Answer:

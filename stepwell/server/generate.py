@@ -15,6 +15,7 @@ from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.detokenizer import Transcript
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import FinishReason, Request, SamplingParams, Scored
+from stepwell.server import journal
 from stepwell.server.answers import Answers, Delivery
 from stepwell.server.client import EngineClient
 from stepwell.server.deltas import CallOpened, Delta, Said, Thought
@@ -306,8 +307,9 @@ class Generation:
         """Abort what has not ended, counted under `reason`. May be called twice."""
         self._answers.close()
         while self._by_id:
-            name, _ = self._by_id.popitem()
+            name, choice = self._by_id.popitem()
             self._metrics.finished(reason, empty=False)
+            self._tell(choice, reason)
             if self._trace is not None:
                 self._trace.ended(name, reason)
 
@@ -364,12 +366,20 @@ class Generation:
                 self._answers.abort(choice.request_id)
             self._metrics.finished(choice.reason, empty=choice.spoken == 0)
             self._metrics.phases.ended(course, self._clock.now(), choice.prompt, choice.transcript.tokens)
+            self._tell(choice, choice.reason)
             del self._by_id[choice.request_id]
             if self._trace is not None:
                 self._trace.ended(choice.request_id, choice.reason)
             if self._ended is not None:
                 self._ended(choice)
         return Piece(choice, deltas, scores, tokens, first, choice.finish)
+
+    def _tell(self, choice: Choice, reason: str) -> None:
+        outcome = choice.outcome or self._answers.outcome(choice.request_id)
+        course, tokens = self._courses[choice.request_id], choice.transcript.tokens
+        journal.tell(
+            journal.Ended(choice.request_id, choice.prompt, outcome, course, self._clock.now(), tokens, reason)
+        )
 
     def _time(self, choice: Choice, tokens: int) -> bool:
         """Keep the times of tokens; True with the first one."""

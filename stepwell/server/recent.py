@@ -21,6 +21,7 @@ _BOUNDS = tuple(0.0005 * 1.2**i for i in range(80))  # 0.5 ms to 15 minutes, 20 
 _RATE_SLICES = 15
 _ALL_PAGES = ("free", "cached", "private")
 _LONGEST_WAIT = 60
+_SUMS = ("device", "host", "disk", "recomputed", "admitted", "generated", "ended", "errors", "copied")
 
 
 class Durations:
@@ -36,6 +37,12 @@ class Durations:
         at = bisect_left(_BOUNDS, seconds)
         self._counts[at] = self._counts.get(at, 0) + 1
         self.count += 1
+
+    def merge(self, other: Durations) -> None:
+        """Add all that `other` has counted."""
+        for at, count in other._counts.items():
+            self._counts[at] = self._counts.get(at, 0) + count
+        self.count += other.count
 
     def quantile(self, share: float) -> float | None:
         """The time that `share` of all times do not exceed, rounded up to a bound; None where there are none."""
@@ -138,6 +145,20 @@ class Recent:
         """Slices of the window from number `after` on."""
         oldest = max(after, self.now - SLICES)
         return [s.point() for s in self._slices if s.number >= oldest]
+
+    def last(self, seconds: float) -> Slice:
+        """The slices of the last `seconds` as one: sums of what happened, and the latest that the engine said of itself."""
+        lately = Slice(self.now)
+        for part in self._slices:
+            if part.number <= lately.number - max(1, round(seconds / SECONDS)):
+                continue
+            for name in _SUMS:
+                setattr(lately, name, getattr(lately, name) + getattr(part, name))
+            lately.first.merge(part.first)
+            lately.next.merge(part.next)
+            if part.used:
+                lately.running, lately.waiting, lately.used = part.running, part.waiting, part.used
+        return lately
 
     def retry_after(self, waiting: int) -> int:
         """Whole seconds until a queue of `waiting` sequences has been admitted at the rate of the last half minute."""

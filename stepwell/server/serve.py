@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -20,11 +20,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, EngineDead
 from stepwell.engine.config import EngineConfig, EngineFacts, flag
 from stepwell.engine.garbage import settle_memory
 from stepwell.engine.spawn import EngineProcess
 from stepwell.engine.tokenizer import Tokenizer
+from stepwell.server import journal
 from stepwell.server.app import create_app
 from stepwell.server.batches.store import BatchStore
 from stepwell.server.client import EngineClient
@@ -33,6 +35,7 @@ from stepwell.server.metrics import Metrics
 from stepwell.server.options import Endings, ServeOptions
 from stepwell.server.parts import Parts
 from stepwell.server.settings import TraceTarget
+from stepwell.server.starting import Front, Starting
 
 if TYPE_CHECKING:
     from stepwell.server.otlp import Otlp
@@ -99,6 +102,7 @@ def _listen(options: ServeOptions) -> socket.socket:
         listener = socket.socket(family, kind, proto)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen()  # from now on nobody else gets the port
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {options.host}:{options.port} ({error}): choose another --host or --port"
@@ -136,23 +140,28 @@ async def _serve(
     process = await EngineProcess.start(options.config, options.factory, options.log_format)
     metrics = Metrics()
     client = EngineClient(process.link, metrics, options.patience)
+    front = Front(Starting(WallClock(), lambda: client.starting))
     watch = asyncio.create_task(_watch(process, client))
     patience = 0.0
     try:
-        console.print(f"Starting the engine for {options.config.model} …", highlight=False, markup=False)
-        started = await _unless(signals.stop, _start(options, client))
-        if started is None:
-            return 128 + signals.number
-        facts, tokenizer = started
-        settle_memory()
-        patience = options.endings.engine
-        print_start(console, options.config, options.given, facts)
-        print_defaults(console, defaults, facts.ends, tokenizer)
-        parts = _parts(options, client, tokenizer, facts, metrics, otlp)
-        parts = replace(parts, defaults=with_ends(defaults, facts.ends, tokenizer))
-        if options.metrics_compat == "vllm":
-            metrics.also_as_vllm(parts.served.first, lambda: client.stats)
-        await _run_http(parts, listener, signals, options.endings, console)
+        async with _answering(front, listener, options.endings) as ended:
+            console.print(f"Starting the engine for {options.config.model} …", highlight=False, markup=False)
+            started = await _unless(signals.stop, _start(options, client))
+            if started is None:
+                return 128 + signals.number
+            facts, tokenizer = started
+            settle_memory()
+            patience = options.endings.engine
+            print_start(console, options.config, options.given, facts)
+            print_defaults(console, defaults, facts.ends, tokenizer)
+            parts = _parts(options, client, tokenizer, facts, metrics, otlp)
+            parts = replace(parts, defaults=with_ends(defaults, facts.ends, tokenizer))
+            if options.metrics_compat == "vllm":
+                metrics.also_as_vllm(parts.served.first, lambda: client.stats)
+            metrics.watch(lambda: client.stats, lambda: client.dead is None)
+            front.app = create_app(parts)
+            print_addresses(console, facts, *listener.getsockname()[:2])
+            await _until_stopped(parts, ended, signals, options.endings, console)
     except EngineDead as error:
         raise ConfigError(str(error)) from error
     finally:
@@ -227,11 +236,11 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, _Result]) -> _R
     return None
 
 
-async def _run_http(
-    parts: Parts, listener: socket.socket, signals: _Signals, endings: Endings, console: Console
-) -> None:
+@contextlib.asynccontextmanager
+async def _answering(app: Front, listener: socket.socket, endings: Endings) -> AsyncIterator[asyncio.Task[None]]:
+    """HTTP answered by `app` within the block, whose end waits a moment for open connections. The task ends where the server does."""
     config = uvicorn.Config(
-        create_app(parts),
+        app,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -239,22 +248,28 @@ async def _run_http(
         timeout_graceful_shutdown=_GRACE,
     )
     server = _Server(config)
-    parts.metrics.watch(lambda: parts.client.stats, lambda: parts.client.dead is None)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not running.done():  # who reads that we serve may call at once
         await asyncio.sleep(_LOOK)
-    host, port = listener.getsockname()[:2]
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    console.print(f"Serving {parts.facts.model} on http://{where} (Ctrl-C to stop)", highlight=False, markup=False)
+    try:
+        yield running
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def _until_stopped(
+    parts: Parts, ended: asyncio.Task[None], signals: _Signals, endings: Endings, console: Console
+) -> None:
+    """Serve until a signal, the end of the engine or that of the HTTP server; then let open calls end."""
+    reporting = asyncio.create_task(journal.report(parts.metrics.recent))
     others = [asyncio.create_task(signals.stop.wait()), asyncio.create_task(_outlive(parts.client, endings.dead))]
-    await asyncio.wait((running, *others), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((ended, *others), return_when=asyncio.FIRST_COMPLETED)
     parts.door.open = False
     await _drain(parts.client, endings.drain, signals.hurry, console)
     console.print("Stopping …")
     parts.client.close()  # every open stream hears it now instead of being cut
-    server.should_exit = True
-    await running
-    for task in others:
+    for task in (reporting, *others):
         task.cancel()
 
 
@@ -301,3 +316,17 @@ def print_start(console: Console, config: EngineConfig, given: frozenset[str], f
     console.print(flags)
     for doubt in facts.doubts:
         console.print(f"[yellow]warning:[/] {escape(doubt)}", highlight=False, soft_wrap=True)
+
+
+def print_addresses(console: Console, facts: EngineFacts, host: str, port: int) -> None:
+    """Where the API and the dashboard are, with a call to try."""
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    body = f'{{"model": "{facts.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    lines = (
+        f"API        {url}/v1",
+        f"dashboard  {url}/dashboard",
+        f"try        curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        f"Serving {facts.model} on {url} (Ctrl-C to stop)",
+    )
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 
 import pytest
@@ -43,7 +44,20 @@ def test_an_error_brings_its_traceback_on_the_same_line() -> None:
 
 
 def test_people_read_the_additions_at_the_end() -> None:
-    assert TextFormatter().format(record("hello", request_id="r1")) == "WARNING stepwell.server: hello request_id=r1"
+    line = TextFormatter().format(record("hello", request_id="r1", call={"prompt": 5}))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} WARNING stepwell.server: hello request_id=r1", line)
+
+
+def test_what_libraries_say_of_their_work_is_for_those_who_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, own = logging.getLogger(), logging.getLogger("stepwell")
+    for logger in (root, own):
+        monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr(root, "handlers", [])
+    set_up("info", "text")
+    assert (root.level, own.level) == (logging.WARNING, logging.INFO)
+    monkeypatch.setattr(root, "handlers", [])
+    set_up("debug", "text")
+    assert (root.level, own.level) == (logging.DEBUG, logging.DEBUG)
 
 
 @pytest.mark.parametrize(("level", "form", "named"), [("loud", "text", "--log-level"), ("info", "xml", "--log-format")])

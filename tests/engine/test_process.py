@@ -35,6 +35,15 @@ async def answer(process: EngineProcess) -> messages.Answer:
     return found
 
 
+async def started(process: EngineProcess) -> messages.Answer:
+    """The first answer behind those that tell what the start has come to."""
+    phases = []
+    while isinstance(found := await answer(process), messages.Starting):
+        phases.append(found.phase)
+    assert phases == ["importing libraries"]
+    return found
+
+
 async def events_of(process: EngineProcess, until: type) -> list[messages.WireEvent]:
     """Events up to one of a kind."""
     events: list[messages.WireEvent] = []
@@ -77,7 +86,7 @@ def submit(process: EngineProcess, request_id: str, prompt: list[int], tokens: i
 
 def test_process_serves_refuses_aborts_and_stops() -> None:
     async def work(process: EngineProcess) -> None:
-        ready = await answer(process)
+        ready = await started(process)
         assert isinstance(ready, messages.Ready) and ready.facts.model == "tiny"
         process.link.commands.send(b"noise")  # is logged and dropped
         submit(process, "a", [5, 6])
@@ -96,7 +105,7 @@ def test_process_serves_refuses_aborts_and_stops() -> None:
 
 def test_questions_and_resets_are_answered_by_number() -> None:
     async def replies(process: EngineProcess) -> messages.Answer:
-        while isinstance(found := await answer(process), messages.Batch | messages.Ready):
+        while isinstance(found := await answer(process), messages.Batch | messages.Starting | messages.Ready):
             pass
         return found
 
@@ -112,7 +121,7 @@ def test_questions_and_resets_are_answered_by_number() -> None:
         assert await replies(process) == messages.WasReset(4, {"device": 1, "host": 0})
 
     async def events_of_started(process: EngineProcess) -> None:
-        while isinstance(await answer(process), messages.Ready):
+        while isinstance(await answer(process), messages.Starting):
             pass
         await events_of(process, messages.Finished)
 
@@ -121,7 +130,7 @@ def test_questions_and_resets_are_answered_by_number() -> None:
 
 def test_engine_that_falls_idle_sends_its_last_statistics() -> None:
     async def work(process: EngineProcess) -> None:
-        assert isinstance(await answer(process), messages.Ready)
+        assert isinstance(await started(process), messages.Ready)
         submit(process, "a", [5], tokens=2)
         ended = False
         while not ended:
@@ -147,7 +156,7 @@ def test_loop_that_raises_says_why_and_ends() -> None:
 
 def test_engine_that_cannot_be_built_says_why() -> None:
     async def work(process: EngineProcess) -> None:
-        last = await answer(process)
+        last = await started(process)
         assert isinstance(last, messages.Dead) and "no such machine" in last.reason
 
     with_engine(work, "tests.engine.scripted:build_never")
@@ -155,7 +164,7 @@ def test_engine_that_cannot_be_built_says_why() -> None:
 
 def test_killed_engine_is_noticed() -> None:
     async def work(process: EngineProcess) -> None:
-        await answer(process)
+        await started(process)
         os.kill(process.pid, signal.SIGKILL)
         assert "signal 9" in await process.ended()
 
@@ -164,7 +173,7 @@ def test_killed_engine_is_noticed() -> None:
 
 def test_terminal_signals_are_the_front_ends_business() -> None:
     async def work(process: EngineProcess) -> None:
-        await answer(process)
+        await started(process)
         os.kill(process.pid, signal.SIGINT)
         os.kill(process.pid, signal.SIGTERM)
         submit(process, "a", [5])
@@ -205,7 +214,7 @@ def test_socket_path_that_is_too_long_is_refused() -> None:
 def test_an_end_that_lasts_can_be_cut_short() -> None:
     async def run() -> None:
         process = await EngineProcess.start(CONFIG, "tests.engine.scripted:build_lingering")
-        assert isinstance(await answer(process), messages.Ready)
+        assert isinstance(await started(process), messages.Ready)
         hurry = asyncio.Event()
         asyncio.get_running_loop().call_later(0.1, hurry.set)
         await asyncio.wait_for(process.stop(3600.0, hurry), 60)

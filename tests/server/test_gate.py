@@ -85,13 +85,15 @@ def test_request_id_is_the_callers_own_or_that_of_the_answer(server: Running) ->
 def test_each_call_is_one_line_with_its_id_and_without_its_text(
     server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "stepwell"):
+    with caplog.at_level(logging.DEBUG, "stepwell"):
         body = {"prompt": "sesame", "max_tokens": 1}
         httpx.post(server.url + "/v1/completions?q=sesame", json=body, headers={"x-request-id": "mine-2"})
         assert eventually(lambda: any(vars(r).get("request_id") == "mine-2" for r in caplog.records))
     (line,) = [r for r in caplog.records if vars(r).get("request_id") == "mine-2"]
     assert line.getMessage() == "POST /v1/completions"
     assert vars(line)["status"] == 200 and vars(line)["seconds"] > 0
-    (admission,) = [r for r in caplog.records if vars(r).get("sequence", "").startswith(vars(line)["completion"])]
+    told = [r for r in caplog.records if vars(r).get("sequence", "").startswith(vars(line)["completion"])]
+    admission, end = sorted(told, key=lambda record: record.levelno)
     assert admission.getMessage().startswith("resumed 0 of ")
+    assert end.getMessage().startswith("4 prompt tokens: 4 computed (4 new)") and end.levelno == logging.INFO
     assert not any("sesame" in str(vars(record)) for record in caplog.records)

@@ -67,7 +67,7 @@ def test_body_that_does_not_come_is_answered_and_the_connection_closed(tokenizer
 def test_caller_who_leaves_in_the_middle_of_its_body_is_no_fault_of_the_server(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(tokenizer) as server, caplog.at_level(logging.INFO):
+    with running(tokenizer) as server, caplog.at_level(logging.DEBUG):
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as caller:
             caller.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"prompt"')

@@ -143,7 +143,7 @@ def test_calls_that_fail_say_so(
 def test_only_calls_of_the_api_are_traced_and_the_log_names_the_trace(
     server: Running, spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "stepwell.access"):
+    with caplog.at_level(logging.DEBUG, "stepwell.access"):
         httpx.get(server.url + "/health")
         httpx.get(server.url + "/metrics")
         post(server, prompt="x", max_tokens=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -201,6 +203,17 @@ def options(directory: Path, factory: str) -> ServeOptions:
     return ServeOptions(EngineConfig(str(directory)), port=0, factory=f"tests.engine.scripted:{factory}")
 
 
+def test_the_start_ends_with_addresses_and_a_call_that_works(directory: Path) -> None:
+    with closing(Served(directory)) as served:
+        base = served.url
+        assert f"API        {base}/v1\n" in served.text and f"dashboard  {base}/dashboard\n" in served.text
+        line = next(line for line in served.text.splitlines() if line.startswith("try "))
+        url, *_, body = shlex.split(line)[2:]
+        assert (
+            httpx.post(url, content=body, headers={"content-type": "application/json"}, timeout=60).status_code == 200
+        )
+
+
 def test_start_can_be_interrupted(directory: Path) -> None:
     class Screen(io.StringIO):
         def write(self, text: str) -> int:
@@ -211,6 +224,32 @@ def test_start_can_be_interrupted(directory: Path) -> None:
     before = children()
     assert serve(options(directory, "build_slowly"), Console(file=Screen())) == 128 + signal.SIGINT
     assert children() == before
+
+
+def test_a_starting_server_answers_and_has_its_port_alone(directory: Path) -> None:
+    heard: list[httpx.Response] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    listener.close()
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "Starting" in text:
+                threading.Thread(target=ask).start()
+            return super().write(text)
+
+    def ask() -> None:
+        try:
+            heard.append(httpx.get(f"http://127.0.0.1:{port}/health", timeout=60))
+            with pytest.raises(ConfigError, match="cannot listen"):
+                serve(replace(options(directory, "build"), port=port), Console(file=io.StringIO()))
+            heard.append(httpx.get(f"http://127.0.0.1:{port}/ready", timeout=60))
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    status = serve(replace(options(directory, "build_slowly"), port=port), Console(file=Screen()))
+    assert status == 128 + signal.SIGINT
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in heard] == [(503, "starting")] * 2
 
 
 STUCK = """

@@ -1,0 +1,34 @@
+"""What a server answers while its engine is being built."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+from stepwell.base.clock import VirtualClock
+from stepwell.server.starting import Front, Starting
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/messages", "/"])
+def test_every_call_hears_what_the_start_has_come_to(path: str) -> None:
+    clock = VirtualClock()
+    client = TestClient(Front(Starting(clock, lambda: "reading weights")))
+    clock.advance(7.0)
+    answer = client.get(path)
+    assert answer.status_code == 503 and answer.headers["retry-after"] == "5"
+    assert "the server is starting: reading weights (7 s so far)" in answer.json()["error"]["message"]
+
+
+def test_a_browser_gets_a_page_that_looks_again_and_shows_no_markup_of_others() -> None:
+    client = TestClient(Front(Starting(VirtualClock(), lambda: "reading <b>")))
+    answer = client.get("/dashboard", headers={"accept": "text/html,*/*"})
+    assert answer.status_code == 503 and 'http-equiv="refresh"' in answer.text
+    assert "reading &lt;b&gt; (0 s so far)" in answer.text
+
+
+def test_the_front_answers_with_whatever_application_it_has_by_then() -> None:
+    front = Front(Starting(VirtualClock(), lambda: ""))
+    client = TestClient(front)
+    assert client.get("/health").status_code == 503
+    front.app = Starting(VirtualClock(), lambda: "something else")
+    assert "something else" in client.get("/health").text
