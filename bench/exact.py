@@ -1,6 +1,7 @@
 """Whether a running server answers alike cold and resumed: greedy answers to prompts of ids, each asked three times, many at once.
 
     python bench/exact.py --url http://127.0.0.1:8000 --prompts 200 --most 32000 --new 64
+    python bench/exact.py --url … --grown "Question:"       prompts that a trained model has written itself from this beginning, drawn
 
     cold ─ again, at once (its prompt is on the device) ─ again, after `--lag` other prompts have come (out of host, if the pool is small)
 
@@ -50,6 +51,18 @@ class Case:
 def lengths(rng: np.random.Generator, count: int, least: int, most: int) -> list[int]:
     """Most of them short: the median is some three times `least` where `most` is 32 times it."""
     return [int(least * (most / least) ** share) for share in rng.random(count) ** 1.5]
+
+
+async def grown(client: Client, beginning: str, sizes: list[int], at_once: int) -> list[list[int]]:
+    """Prompts of these lengths that the model has drawn, each from a seed of its own: what it was trained on, as far as it was."""
+    start, room = await client.tokens(beginning), asyncio.Semaphore(at_once)
+
+    async def grow(seed: int, size: int) -> list[int]:
+        async with room:
+            drawing = {"temperature": 1.0, "seed": seed, "write_cache": False}
+            return start + list((await client.ask(start, max(1, size - len(start)), **drawing)).tokens)
+
+    return list(await asyncio.gather(*(grow(seed, size) for seed, size in enumerate(sizes))))
 
 
 class Play:
@@ -128,10 +141,13 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that the module's text names."""
     rng = np.random.default_rng(options.seed)
     sizes = lengths(rng, options.prompts + options.lag, options.least, options.most)
-    prompts = [drawn(rng, size, options.vocab) for size in sizes]
-    cases = [Case(prompt) for prompt in prompts[: options.prompts]]
-    began = time.perf_counter()
     async with Client(options.url, options.model, options.timeout) as client:
+        if options.grown is None:
+            prompts = [drawn(rng, size, options.vocab) for size in sizes]
+        else:
+            prompts = await grown(client, options.grown, sizes, options.at_once)
+        cases = [Case(prompt) for prompt in prompts[: options.prompts]]
+        began = time.perf_counter()
         play = Play(client, options.new, options.at_once)
         await play.run(cases, prompts[options.prompts :], options.lag)
         again = cases[: options.again]
@@ -170,6 +186,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=8000, help="tokens of the longest")
     parser.add_argument("--new", type=int, default=32, help="tokens of each answer")
     parser.add_argument("--vocab", type=int, default=200_000, help="ids that are drawn lie below")
+    parser.add_argument("--grown", metavar="TEXT", help="have the model write the prompts, from this beginning")
     parser.add_argument("--at-once", type=int, default=32, help="prompts at a time")
     parser.add_argument("--lag", type=int, default=0, help="other prompts between a prompt's second and third asking")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for an answer")

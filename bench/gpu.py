@@ -12,6 +12,8 @@ a run that was cut off goes on. Parts, in the order in which they are worth thei
     M-small, D-small    a pool that holds a part of the agents, 40 GiB of host: resume and agents out of host
     copies, profile, limits, truth      benches of these names
     D-deterministic, M-deterministic    200 prompts of up to 32,000 tokens under that flag: cold, from the device, from host
+    trained             200 prompts that the model in tiny/model has written itself, in the same way without the flag
+    replay              an agent trace at 32 lanes, live beside simulated (bench/gpu_replay.py; --trace names it)
 
 M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B: random weights, bfloat16. M wants 130 GB. A part that fails is named under
 `failed`, and the next goes on.
@@ -37,7 +39,7 @@ from stepwell.demo.server import ServerFailed
 COPIES = ("--device", "cuda", "--bytes", "1GiB", "--rounds", "3", "--many", "64", "--beside", "D", "--rows", "8")
 SECONDS = {
     "M": 85, "D": 65, "M-small": 70, "D-small": 60, "copies": 40, "D-deterministic": 90, "profile": 60, "M-deterministic": 100,
-    "limits": 12, "truth": 65,
+    "trained": 45, "replay": 140, "limits": 12, "truth": 65,
 }  # fmt: skip
 """What each part takes with compiled kernels, about; its order is that of its worth."""
 
@@ -50,7 +52,7 @@ def head() -> str:
 
 def main() -> None:
     options = parse_arguments()
-    bench = Bench(options.folder, tuple(options.flags), Console(width=120))
+    bench = Bench(options.folder, tuple(options.flags), options.trace, Console(width=120))
     told: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     if not options.table:
         measure(bench, options, told)
@@ -113,6 +115,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--missing", action="store_true", help="leave out parts that the file holds of this commit")
     parser.add_argument("--table", action="store_true", help="measure nothing, show the file")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/stepwell-gpu"), help="models and logs of servers")
+    parser.add_argument("--trace", default="synthetic", help="for the part `replay`: a trace file")
     parser.add_argument("--commit", default="", help="what was measured (default: as git says)")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of `stepwell serve`; last")
     return parser.parse_args()

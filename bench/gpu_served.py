@@ -25,16 +25,15 @@ from stepwell.replay.gauges import parse
 
 HERE = Path(__file__).parent
 START_S, CALL_S = 300.0, 240.0
-COMMON = (
-    *("--load-format", "dummy", "--served-model-name", "m"),
-    *("--max-model-len", "131072", "--max-num-batched-tokens", "16384"),
-)
+NAMED = ("--served-model-name", "m")
+COMMON = (*NAMED, "--load-format", "dummy", "--max-model-len", "131072", "--max-num-batched-tokens", "16384")
+TRAINED = (*NAMED, "--max-model-len", "4096", "--max-num-batched-tokens", "4096")
 MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A server: the shape that it serves, its sizes, the runs that are made on it.
+    """A server: the shape that it serves (`TINY`: the trained model), its sizes, the runs that are made on it.
 
     fillers   other prompts that push one of 102,400 tokens out of the device
     exact     arguments of bench/exact.py, where that is among the runs
@@ -52,18 +51,37 @@ class Setting:
     @property
     def flags(self) -> tuple[str, ...]:
         sizes = ("--max-num-seqs", f"{self.seqs}", "--device-memory", self.device, "--host-memory", self.host)
-        return (*COMMON, *sizes, *self.more)
+        return (*(TRAINED if self.shape == TINY else COMMON), *sizes, *self.more)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        told: dict[str, Any] = (
+            json.loads((TINY_MODEL / "config.json").read_text()) if self.shape == TINY else CONFIGS[self.shape]
+        )
+        return told
 
     @property
     def plan_mib(self) -> float:
         """Weights, live states (one slot is spare) and the arena, as the flags say: what of the card was meant to be used."""
-        shape = ModelShape.from_config(CONFIGS[self.shape])
+        shape = ModelShape.from_config(self.config)
         live = (self.seqs + 1) * shape.geometry().image_bytes
         return (2 * shape.parameters() + live + parse_size(self.device)) / MIB
 
 
+TINY, TINY_MODEL = "tiny", HERE.parent / "tiny" / "model"
 STEP = ("--max-step-ms", "90")
 SAME = ("--prompts", "200", "--again", "0", "--most", "32000", "--new", "64", "--lag", "80", "--at-once", "24")
+GROWN = (
+    *SAME,
+    "--again",
+    "100",
+    "--least",
+    "300",
+    "--most",
+    "1900",
+    "--grown",
+    "Question:",
+)  # it was trained on 2,048 tokens
 SMALL = ("resume", "agents")
 SETTINGS = {
     "M": Setting("M", 64, "50GiB", "8GiB", STEP),
@@ -73,6 +91,9 @@ SETTINGS = {
     "D-small": Setting("D", 24, "7.1GiB", "40GiB", runs=SMALL, fillers=4),
     "D-deterministic": Setting("D", 24, "10GiB", "24GiB", ("--deterministic",), ("exact",), exact=SAME),
     "M-deterministic": Setting("M", 24, "8GiB", "24GiB", ("--deterministic",), ("exact",), exact=SAME),
+    # step times unbounded, as those of the simulation are
+    "replay": Setting("D", 32, "12GiB", "32GiB", ("--max-step-ms", "0"), ("replay",)),
+    "trained": Setting(TINY, 24, "96MiB", "1GiB", runs=("exact",), exact=GROWN),
 }
 
 
@@ -82,6 +103,7 @@ class Bench:
 
     folder: Path
     flags: tuple[str, ...]
+    trace: str
     console: Console
 
     def serve(self, setting: Setting, part: str, found: dict[str, Any]) -> None:
@@ -89,7 +111,7 @@ class Bench:
 
         Raises ServerFailed, CallFailed, CalledProcessError; what was found before that stays.
         """
-        model, port = write_model(setting.shape, self.folder / setting.shape), free_port()
+        model, port = self._model(setting), free_port()
         command = serve_command(model, port, [*setting.flags, *self.flags])
         began = time.monotonic()
         with Server(command, port, self.folder / f"server-{part}.log") as server:
@@ -100,8 +122,18 @@ class Bench:
             if "exact" in setting.runs:
                 found["exact"] = self.command("exact.py", "--url", server.base_url, *setting.exact)
                 self.console.print(found["exact"])
+            if "replay" in setting.runs:
+                found |= self._replay(server.base_url, setting, model)
+                self.console.print({name: value for name, value in found.items() if name != "calibrated"})
             used = used_mib()
             found["memory"] = {"used_mib": used, "plan_mib": setting.plan_mib, "over_plan": used / setting.plan_mib}
+
+    def _model(self, setting: Setting) -> Path:
+        return TINY_MODEL if setting.shape == TINY else write_model(setting.shape, self.folder / setting.shape)
+
+    def _replay(self, url: str, setting: Setting, model: Path) -> dict[str, Any]:
+        sizes = ("--device-memory", setting.device, "--host-memory", setting.host, "--max-num-seqs", f"{setting.seqs}")
+        return self.command("gpu_replay.py", self.trace, "--url", url, "--model", str(model), *sizes)
 
     def command(self, script: str, *arguments: str) -> dict[str, Any]:
         """The last line of another bench. Raises CalledProcessError."""
@@ -112,8 +144,9 @@ class Bench:
     async def _drive(self, server: Server, setting: Setting, found: dict[str, Any]) -> None:
         async with Client(server.base_url, "m", CALL_S) as client:
             rng = np.random.default_rng(0)
-            for size in (16_384, 20_000, 1_000):
-                await client.ask(drawn(rng, size), 8)
+            if setting.shape != TINY:
+                for size in (16_384, 20_000, 1_000):
+                    await client.ask(drawn(rng, size), 8)
             works: dict[str, Callable[[], Awaitable[Any]]] = {
                 "prefill": lambda: _each((16_384, 102_400), lambda size: runs.prefill(client, rng, size)),
                 "decode": lambda: _each((1, 8, 64), lambda batch: _weighed(server, runs.decode(client, rng, batch))),

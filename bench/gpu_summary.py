@@ -39,6 +39,7 @@ def summary(parts: dict[str, Any]) -> dict[str, Any]:
     out["distinct_experts"] = at(parts, "profile", "distinct_experts")
     out["flips_deterministic"] = flips(parts, "D-deterministic", "M-deterministic", share=False)
     out["flip_share"] = flips(parts, "trained", share=True)
+    out["replay"] = {n: at(parts, "replay", n) for n in ("points_apart", "tiers_apart", "ttft_p50_over")}
     return out
 
 
@@ -102,6 +103,8 @@ TARGETS = [
     Target(("restore_over_link",), 0.95, 0.98, 0.97, False), Target(("demote_over_link",), 0.93, 0.96, 0.97, False),
     Target(("saves", "decode_slowed_by"), 0.03, None, None), Target(("saves", "saves_gib_s"), 40, None, None, False),
     Target(("flips_deterministic",), 0, None, None), Target(("flip_share",), 0.01, None, None),
+    Target(("replay", "points_apart"), 1, None, None), Target(("replay", "tiers_apart"), 1, None, None),
+    Target(("replay", "ttft_p50_over"), 0.25, None, None),
 ]  # fmt: skip
 """Of D's agents only that vLLM is not faster."""
 

@@ -84,9 +84,15 @@ class Client:
             max(one["logprob"] for one in likely.values()) - likely[str(token)]["logprob"] for token, likely in named
         ]
 
-    def _post(self, body: dict[str, object]) -> Any:
+    async def tokens(self, text: str) -> list[int]:
+        """Ids of a text. Raises CallFailed."""
+        async with self._post({"prompt": text}, "/tokenize") as told:
+            await _expect_well(told)
+            return list(orjson.loads(await told.read())["tokens"])
+
+    def _post(self, body: dict[str, object], path: str = "/v1/completions") -> Any:
         data, headers = orjson.dumps({"model": self._model, **body}), {"content-type": "application/json"}
-        return self._http.post(f"{self._url}/v1/completions", data=data, headers=headers)
+        return self._http.post(f"{self._url}{path}", data=data, headers=headers)
 
 
 async def _expect_well(answer: aiohttp.ClientResponse) -> None:

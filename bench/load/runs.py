@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from load.client import Client, Reply, drawn
+from load.client import VOCAB, Client, Reply, drawn
 from load.sound import Sample, sound, spread
 
 # Tokens at either end of an answer in which some sequences of a batch may still be, or already have stopped, decoding.
@@ -52,10 +52,10 @@ async def prefill(client: Client, rng: np.random.Generator, size: int, repeat: i
 
 
 async def decode(
-    client: Client, rng: np.random.Generator, batch: int, prompt: int = 4096, new: int = 256
+    client: Client, rng: np.random.Generator, batch: int, prompt: int = 4096, new: int = 256, vocab: int = VOCAB
 ) -> dict[str, Any]:
     """Time between tokens while all sequences of a batch decode."""
-    prompts = [drawn(rng, prompt) for _ in range(batch)]
+    prompts = [drawn(rng, prompt, vocab) for _ in range(batch)]
     replies = await asyncio.gather(*(client.ask(one, new) for one in prompts))
     low = max(reply.times[min(EDGE, len(reply.times) - 1)] for reply in replies)
     high = min(reply.times[max(len(reply.times) - 1 - EDGE, 0)] for reply in replies)

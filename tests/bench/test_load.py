@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stepwell.replay.bound import Bound
+from stepwell.replay.synthetic import synthetic
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 exact, figures = importlib.import_module("exact"), importlib.import_module("gpu_summary")
@@ -149,3 +152,20 @@ def test_every_target_names_a_figure_of_the_summary() -> None:
 def test_garbage_is_found_wherever_a_run_tells_of_it() -> None:
     parts = {"D": {"agents": {"sound": {"garbage": 0.5}}, "decode": {"8": {"sound": {"garbage": 0.0}}}}}
     assert figures.garbage(parts) == [("D agents sound", 0.5)]
+
+
+def test_squeezed_prompts_part_where_they_parted() -> None:
+    replay = importlib.import_module("gpu_replay")
+    whole = synthetic(3, seed=1)
+    small = [replay.Squeeze(8, 0.01).conversation(one) for one in whole.conversations]
+    for one, squeezed in zip(whole.conversations, small, strict=True):
+        assert squeezed.block == one.block // 8
+        turns = [turn for stream in one.streams for turn in stream.turns]
+        after = [turn for stream in squeezed.streams for turn in stream.turns]
+        for turn, smaller in zip(turns, after, strict=True):
+            assert smaller.prompt == turn.prompt // 8 and smaller.runs == turn.runs
+            assert smaller.think == pytest.approx(turn.think / 100) and smaller.output >= 1
+        bounds = [Bound(), Bound()]
+        for turn, smaller in zip(turns, after, strict=True):
+            found = bounds[0].add(one, turn), bounds[1].add(squeezed, smaller)
+            assert abs(found[0] / 8 - found[1]) <= 8  # a block
