@@ -26,6 +26,7 @@ from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
 from stepwell.store.pinned import Pinning
 
+_CONVERSATION = 50_000
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far apart two right answers may be, as a share of the largest logit: a cold run sums in other batches and cuts."""
 
@@ -150,6 +151,7 @@ def _memory_plan(sizes: Sizes, costs: Costs, device: torch.device, copies: str) 
         ("pages", f"{sizes.pages:,}", arena),
         ("page", format_size(geometry.page_bytes), "KV of one block over all attention layers"),
         ("tokens", f"{sizes.pages * geometry.block:,}", "of KV, if no page held a rung's image"),
+        ("holds", *_conversations(sizes)),
         ("images", f"{sizes.pages // max(1, geometry.image_pages):,}", f"would fit; {image}"),
         ("host slots", f"{sizes.slots:,}", host),
         ("prefill", f"{costs.prefill_tokens_per_s:,.0f} tokens/s", _prefill(costs)),
@@ -159,6 +161,13 @@ def _memory_plan(sizes: Sizes, costs: Costs, device: torch.device, copies: str) 
             f"from host, by {copies}" if sizes.slots else "no host tier",
         ),
     )
+
+
+def _conversations(sizes: Sizes) -> tuple[str, str]:
+    """How many conversations of a length that agents have can be kept, with one rung each."""
+    each = -(-_CONVERSATION // sizes.geometry.block) + sizes.geometry.image_pages
+    device, host = sizes.pages // each, sizes.slots // each
+    return f"{device:,} in device, {host:,} in host", f"conversations of {_CONVERSATION:,} tokens, with one rung each"
 
 
 def _kernels(names: tuple[str, ...]) -> tuple[str, str, str]:

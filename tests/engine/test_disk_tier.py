@@ -295,6 +295,10 @@ def test_startup_table_shows_the_disk(model: Path, tmp_path: Path) -> None:
             f"within 64.0 MiB in {tmp_path}/cache",
         )
         assert rows["disk pages"][0] == "0"
+        tiers, geometry = engine.llm.stats().tiers, engine.loop.directory.config.geometry
+        each = 50_000 // geometry.block + geometry.image_pages
+        device, host = tiers[Tier.DEVICE].total // each, tiers[Tier.HOST].total // each
+        assert rows["holds"][0] == f"{device} in device, {host} in host"
     with Engine.of(model, tmp_path / "cache") as engine:
         (found,) = [row for row in engine.llm.facts.memory_plan if row[0] == "disk pages"]
         assert int(found[1]) > 0 and "in 1 files" in found[2]
