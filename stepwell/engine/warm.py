@@ -19,8 +19,9 @@ from stepwell.sched.step import Carry, Cut, Fresh, FromImage, Runner, Sample, Sc
 
 log = logging.getLogger(__name__)
 
-_PROMPTS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""Tokens of prompts with a recorded pass each. Beyond them the device computes for longer than the host takes to launch its kernels."""
+_PROMPTS = (64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 2304, 2560, 3072, 3584, 4096)
+"""Tokens of prompts with a recorded pass each. Beyond them the device computes for longer than the host takes to launch its kernels.
+Rows left over are computed too: a turn of an agent often has a few tokens more than a round number."""
 _WINDOW = 1024
 """Tokens of the one size under --deterministic."""
 _TRIED = 100

@@ -129,7 +129,7 @@ class CudaBackend:
             found = [first.replay().copied()] if first is not None and first.replay is not None else []
             for piece in pieces:
                 output = graphs.run(piece, checkpoints, batch.plain)
-                if piece.settings is not None:
+                if piece.draws:
                     found.append(output if piece is pieces[-1] else output.copied())
             return Output.joined(found) if found else Output(output.hidden[:0], output.logits[:0], None)
 

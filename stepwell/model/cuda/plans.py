@@ -134,12 +134,12 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paged:
-    """Attention of one sequence straight from its pages, of which nothing has to be known on the host. The last row that attends is
-    the sequence's last token.
+    """Attention of sequences straight from their pages, of which nothing has to be known on the host. The last row of a sequence that
+    attends is its last token.
 
-    table    int32 [1, width]
-    length   int32 [1], tokens with those of this pass
-    queries  int32 [2], the first and behind the last row that attends
+    table    int32 [sequences, width]
+    length   int32 [sequences], tokens with those of this pass
+    queries  int32 [sequences + 1], where each sequence begins and ends among rows that attend
     padding  bool [rows], rows whose result is 0
     """
 

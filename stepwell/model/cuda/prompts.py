@@ -91,12 +91,15 @@ def _sdpa() -> Attend:
 
 
 def _sdpa_pages(q: Tensor, k_pages: Tensor, v_pages: Tensor, p: Paged, splits: int) -> Tensor:
-    """Over all pages of the table, those behind the sequence's end masked out: for tests, on a CPU."""
+    """Over all pages of the tables, those behind a sequence's end masked out: for tests, on a CPU."""
     del splits
-    rows, pages = q.shape[0], p.table[0].long()
-    k, v = (y.index_select(0, pages).flatten(0, 1) for y in (k_pages, v_pages))
-    token = torch.arange(k.shape[0], device=q.device)
-    seen = token <= torch.arange(rows, device=q.device)[:, None] + (p.length - p.queries[1])
-    k, v = (torch.where((token < p.length)[:, None, None], y, 0) for y in (k, v))
-    q4, k4, v4 = (y.transpose(0, 1).unsqueeze(0) for y in (q, k, v))
-    return F.scaled_dot_product_attention(q4, k4, v4, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
+    out, ends = torch.zeros_like(q), p.queries.tolist()
+    for table, length, begin, end in zip(p.table.long(), p.length, ends, ends[1:], strict=False):
+        k, v = (y.index_select(0, table).flatten(0, 1) for y in (k_pages, v_pages))
+        token = torch.arange(k.shape[0], device=q.device)
+        seen = token <= torch.arange(begin - end, 0, device=q.device)[:, None] + length
+        k, v = (torch.where((token < length)[:, None, None], y, 0) for y in (k, v))
+        q4, k4, v4 = (y.transpose(0, 1).unsqueeze(0) for y in (q[begin:end], k, v))
+        attended = F.scaled_dot_product_attention(q4, k4, v4, attn_mask=seen, enable_gqa=True)
+        out[begin:end] = attended[0].transpose(0, 1)
+    return out
