@@ -24,7 +24,7 @@ class NoCatalogue:
     def pages(self) -> int:
         return 0
 
-    def hold(self) -> bool:
+    def hold(self, seconds: float = 0.0) -> bool:
         return True
 
     def let_go(self) -> None:
@@ -47,17 +47,59 @@ class NoCatalogue:
 
 
 @dataclass(slots=True)
+class Lookups:
+    """Look-ups that come before writes: what an earlier process left is not to be written again.
+
+    left      records that may still be looked up this turn
+    put_off   whether a write waits for the next turn: nothing more may be looked up in this one, or a compaction commits
+    held      whether a compaction has kept anybody from looking up this turn
+    """
+
+    left: int = 1 << 62
+    put_off: bool = False
+    held: bool = False
+    _since: float = 0.0
+    _patient: bool = True
+
+    def turn(self, most: int, now: float, patience: float) -> None:
+        """A turn begins at `now`, in which `most` records may be looked up. After `patience` seconds of turns in each of which a write
+        was put off there is one in which none is; 0: never."""
+        if not (self.put_off and self._patient):
+            self._since = now
+        self._patient = not 0 < patience <= now - self._since
+        self.left, self.put_off, self.held = most, False, False
+
+    def put_off_write(self) -> None:
+        """A write has to wait for the next turn."""
+        self.put_off = self._patient
+
+
+@dataclass(slots=True)
 class Archive:
     """`names` None: records need no names, because nothing outlives the process (a simulation).
 
     budget   of what may be written
+    lookups  of what is about to be written
     outbox   moves to the disk and orders, in the order in which the store must carry them out
     """
 
     names: Names | None = None
     catalogue: Catalogue = field(default_factory=NoCatalogue)
     budget: Budget = field(default_factory=Budget)
+    lookups: Lookups = field(default_factory=Lookups)
     outbox: list[Task] = field(default_factory=list)
+
+    def hold(self) -> bool:
+        """Keep the index as it is for a few look-ups and adoptions, until `catalogue.let_go`; False while a compaction commits."""
+        if self.catalogue.hold():
+            return True
+        self.lookups.held = True
+        return False
+
+    def wait(self, seconds: float) -> None:
+        """Wait until no compaction commits, at most so long."""
+        if self.catalogue.hold(seconds):
+            self.catalogue.let_go()
 
     def send(self) -> list[Task]:
         """Everything in the outbox, which is empty afterwards."""

@@ -32,8 +32,8 @@ class Catalogue(Protocol):
     def pages(self) -> int:
         """Pages of all dormant records: room that the disk has not got."""
 
-    def hold(self) -> bool:
-        """Keep the index as it is until `let_go`, for a few look-ups; False if that would have to wait: try again later."""
+    def hold(self, seconds: float = 0.0) -> bool:
+        """Keep the index as it is until `let_go`, for a few look-ups; False if that would have to wait for longer: try again later."""
 
     def let_go(self) -> None:
         """End a hold."""

@@ -37,7 +37,7 @@ def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int =
     wanted = max(short, lacking) - directory.coming(upper)
     ranking = directory.offers.dirty[upper]
     later: list[Item] = []
-    while wanted > 0 and _may_begin(directory, now):
+    while wanted > 0 and not directory.archive.lookups.put_off and _may_begin(directory, now):
         item = ranking.pop()
         if item is None:
             break
@@ -53,11 +53,11 @@ def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
     are looked at in one call. False if nothing is left that is worth it."""
     if Tier.DISK not in directory.pools or not directory.config.write_idle:
         return False
-    offers = directory.offers
+    offers, lookups = directory.offers, directory.archive.lookups
     offers.settle()
     later: list[Item] = []
     looked = tokens = 0
-    while looked < AT_ONCE and tokens < TOKENS_AT_ONCE and _may_begin(directory, now):
+    while looked < AT_ONCE and tokens < TOKENS_AT_ONCE and not lookups.put_off and _may_begin(directory, now):
         item = offers.backlog.pop()
         if item is None:
             break
@@ -109,8 +109,23 @@ class _Batch:
 
 def _write(directory: Directory, item: Item, costs: Costs, now: float) -> bool:
     """Begin writing `item` with all that it hangs on, or decide that it never will be. False: not just now."""
-    _remember(directory, item.node, now)
-    if _settled(item):
+    archive = directory.archive
+    if not archive.catalogue.pages:
+        return _write_unknown(directory, item, costs, now)
+    if _settled(item) or _batch(item) is None:  # not worth a question
+        return _settled(item)
+    if not archive.hold():
+        archive.lookups.put_off_write()
+        return False
+    try:
+        return _remembers(directory, item.node, now) and _write_unknown(directory, item, costs, now)
+    finally:
+        archive.catalogue.let_go()
+
+
+def _write_unknown(directory: Directory, item: Item, costs: Costs, now: float) -> bool:
+    """The same, where no earlier process has left more of the path than the tree knows."""
+    if not attached(item) or _settled(item):
         return True
     batch = _batch(item)
     if batch is None:
@@ -129,11 +144,18 @@ def _write(directory: Directory, item: Item, costs: Costs, now: float) -> bool:
     return True
 
 
-def _remember(directory: Directory, node: Node, now: float) -> None:
-    """What an earlier process wrote of this path need not be written again."""
-    if directory.archive.catalogue.pages:
-        root, tokens = path_tokens(node)
-        recall(directory, root.salt, tokens, now)
+def _remembers(directory: Directory, node: Node, now: float) -> bool:
+    """What an earlier process wrote of this path need not be written again. False if there may be more of it than can be looked up this
+    turn: the write is put off."""
+    lookups = directory.archive.lookups
+    most = max(0, lookups.left)
+    root, tokens = path_tokens(node)
+    found = recall(directory, root.salt, tokens, now, most) if most else 0
+    lookups.left -= max(1, found)  # a question takes time, though nothing is found
+    if found < most:
+        return True
+    lookups.put_off_write()
+    return False
 
 
 def _batch(item: Item) -> _Batch | None:

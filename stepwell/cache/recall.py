@@ -36,13 +36,12 @@ class Recalled:
 def recall_some(directory: Directory, salt: str, tokens: Ints, now: float, most: int) -> Recalled:
     """Bring back at most `most` records of `tokens` under `salt`, without waiting for the store. A call asks the index once for each of
     them, and for each node of the prompt's path."""
-    catalogue = directory.archive.catalogue
-    if not catalogue.hold():
+    if not directory.archive.hold():
         return Recalled(0, True)
     try:
         count = recall(directory, salt, tokens, now, most)
     finally:
-        catalogue.let_go()
+        directory.archive.catalogue.let_go()
     return Recalled(count, count >= most)
 
 

@@ -40,11 +40,14 @@ def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Mak
     if lacking:  # what was found not to be worth a write may be dropped now
         again = demotion(directory, pages)
         moves, lacking = moves + again.moves, again.lacking
-    if lacking and not (directory.coming(Tier.DEVICE) or directory.coming(Tier.HOST)):
+    put_off = directory.archive.lookups.put_off  # a write that goes on with the next turn is one under way
+    if lacking and not (put_off or directory.coming(Tier.DEVICE) or directory.coming(Tier.HOST)):
         moves += demotion(directory, pages, force=True).moves
         lacking = 0
-    coming = directory.coming(Tier.DEVICE) or (lacking and directory.coming(Tier.HOST))
-    return Making(moves, coming > 0)
+    waits_below = lacking > 0 or above(directory) == Tier.DEVICE
+    return Making(
+        moves, directory.coming(Tier.DEVICE) > 0 or (waits_below and (put_off or directory.coming(Tier.HOST) > 0))
+    )
 
 
 def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:

@@ -179,6 +179,7 @@ class EngineLoop:
             land(self.queues, self.directory, self.config, report, self._clock)
         self.costs = self.meter.costs  # for all of this turn, and whoever asks until the next
         self._deadlines.turn(self.directory, began)
+        self.directory.archive.lookups.turn(self.config.records_a_turn, began, self.config.load_timeout)
         expire(self.queues, self.directory, self.config, self._clock)
         self.queues.moves.extend(self.retention.turn(began))
         self.auditor.begin(self.queues, self.directory)
@@ -198,15 +199,19 @@ class EngineLoop:
         self._copy_down(idle)
         self._seconds += self._clock.now() - began - (self._with_runner - with_runner)
         events, self.queues.events = self.auditor.strip(self.queues.events), []
-        budgeted = self.busy and not self.serving  # what is left to write to disk has to wait for its turn
-        if (
-            idle
-            and not events
-            and not (self.queues.running and self._guidance.wait(wait))
-            and (self._copying or budgeted)
-        ):
-            self._mover.wait(wait)
+        if idle and not events:
+            self._wait(wait)
         return events
+
+    def _wait(self, seconds: float) -> None:
+        """Nothing can be computed: wait, at most so long, for a mask, for a copy, or for the end of a compaction."""
+        if self.queues.running and self._guidance.wait(seconds):
+            return
+        budgeted = self.busy and not self.serving  # what is left to write to disk has to wait for its turn
+        if self._copying or budgeted:
+            self._mover.wait(seconds)
+        elif self.directory.archive.lookups.held:
+            self.directory.archive.wait(seconds)
 
     def drain(self) -> None:
         """Collect what has been launched; the next turn tells of it."""

@@ -74,7 +74,9 @@ def relieve(queues: Queues, directory: Directory, config: SchedConfig) -> None:
 
 def is_stranded(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> bool:
     """Whether nothing but overdue copies holds pages or slots; a load counts as one after another `load_timeout`."""
-    if not config.load_timeout or queues.parked or directory.in_flight or not (queues.draining or directory.overdue):
+    if not config.load_timeout or queues.parked or directory.in_flight or directory.archive.lookups.put_off:
+        return False
+    if not (queues.draining or directory.overdue):
         return False
     return all(now - draining.since >= config.load_timeout for draining in queues.draining)
 

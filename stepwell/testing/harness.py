@@ -135,7 +135,7 @@ class Harness:
         self.clock.advance(self._step_seconds)
         self._ran = False
         self._watch.reported = {}
-        waits = self.loop.serving and not (self.loop.queues.asking or self.loop.retention.asking)  # asking is progress
+        waits, asked = self.loop.serving, self.shelf.asked
         events = self.loop.step()
         if self._broken is not None:
             raise self._broken
@@ -144,7 +144,7 @@ class Harness:
             self._hear(event)
         for before in parked:
             check_landing(self.loop, before, self._watch, self._entered, self.clock.now())
-        self._check_progress(waits, events)
+        self._check_progress(waits, events, self.shelf.asked > asked)
         self._poison()
         self.check_all()
         return events
@@ -389,10 +389,10 @@ class Harness:
         """Whether a caller waits for a request to end."""
         return any(told.finished is None for told in self.told.values())
 
-    def _check_progress(self, waits: bool, events: list[Event]) -> None:
-        """Law 9: this step computed, told someone something, or a byte is moving; and bytes do not move for ever."""
+    def _check_progress(self, waits: bool, events: list[Event], asked: bool) -> None:
+        """Law 9: this step computed, told someone something, asked the index, or a byte is moving; and bytes do not move for ever."""
         moving = bool(self._watch.outstanding)
-        alive = self._ran or bool(events) or not (waits and self.loop.serving)
+        alive = self._ran or bool(events) or asked or not (waits and self.loop.serving)
         require(9, alive or moving or bool(self._watch.reported), f"stuck: {self.loop.stats()}")
         excused = self.ranks.lost and not (self._waited_for and self.loop.config.load_timeout)
         alive = alive or bool(self._watch.reported or excused)

@@ -36,7 +36,9 @@ class Record:
 class Shelf:
     """`records` are those of this process, `dormant` those of an earlier one, by number.
 
-    adopted  slots that have been given to records of an earlier process since the engine last asked for reports of copies
+    adopted     slots that have been given to records of an earlier process since the engine last asked for reports of copies
+    compacting  how many more times nobody can hold it: a compaction commits
+    asked       questions so far, those among them that found it held
     """
 
     def __init__(self, memories: Sequence[Memory], block: int, chunk: int) -> None:
@@ -44,6 +46,7 @@ class Shelf:
         self.records: dict[int, Record] = {}
         self.dormant: dict[int, Record] = {}
         self.adopted: set[int] = set()
+        self.compacting = self.asked = 0
         self._memories = tuple(memories)
         self._saved: list[tuple[Words, Words]] = []  # rows and their checksums, of each rank
         self._open: dict[int, set[int]] = {}
@@ -61,13 +64,18 @@ class Shelf:
     def pages(self) -> int:
         return sum(len(record.slots) for record in self.dormant.values())
 
-    def hold(self) -> bool:
-        return True
+    def hold(self, seconds: float = 0.0) -> bool:
+        if not self.compacting:
+            return True
+        self.compacting -= 1
+        self.asked += 1
+        return False
 
     def let_go(self) -> None:
         return
 
     def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
+        self.asked += 1
         wanted = [(number, r) for number, r in self.dormant.items() if r.name.digest in digests]
         found = [(number, r) for number, r in wanted if r.name.parent == parent]
         return [Dormant(number, r.what, r.name, len(r.slots)) for number, r in found]

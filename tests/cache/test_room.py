@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell.cache.archive import Archive
+from stepwell.cache.archive import Archive, NoCatalogue
 from stepwell.cache.budget import Budget
 from stepwell.cache.check import check
 from stepwell.cache.config import Costs
@@ -79,6 +79,17 @@ def found(shelf: Directory, prompts: int) -> list[int]:
     return [planned(shelf, numbers(48, seed)[:44], costs=DEAR).aim.boundary for seed in range(prompts)]
 
 
+class Compacting(NoCatalogue):
+    """One of a record that nobody can look for."""
+
+    @property
+    def pages(self) -> int:
+        return 1
+
+    def hold(self, seconds: float = 0.0) -> bool:
+        return False
+
+
 def land_all(shelf: Directory, ok: bool = True) -> None:
     for ticket in list(shelf.in_flight):
         assert landed(shelf, Report(ticket, ok))
@@ -120,6 +131,17 @@ class TestWithADisk:
         assert not copy_ahead(shelf, DEAR, 0.0) and not shelf.in_flight and found(shelf, 4) == [40] * 4
         making = make_room(shelf, 11, DEAR, 0.0)
         assert making.coming and making.moves and found(shelf, 4) == [0, 40, 40, 40]
+
+    def test_a_write_that_is_put_off_is_waited_for_but_not_for_ever(self) -> None:
+        """What an earlier process left has to be looked up first, and a compaction commits."""
+        shelf = Directory(config(33, 22, disk=256, clean=0.0), Archive(NAMES, Compacting()))
+        full(shelf, 2)
+        for now in (0.0, 1.0, 2.0):
+            shelf.archive.lookups.turn(64, now, 3.0)
+            making = make_room(shelf, 22, DEAR, now)
+            assert making.coming and not making.moves and not shelf.in_flight and found(shelf, 4) == [40] * 4
+        shelf.archive.lookups.turn(64, 3.0, 3.0)
+        assert make_room(shelf, 22, DEAR, 3.0).moves and found(shelf, 4) == [0, 0, 40, 40]
 
     def test_what_is_not_worth_a_write_makes_room_at_once(self) -> None:
         shelf = three(22)

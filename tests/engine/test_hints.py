@@ -81,6 +81,6 @@ def test_a_prefetched_prompt_gives_the_same_answer_from_the_device(
         assert again.token_ids == cold[3].token_ids and again.outcome.device == 128
     with LLM(str(model), **flags, disk_cache=disk, max_num_batched_tokens=128) as llm:
         compacting = iter([False] * 3)
-        monkeypatch.setattr(DiskCatalogue, "hold", lambda self: next(compacting, True))
+        monkeypatch.setattr(DiskCatalogue, "hold", lambda self, seconds=0.0: next(compacting, True))
         monkeypatch.setattr(DiskCatalogue, "let_go", lambda self: None)
         assert llm.pin(prompts[3], 60.0) == 128, "what the disk holds counts"

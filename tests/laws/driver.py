@@ -175,6 +175,7 @@ class Driver:
         self._measured = random.Random(seed)
         self.happened: Counter[str] = Counter()
         self._corrupt, self._noise = corrupt, random.Random(seed)  # of its own: the other actions are those of any run
+        self._compactions = random.Random(f"compactions {seed}")
         self._count = 0
         self._widening = widening(seed)
         self._stops_early = seed // 36 % 4 == 2  # as where no more memory can be locked
@@ -187,6 +188,8 @@ class Driver:
         loads = 4 if self.harness.loop.queues.parked else 1
         if self._corrupt and chance(self._noise, loads * self._corrupt):
             self.corrupt(self._noise)
+        if chance(self._compactions, 3):
+            self.harness.shelf.compacting = self._compactions.randint(1, 9)
         roll = self.rng.randint(1, 100)
         if roll <= 22:
             self.submit()

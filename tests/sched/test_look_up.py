@@ -24,6 +24,7 @@ RECORDS = 15
 """Of LONG: twelve chunks of 16 tokens, and three rungs."""
 RULES = SchedConfig(max_num_seqs=2, max_num_batched_tokens=64, records_a_turn=4)
 ONCE = SamplingParams(max_tokens=1)
+FOR_EVER = 10**9
 
 
 def left_on_disk(config: SchedConfig = RULES) -> Harness:
@@ -95,9 +96,9 @@ def test_others_are_admitted_meanwhile() -> None:
     harness.drain()
 
 
-def test_a_compaction_is_not_waited_for_and_one_that_never_ends_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_is_not_waited_for_and_one_that_never_ends_not_for_ever() -> None:
     harness = left_on_disk(replace(RULES, load_timeout=0.05))
-    monkeypatch.setattr(Shelf, "hold", lambda self: False)
+    harness.shelf.compacting = FOR_EVER
     harness.submit(Request("again", LONG, ONCE))
     for _ in range(20):
         harness.step()
@@ -149,23 +150,23 @@ def test_hints_look_up_so_many_records_a_turn_together() -> None:
     assert kept(harness) == [192]
 
 
-def test_hints_wait_for_a_compaction_beside_whatever_runs(monkeypatch: pytest.MonkeyPatch, asked: Counter[str]) -> None:
+def test_hints_wait_for_a_compaction_beside_whatever_runs(asked: Counter[str]) -> None:
     harness = left_on_disk()
     asked.clear()
-    with monkeypatch.context() as compaction:
-        compaction.setattr(Shelf, "hold", lambda self: False)
-        assert harness.loop.pin(WHOLE, 1000.0) == 0
-        harness.loop.prefetch(1, WHOLE)
-        for _ in range(5):
-            harness.step()
-        assert not asked and not harness.loop.prefetched() and not kept(harness)
+    harness.shelf.compacting = FOR_EVER
+    assert harness.loop.pin(WHOLE, 1000.0) == 0
+    harness.loop.prefetch(1, WHOLE)
+    for _ in range(5):
+        harness.step()
+    assert not asked and not harness.loop.prefetched() and not kept(harness)
+    harness.shelf.compacting = 0
     harness.drain()
     assert [done.status for done in harness.loop.prefetched()] == [Status.LOADED] and kept(harness) == [192]
 
 
-def test_a_prefetch_is_answered_though_a_compaction_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefetch_is_answered_though_a_compaction_never_ends() -> None:
     harness = left_on_disk(replace(RULES, load_timeout=0.05))
-    monkeypatch.setattr(Shelf, "hold", lambda self: False)
+    harness.shelf.compacting = FOR_EVER
     harness.loop.pin(WHOLE, 1000.0)
     harness.loop.prefetch(1, WHOLE)
     harness.drain()
@@ -189,3 +190,47 @@ def test_only_so_many_prefetches_wait_for_the_index_at_once(monkeypatch: pytest.
     assert [(done.number, done.status) for done in harness.loop.prefetched()] == [(3, Status.BUSY)]
     harness.drain()
     assert {done.number for done in harness.loop.prefetched()} == {1, 2}
+
+
+def unread(harness: Harness) -> None:
+    """LONG is computed again by a request that reads nothing: what the disk has of it is found out before it is written."""
+    harness.submit(Request("again", LONG, ONCE, read_cache=False))
+    while harness.told["again"].finished is None:
+        harness.step()
+    assert len(harness.shelf.dormant) == RECORDS
+
+
+def test_before_it_writes_a_turn_looks_up_so_many_records() -> None:
+    harness = left_on_disk()
+    unread(harness)
+    left = [RECORDS]
+    while harness.loop.busy:
+        harness.step()
+        left.append(len(harness.shelf.dormant))
+    assert all(before - after <= 5 for before, after in pairwise(left)) and left[-1] == 0, left
+    assert len(harness.shelf.records) == RECORDS, "nothing is written twice"
+
+
+def test_writes_do_not_wait_for_a_compaction_but_are_put_off() -> None:
+    harness = left_on_disk()
+    unread(harness)
+    harness.shelf.compacting = 40
+    while harness.shelf.compacting:
+        harness.step()
+        assert len(harness.shelf.dormant) == RECORDS and not harness.shelf.records
+    harness.drain()
+    assert not harness.shelf.dormant and len(harness.shelf.records) == RECORDS
+
+
+def test_a_turn_rests_where_only_a_compaction_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = left_on_disk()
+    waited: list[float] = []
+    monkeypatch.setattr(Shelf, "hold", lambda self, seconds=0.0: waited.append(seconds))
+    harness.loop.submit(Request("again", LONG, ONCE))
+    for _ in range(3):
+        harness.loop.step(wait=0.25)
+    assert waited == [0.0, 0.25] * 3
+    harness.loop.submit(Request("other", numbers(20, 7), ONCE, read_cache=False))
+    waited.clear()
+    harness.loop.step(wait=0.25)
+    assert waited == [0.0], "another computes"

@@ -55,10 +55,10 @@ class DiskCatalogue:
         """Pages of all dormant records."""
         return self._pages
 
-    def hold(self) -> bool:
-        """Have no compaction commit until `let_go`; False while one does, which may wait for the disk. The engine's thread holds it, so
-        its own look-ups and adoptions go on."""
-        return self._places.lock.acquire(blocking=False)
+    def hold(self, seconds: float = 0.0) -> bool:
+        """Have no compaction commit until `let_go`; False if one still does after so long: it may wait for the disk. The engine's thread
+        holds it, so its own look-ups and adoptions go on."""
+        return self._places.lock.acquire(timeout=seconds)
 
     def let_go(self) -> None:
         self._places.lock.release()
