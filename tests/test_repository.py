@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import typer.main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,68 +27,26 @@ LONG_ON_PURPOSE = frozenset({"stepwell/cli.py:serve"})  # a parameter for each f
 # Flags of other programs that the documents may name.
 FOREIGN_FLAGS = frozenset(
     {
-        "--agents",
         "--apply",
-        "--batch",
         "--benchmark-duration",
-        "--beside",
-        "--bytes",
-        "--callers",
-        "--cases",
         "--concurrency",
-        "--corpus",
         "--custom-dataset-type",
-        "--eager",
         "--endpoint-type",
         "--extra-inputs",
-        "--forgetful",
-        "--fuzz",
-        "--gsm8k",
-        "--harness",
         "--include",
-        "--in-flight",
         "--index-url",
         "--input-file",
         "--isl",
-        "--laws-examples",
-        "--many",
         "--max-positions",
-        "--minutes",
-        "--model",
-        "--no-thinking",
-        "--nodes",
         "--osl",
-        "--out",
         "--output-format",
-        "--pairs",
-        "--parts",
-        "--pause",
-        "--peers",
-        "--prompts",
-        "--quick",
-        "--repeat",
         "--request-count",
-        "--requests",
-        "--rounds",
-        "--rows",
-        "--runs",
         "--scenario",
-        "--schemathesis",
-        "--seconds",
-        "--seeds",
-        "--seqs",
-        "--slow",
-        "--small",
         "--streaming",
         "--tasks",
-        "--together",
-        "--tokenizer",
-        "--tokens",
         "--ui",
         "--unsafe-override",
-        "--url",
         "--use-server-token-count",
-        "--wheel",
     }
 )
 
@@ -164,34 +121,40 @@ import stepwell.testing
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_source_runs_nothing_it_was_given(path: Path) -> None:
-    tree = ast.parse(path.read_text("utf-8"))
-    assert not {"pickle", "dill", "cloudpickle", "marshal", "shelve"} & set(imported(tree))
-    assert not list(forbidden_calls(tree))
+def test_sources_run_nothing_they_were_given() -> None:
+    found = {}
+    for path in SOURCES:
+        tree = ast.parse(path.read_text("utf-8"))
+        readers = {"pickle", "dill", "cloudpickle", "marshal", "shelve"} & set(imported(tree))
+        found[name_of(path)] = [*sorted(readers), *forbidden_calls(tree)]
+    assert not {name: faults for name, faults in found.items() if faults}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_source_stays_small(path: Path) -> None:
+def too_long(path: Path) -> Iterator[str]:
+    """The file, if it is longer than files may be, and each of its functions that is."""
     text = path.read_text("utf-8")
-    long = [
-        f"{name_of(path)}:{node.name}"
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or node.lineno) - node.lineno + 1 > LONGEST_FUNCTION
-    ]
     if text.count("\n") > LONGEST_FILE:
-        long.append(name_of(path))
-    assert not set(long) - LONG_ON_PURPOSE
+        yield name_of(path)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > LONGEST_FUNCTION:
+                yield f"{name_of(path)}:{node.name}"
 
 
-@pytest.mark.parametrize("folder", ["stepwell", "tests", "bench", "tools", "tiny"])
-def test_every_imported_package_is_declared(folder: str) -> None:
-    known = declared() | set(sys.stdlib_module_names) | {"stepwell", "tests", "tiny"}
-    known |= {"starlette", "mypyc"}  # a part of FastAPI, and of mypy
-    known |= {path.stem for path in (ROOT / folder).iterdir()}  # scripts find what stands beside them
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        assert not set(imported(ast.parse(path.read_text("utf-8")))) - known, name_of(path)
+def test_sources_stay_small() -> None:
+    assert {name for path in SOURCES for name in too_long(path)} == LONG_ON_PURPOSE
+
+
+def test_every_imported_package_is_declared() -> None:
+    shared = declared() | set(sys.stdlib_module_names) | {"stepwell", "tests", "tiny"}
+    shared |= {"starlette", "mypyc"}  # a part of FastAPI, and of mypy
+    missing = {}
+    for folder in ("stepwell", "tests", "bench", "tools", "tiny"):
+        known = shared | {path.stem for path in (ROOT / folder).iterdir()}  # scripts find what stands beside them
+        for path in (ROOT / folder).rglob("*.py"):
+            missing[name_of(path)] = set(imported(ast.parse(path.read_text("utf-8")))) - known
+    assert not {name: names for name, names in missing.items() if names}
 
 
 def test_cache_has_no_clock_no_threads_and_no_log_of_its_own() -> None:
@@ -224,14 +187,16 @@ def links(path: Path) -> Iterator[str]:
             yield link
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_links_of_documents_resolve(path: Path) -> None:
+def broken_links(path: Path) -> Iterator[str]:
     for link in links(path):
         file, _, anchor = link.partition("#")
         target = path.parent / file if file else path
-        assert target.exists(), f"{name_of(path)} links to {link}"
-        if anchor:
-            assert anchor in heading_anchors(target), f"{name_of(path)} links to {link}"
+        if not target.exists() or (anchor and anchor not in heading_anchors(target)):
+            yield f"{name_of(path)} links to {link}"
+
+
+def test_links_of_documents_resolve() -> None:
+    assert not [fault for path in DOCUMENTS for fault in broken_links(path)]
 
 
 def known_flags() -> set[str]:
@@ -248,16 +213,37 @@ def known_flags() -> set[str]:
     return flags | {name for row in importlib.import_module("stepwell.server.peer_flags").FLAGS for name in row.names}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_flags_of_documents_exist(path: Path) -> None:
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", path.read_text("utf-8")))
-    assert named <= known_flags() | FOREIGN_FLAGS
+def scripts_flags() -> set[str]:
+    """Every flag that a script of the repository takes, as its parser names it."""
+    texts = [
+        path.read_text("utf-8")
+        for folder in ("bench", "tools", "tiny", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    return {
+        flag for text in texts for flag in re.findall(r"add_?(?:argument|option)\(\s*\"(--[a-z][a-z0-9-]*)\"", text)
+    }
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_source_files_named_in_documents_exist(path: Path) -> None:
-    named = re.findall(r"`((?:stepwell|tests|bench|docs|tiny|tools)/[\w./-]+)`", path.read_text("utf-8"))
-    assert not [name for name in named if not (ROOT / name).exists()]
+def test_flags_of_documents_exist() -> None:
+    known = known_flags() | scripts_flags() | FOREIGN_FLAGS
+    named = {
+        (name_of(path), flag)
+        for path in DOCUMENTS
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", path.read_text("utf-8"))
+    }
+    assert not {pair for pair in named if pair[1] not in known}
+    assert {flag for _, flag in named} >= FOREIGN_FLAGS, "a flag that no document names any more"
+
+
+def test_source_files_named_in_documents_exist() -> None:
+    named = {
+        (name_of(path), file)
+        for path in DOCUMENTS
+        for file in re.findall(r"`((?:stepwell|tests|bench|docs|tiny|tools)/[\w./-]+)`", path.read_text("utf-8"))
+    }
+    assert named
+    assert not {pair for pair in named if not (ROOT / pair[1]).exists()}
 
 
 def test_ci_script_can_be_run() -> None:
