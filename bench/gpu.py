@@ -10,7 +10,7 @@ a run that was cut off goes on. Parts, in the order in which they are worth thei
 
     M, D                ample memory: prefill, decode, resume, agents, and some answers cold, resumed and cold again
     M-small, D-small    a pool that holds a part of the agents, 40 GiB of host: resume and agents out of host
-    copies, profile, limits, truth      benches of these names
+    copies, loop, profile, limits, truth    benches of these names (host time of a decode step, kernel time by operation)
     D-deterministic, M-deterministic    200 prompts of up to 32,000 tokens under that flag: cold, from the device, from host
     trained             200 prompts that the model in tiny/model has written itself, in the same way without the flag
     replay              an agent trace at 32 lanes, live beside simulated (bench/gpu_replay.py; --trace names it)
@@ -38,7 +38,7 @@ from stepwell.demo.server import ServerFailed
 
 COPIES = ("--device", "cuda", "--bytes", "1GiB", "--rounds", "3", "--many", "64", "--beside", "D", "--rows", "8")
 SECONDS = {
-    "M": 85, "D": 65, "M-small": 70, "D-small": 60, "copies": 40, "D-deterministic": 90, "profile": 60, "M-deterministic": 100,
+    "M": 85, "D": 65, "M-small": 70, "D-small": 60, "copies": 40, "D-deterministic": 90, "loop": 60, "profile": 75, "M-deterministic": 100,
     "trained": 45, "replay": 140, "limits": 12, "truth": 65,
 }  # fmt: skip
 """What each part takes with compiled kernels, about; its order is that of its worth."""
@@ -83,6 +83,7 @@ def attempt(bench: Bench, name: str, options: argparse.Namespace, parts: dict[st
     scripts: dict[str, tuple[str, ...]] = {
         "limits": ("gpu_limits.py",),
         "copies": ("copies.py", *COPIES),
+        "loop": ("gpu_loop.py",),
         "truth": ("gpu_truth.py",),
         "profile": ("gpu_profile.py",),
     }

@@ -6,10 +6,8 @@
 M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B, as in `gpu_backend.py`. Of each step: time by operation from torch's profiler,
 number of kernels, `busy` (the sum of kernel times), `wall`, and for prompts `host` (what launching takes before anything is waited for).
 Prompts of up to 4,096 tokens are recorded passes, as served. `--behind` adds one of 1,000 tokens behind that many. Prints tables, then
-one line of JSON, `profile_ms` in milliseconds; `profiles` returns the same for other programs. Beside it, by shape and rows:
-
-    paced               a decode from launch to launch with one step in flight, and what launching it takes of the host
-    distinct_experts    experts that a layer reads for so many rows, on average over layers and over parts of 64 rows
+one line of JSON: `profile_ms` in milliseconds, as `profiles` returns it to other programs, and `distinct_experts` by rows of a decode: how
+many experts a layer reads, on average over layers.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,7 +34,7 @@ from stepwell.ops.triton import experts
 from stepwell.sched.step import LAST_DRAW, Step
 
 CONTEXT, TAIL, RECORDED = 4096, 1000, 4096
-PACED, MOST_ROWS = (1, 8, 64), 64
+MOST_ROWS = 64
 NEXT = np.full(1, LAST_DRAW, np.int32)
 OPERATIONS = (
     ("attention", ("flash", "fmha", "_decode_kernel", "_merge_kernel")),
@@ -157,25 +155,15 @@ def _decode(rig: Rig, rows: int) -> float:
     return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Paced:
-    """Steps of a batch of sequences that follow each other, one in flight."""
-
-    ms: float
-    launch_us: float
-
-
-def decoding(shape: dict[str, Any], steps: int = 80) -> tuple[dict[int, Paced], dict[int, float]]:
-    """How fast decodes follow each other by rows, and distinct experts a layer by rows (empty where there are none)."""
-    rig, tokens = _rig(shape, MOST_ROWS + 1, CONTEXT + 1 + len(PACED) * (steps + 5), PACED, ())
-    for row in range(MOST_ROWS + 1):
+def distinct_experts(shape: dict[str, Any]) -> dict[str, float]:
+    """Distinct experts a layer by rows of a decode; empty where there are none."""
+    rig, tokens = _rig(shape, MOST_ROWS, CONTEXT + 1, (1,), ())
+    for row in range(MOST_ROWS):
         rig.prefill(row, tokens[row : row + CONTEXT])
     chosen: list[torch.Tensor] = []
     with watched(chosen):
-        _decode(rig, MOST_ROWS + 1)  # more rows than any graph has
-    ends = np.full(MOST_ROWS + 1, CONTEXT + 1, np.int32)
-    found = {rows: _paced(rig, ends, rows, steps) for rows in PACED}
-    return found, {rows: _distinct(chosen, rows) for rows in PACED} if chosen else {}
+        _decode(rig, MOST_ROWS)  # more rows than the graph has: launched kernel by kernel
+    return {str(rows): _distinct(chosen, rows) for rows in (1, 8, MOST_ROWS)} if chosen else {}
 
 
 @contextmanager
@@ -196,31 +184,8 @@ def watched(chosen: list[torch.Tensor]) -> Iterator[None]:
 
 
 def _distinct(chosen: list[torch.Tensor], rows: int) -> float:
-    parts = [part for layer in chosen for part in layer[:MOST_ROWS].split(rows)]
+    parts = [part for layer in chosen for part in layer.split(rows)]
     return sum(part.unique().numel() for part in parts) / len(parts)
-
-
-def _paced(rig: Rig, ends: Ints, rows: int, steps: int) -> Paced:
-    """`ends`: how many tokens each sequence has, moved on."""
-    waiting, launching, began = None, 0.0, 0.0
-    for at in range(steps + 5):
-        if at == 5:
-            torch.cuda.synchronize()
-            began, launching = time.perf_counter(), 0.0
-        step = Step(
-            tuple(
-                rig.work(row, int(ends[row]), NEXT, known=-(-int(ends[row]) // 16) if at else 0) for row in range(rows)
-            )
-        )
-        ends[:rows] += 1
-        before = time.perf_counter()
-        launched = rig.runner.launch(step)
-        launching += time.perf_counter() - before
-        if waiting is not None:
-            waiting.result()
-        waiting = launched
-    torch.cuda.synchronize()
-    return Paced(1e3 * (time.perf_counter() - began) / steps, 1e6 * launching / steps)
 
 
 def table_of(shape: str, found: list[Profile]) -> Table:
@@ -240,18 +205,15 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[1024, 16384])
     parser.add_argument("--behind", type=int, default=0)
     options = parser.parse_args()
-    figures, paced, distinct = {}, {}, {}
+    figures, distinct = {}, {}
     for name in options.shapes:
         found = list(profiles(SHAPES[name], options.rows, options.prompts, options.behind))
         Console(width=120).print(table_of(name, found))
         figures[name] = {one.name: one.figures for one in found}
         torch.cuda.empty_cache()
-        by_rows, met = decoding(SHAPES[name])
-        paced[name] = {str(rows): asdict(one) for rows, one in by_rows.items()}
-        distinct |= {str(rows): count for rows, count in met.items()}
-        print(name, paced[name], distinct)
+        distinct |= distinct_experts(SHAPES[name]) if "num_experts" in SHAPES[name] else {}
         torch.cuda.empty_cache()
-    told = {"profile_ms": figures, "paced": paced, "distinct_experts": distinct}
+    told = {"profile_ms": figures, "distinct_experts": distinct}
     print(json.dumps({**told, "card": torch.cuda.get_device_name(), "torch": torch.__version__}))
 
 

@@ -21,7 +21,6 @@ from rich.console import Console
 from stepwell.base.shapes import ModelShape
 from stepwell.base.units import parse_size
 from stepwell.demo.server import Server, free_port, serve_command
-from stepwell.replay.gauges import parse
 
 HERE = Path(__file__).parent
 START_S, CALL_S = 300.0, 240.0
@@ -118,7 +117,7 @@ class Bench:
             server.wait_until_healthy(START_S)
             found["start_s"] = time.monotonic() - began
             self.console.print(f"{part}: ready after {found['start_s']:.0f} s")
-            asyncio.run(self._drive(server, setting, found))
+            asyncio.run(self._drive(server.base_url, setting, found))
             if "exact" in setting.runs:
                 found["exact"] = self.command("exact.py", "--url", server.base_url, *setting.exact)
                 self.console.print(found["exact"])
@@ -141,15 +140,15 @@ class Bench:
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=CALL_S)
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
-    async def _drive(self, server: Server, setting: Setting, found: dict[str, Any]) -> None:
-        async with Client(server.base_url, "m", CALL_S) as client:
+    async def _drive(self, url: str, setting: Setting, found: dict[str, Any]) -> None:
+        async with Client(url, "m", CALL_S) as client:
             rng = np.random.default_rng(0)
             if setting.shape != TINY:
                 for size in (16_384, 20_000, 1_000):
                     await client.ask(drawn(rng, size), 8)
             works: dict[str, Callable[[], Awaitable[Any]]] = {
                 "prefill": lambda: _each((16_384, 102_400), lambda size: runs.prefill(client, rng, size)),
-                "decode": lambda: _each((1, 8, 64), lambda batch: _weighed(server, runs.decode(client, rng, batch))),
+                "decode": lambda: _each((1, 8, 64), lambda batch: runs.decode(client, rng, batch)),
                 "resume": lambda: runs.resume(client, rng, fillers=setting.fillers),
                 "agents": lambda: runs.agents(client, rng),
             }
@@ -161,17 +160,6 @@ class Bench:
 async def _each(sizes: tuple[int, ...], run: Callable[[int], Awaitable[Any]]) -> dict[str, Any]:
     """One run after the other, by size."""
     return {str(size): await run(size) for size in sizes}
-
-
-async def _weighed(server: Server, run: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """A run with the time that scheduling took a step in it; prompts are among the steps, a few of some hundred."""
-    before = parse(server.read("/metrics"))
-    found = await run
-    after = parse(server.read("/metrics"))
-    seconds, steps = (
-        after[key] - before[key] for key in (("stepwell_sched_seconds_total", ()), ("stepwell_steps_total", ()))
-    )
-    return {**found, "sched_us": 1e6 * seconds / max(1.0, steps)}
 
 
 def used_mib() -> float:

@@ -29,7 +29,7 @@ def summary(parts: dict[str, Any]) -> dict[str, Any]:
         }
         for part, name in ((shape, f"{shape}_ample"), (f"{shape}-small", f"{shape}_small")):
             out["agents"][name] = at(parts, part, "agents")
-        out["host"][shape] = {n: host_time(parts, shape, n) for n in ("1", "64")}
+        out["host"][shape] = {n: at(parts, "loop", shape, n) for n in ("1", "64")}
         kernels = at(parts, "profile", "profile_ms", shape) or {}
         out["kernel_ms"][shape] = {n: at(kernels, n, "operations") for n in ("decode 8", "prompt 16384")}
     for name in ("restore_over_link", "demote_over_link"):
@@ -41,17 +41,6 @@ def summary(parts: dict[str, Any]) -> dict[str, Any]:
     out["flip_share"] = flips(parts, "trained", share=True)
     out["replay"] = {n: at(parts, "replay", n) for n in ("points_apart", "tiers_apart", "ttft_p50_over")}
     return out
-
-
-def host_time(parts: dict[str, Any], shape: str, rows: str) -> dict[str, float] | None:
-    """Time that the host works on a decode step, in µs (scheduling as served, launching in process), and the share of it that the device's
-    own time hides: what is not hidden is what a step takes as served beyond what it takes in process."""
-    sched, served = (at(parts, shape, "decode", rows, name) for name in ("sched_us", "itl_ms_p50"))
-    alone = at(parts, "profile", "paced", shape, rows)
-    if sched is None or alone is None:
-        return None
-    host = sched + alone["launch_us"]
-    return {"us": host, "hidden": min(1.0, max(0.0, 1 - 1e3 * (served - alone["ms"]) / host))}
 
 
 def flips(parts: dict[str, Any], *names: str, share: bool) -> float | None:

@@ -123,13 +123,6 @@ def test_flips_are_counted_over_both_tiers() -> None:
     assert figures.flips(parts, "D-deterministic", share=False) is None
 
 
-def test_host_time_is_hidden_as_far_as_a_served_step_takes_no_longer() -> None:
-    served = {"decode": {"64": {"sched_us": 600.0, "itl_ms_p50": 8.0}}}
-    parts = {"D": served, "profile": {"paced": {"D": {"64": {"ms": 7.6, "launch_us": 200.0}}}}}
-    assert figures.host_time(parts, "D", "64") == pytest.approx({"us": 800.0, "hidden": 0.5})
-    assert figures.host_time({"D": served}, "D", "64") is None
-
-
 @pytest.mark.parametrize(
     ("value", "verdict"), [(1.0, "[green]aim"), (2.5, "[green]must"), (3.3, "[red]+10.0%"), (None, "not measured")]
 )
