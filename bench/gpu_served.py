@@ -91,7 +91,7 @@ SETTINGS = {
     "D-deterministic": Setting("D", 24, "10GiB", "24GiB", ("--deterministic",), ("exact",), exact=SAME),
     "M-deterministic": Setting("M", 24, "8GiB", "24GiB", ("--deterministic",), ("exact",), exact=SAME),
     # step times unbounded, as those of the simulation are
-    "replay": Setting("D", 32, "12GiB", "32GiB", ("--max-step-ms", "0"), ("replay",)),
+    "replay": Setting("D", 32, "16GiB", "32GiB", ("--max-step-ms", "0"), ("replay",)),
     "trained": Setting(TINY, 24, "96MiB", "1GiB", runs=("exact",), exact=GROWN),
 }
 
