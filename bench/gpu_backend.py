@@ -3,7 +3,8 @@
     python bench/gpu_backend.py                    checks, then both shapes: some minutes, 100 GB of device memory
     python bench/gpu_backend.py --shapes D --rows 1 8
 
-M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B; random weights, bfloat16, states in float32. Decode counts from launch to
+M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B; random weights, bfloat16, states in float32. M-FP8 has M's weights in FP8, as
+official packs store them. Decode counts from launch to
 launch with one step in flight, every sequence at 4,096 tokens of context. Prints a table, then one line of JSON.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from load.models import OFFICIAL_FP8
 from rich.console import Console
 from rich.table import Table
 
@@ -41,10 +43,23 @@ EXPERTS = {
     "shared_expert_intermediate_size": 512,
 }
 SHAPES: dict[str, dict[str, Any]] = {
-    "M": {"model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, **EXPERTS},
-    "D": {"model_type": "qwen3_5_text", "hidden_size": 2560, "num_hidden_layers": 32, "num_key_value_heads": 4,
-          "intermediate_size": 9216, "tie_word_embeddings": True},
-}  # fmt: skip
+    "M": {
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        **EXPERTS,
+    },
+    "D": {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 2560,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+        "intermediate_size": 9216,
+        "tie_word_embeddings": True,
+    },
+}
+SHAPES["M-FP8"] = {**SHAPES["M"], "quantization_config": OFFICIAL_FP8}  # fmt: skip
 COMMON = {
     "vocab_size": VOCAB, "num_attention_heads": 16, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,

@@ -1,6 +1,6 @@
 """Compile the kernels for Hopper on a machine without a GPU: what does not compile, or spills, is found before GPU time is spent.
 
-    python bench/gpu_compile.py                     both shapes; two minutes or so of one core
+    python bench/gpu_compile.py                     all shapes; three minutes or so of one core
     python bench/gpu_compile.py --shapes M --batches 8
 
 Runs the decode steps and the prompts of `bench/kernels` on tensors without memory; each launch is compiled instead, once for each
@@ -40,6 +40,7 @@ TYPES = {
     torch.float32: "*fp32",
     torch.int64: "*i64",
     torch.int32: "*i32",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 ALIGNED = [["tt.divisibility", 16]]
 PROMPTS = (256, 1024, 16384)

@@ -27,12 +27,13 @@ from kernels.shapes import (
     Shape,
     chunks,
     lanes,
+    nbytes,
     normal,
     ring,
-    weights,
     whole,
 )  # fmt: skip
 from kernels.timing import sets
+from stepwell.ops.scaled import Scaled
 from stepwell.ops.triton import attention, chunked, experts, grouped, linear, norm, recurrent, sampling
 from stepwell.ops.triton.experts import Tiles
 from stepwell.ops.triton.linear import Tile
@@ -132,16 +133,20 @@ def norm_cases(shape: Shape, batch: int) -> Iterator[Case]:
 def linear_cases(shape: Shape, batch: int, tiles: tuple[tuple[Tile, int], ...] = ()) -> Iterator[Case]:
     """Own products as a decode step calls them; `tiles` adds others, each with a number of parts."""
     for name, (width, depth) in shape.projections.items():
-        matrices = [weights(width, depth) for _ in range(sets(2 * width * depth, 24))]
-        x, each = normal(batch, depth), 2 * (width * depth + batch * (width + depth))
-        yield Case(f"{name} torch", [partial(F.linear, x, w) for w in matrices], each)
+        count, tail = sets((1 if shape.fp8 else 2) * width * depth, 24), shape.tail(name)
+        matrices = [shape.projection(name) for _ in range(count)]
+        more = 0 if tail is None else tail.nbytes
+        x, each = normal(batch, depth), nbytes(matrices[0]) + more + 2 * batch * (width + depth)
+        plain = [w for w in matrices if not isinstance(w, Scaled)]
+        if plain:
+            yield Case(f"{name} torch", [partial(F.linear, x, w) for w in plain], each)
         if name == "mlp_in" and batch <= linear.MOST_GATED:
             yield Case(f"{name} gated", [partial(linear.gated, x, w) for w in matrices], each)
-        parts = linear.parts_for(width, depth, batch)
-        yield Case(f"{name} own", [partial(linear.linear, x, w, parts=parts) for w in matrices], each)
+        parts = 1 if name.endswith("_in") else linear.parts_for(width, depth, batch, shape.fp8)
+        yield Case(f"{name} own", [partial(linear.linear, x, w, tail=tail, parts=parts) for w in matrices], each)
         for tile, parts in tiles:
             if depth % (parts * tile.depth) == 0:
-                own: list[Call] = [partial(linear.linear, x, w, tile=tile, parts=parts) for w in matrices]
+                own: list[Call] = [partial(linear.linear, x, w, tail=tail, tile=tile, parts=parts) for w in matrices]
                 yield Case(f"{name} own {tile.columns}×{tile.depth}×{tile.stages}w{tile.warps}/{parts}", own, each)
         del matrices
 
@@ -155,13 +160,14 @@ def sampling_cases(shape: Shape, batch: int) -> Iterator[Case]:
 
 
 def expert_cases(shape: Shape, batch: int, tiles: tuple[Tiles | None, ...] = (None,)) -> Iterator[Case]:
-    gate_up, down = weights(EXPERTS, 2 * WIDTH, shape.hidden), weights(EXPERTS, shape.hidden, WIDTH)
-    shared, scale = (weights(2 * WIDTH, shape.hidden), weights(shape.hidden, WIDTH)), normal(shape.hidden).float()
+    gate_up, down = shape.matrix(EXPERTS, 2 * WIDTH, shape.hidden), shape.matrix(EXPERTS, shape.hidden, WIDTH)
+    shared = shape.matrix(2 * WIDTH, shape.hidden), shape.matrix(shape.hidden, WIDTH)
+    scale = normal(shape.hidden).float()
     logits = [normal(batch, EXPERTS + 1) for _ in range(12)]
     yield Case("route", [partial(experts.route, y, TOP, True) for y in logits], batch * EXPERTS * 2)
     routes = [experts.route(y, TOP, True) for y in logits]
     distinct = sum(int(chosen.unique().numel()) for chosen, _ in routes) / len(routes)
-    each = distinct * 3 * WIDTH * shape.hidden * 2
+    each = distinct * (nbytes(gate_up) + nbytes(down)) / EXPERTS
     x, residual = normal(batch, shape.hidden), normal(batch, shape.hidden)
     for tile in tiles:
         calls: list[Call] = [
@@ -172,8 +178,9 @@ def expert_cases(shape: Shape, batch: int, tiles: tuple[Tiles | None, ...] = (No
 
 def grouped_cases(shape: Shape, rows: int, tiles: tuple[grouped.Tiles | None, ...] = (None,)) -> Iterator[Case]:
     """A mixture for the tokens of a prompt; `bytes` holds the floating-point operations of its products instead."""
-    gate_up, down = weights(EXPERTS, 2 * WIDTH, shape.hidden), weights(EXPERTS, shape.hidden, WIDTH)
-    shared, scale = (weights(2 * WIDTH, shape.hidden), weights(shape.hidden, WIDTH)), normal(shape.hidden).float()
+    gate_up, down = shape.matrix(EXPERTS, 2 * WIDTH, shape.hidden), shape.matrix(EXPERTS, shape.hidden, WIDTH)
+    shared = shape.matrix(2 * WIDTH, shape.hidden), shape.matrix(shape.hidden, WIDTH)
+    scale = normal(shape.hidden).float()
     x, residual = normal(rows, shape.hidden), normal(rows, shape.hidden)
     chosen, share = experts.route(normal(rows, EXPERTS + 1), TOP, True)
     flops = rows * (TOP + 1) * 6 * WIDTH * shape.hidden

@@ -1,4 +1,4 @@
-"""The two shapes that figures are given for, and inputs of them on the GPU."""
+"""The shapes that figures are given for, and inputs of them on the GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stepwell.model.cuda.chunk_plan import plan_chunks
 from stepwell.ops.pending import Lanes, Ring
+from stepwell.ops.scaled import Matrix, Scaled, packed
 from stepwell.ops.triton.chunked import Chunks
 
 DEVICE = torch.device("cuda")
@@ -23,13 +24,30 @@ VOCAB = 248_320
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What differs between the models; `mlp` is the width of a dense MLP, 0 where there are experts."""
+    """What differs between the models; `mlp` is the width of a dense MLP, 0 where there are experts. `fp8`: matrices in FP8 blocks of
+    128 × 128, but for the head, the router, and the delta rule's two narrow projections."""
 
     name: str
     hidden: int
     kv_heads: int
     attention_layers: int
     mlp: int
+    fp8: bool = False
+
+    def matrix(self, *size: int) -> Matrix:
+        """Random weights as this model stores them."""
+        return stored(*size) if self.fp8 else weights(*size)
+
+    def tail(self, name: str) -> Tensor | None:
+        """Plain rows behind the named projection's."""
+        return weights(2 * VALUE_HEADS, self.hidden) if self.fp8 and name == "delta_in" else None
+
+    def projection(self, name: str) -> Matrix:
+        """Random weights of the named projection, but for its tail."""
+        width, depth = self.projections[name]
+        if not self.fp8 or name in ("head", "router"):
+            return weights(width, depth)
+        return stored(width - 2 * VALUE_HEADS if name == "delta_in" else width, depth)
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
@@ -47,7 +65,7 @@ class Shape:
         return {**found, "router": (EXPERTS + 1, self.hidden)}
 
 
-SHAPES = (Shape("M", 2048, 2, 10, 0), Shape("D", 2560, 4, 8, 9216))
+SHAPES = (Shape("M", 2048, 2, 10, 0), Shape("D", 2560, 4, 8, 9216), Shape("M-FP8", 2048, 2, 10, 0, True))
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
@@ -57,6 +75,19 @@ def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0)
 def weights(*shape: int) -> Tensor:
     """bfloat16 with unit gain, drawn in place: large ones have no second copy in float32."""
     return torch.empty(*shape, dtype=torch.bfloat16, device=DEVICE).normal_(std=shape[-1] ** -0.5)
+
+
+def stored(*shape: int) -> Matrix:
+    """The same in FP8, one matrix of a stack at a time."""
+    if len(shape) == 2:
+        return packed(weights(*shape), 128, 128)
+    one = [packed(weights(*shape[1:]), 128, 128) for _ in range(shape[0])]
+    values = torch.stack([matrix.values.view(torch.uint8) for matrix in one]).view(torch.float8_e4m3fn)
+    return Scaled(values, torch.stack([matrix.scales for matrix in one]), 128, 128)
+
+
+def nbytes(matrix: Matrix) -> int:
+    return int(matrix.nbytes)
 
 
 def whole(*values: int) -> Tensor:

@@ -33,18 +33,19 @@ from kernels.shapes import (
     whole,
 )  # fmt: skip
 from kernels.timing import time_us
+from stepwell.ops.scaled import Matrix, Scaled
 from stepwell.ops.triton import attention, experts, grouped, linear, norm, recurrent, sampling
 
-LAYERS = {"M": 40, "D": 32}
+LAYERS = {"M": 40, "D": 32, "M-FP8": 40}
 EPS = 1e-6
 Half = Callable[[Tensor, Tensor], Tensor]
 """Half a layer: normed rows and the residual → normed rows for the next half."""
 
 
-def product(x: Tensor, weight: Tensor, *, cut: bool = False) -> Tensor:
+def product(x: Tensor, weight: Matrix, *, tail: Tensor | None = None, cut: bool = False) -> Tensor:
     """`cut`: what follows sums parts."""
-    parts = linear.parts_for(*weight.shape, x.shape[0]) if cut else 1
-    return linear.linear(x, weight, parts=parts)
+    parts = linear.parts_for(*weight.shape, x.shape[0], isinstance(weight, Scaled)) if cut else 1
+    return linear.linear(x, weight, tail=tail, parts=parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +83,14 @@ def _scale(shape: Shape) -> Tensor:
 
 
 def _delta_net(shape: Shape, batch: int) -> Half:
-    into, out = weights(*shape.projections["delta_in"]), weights(*shape.projections["delta_out"])
+    into, tail, out = shape.projection("delta_in"), shape.tail("delta_in"), shape.projection("delta_out")
     pool = normal(batch + 1, VALUE_HEADS, DIM, DIM, dtype=torch.float32)
     window, rungs, own = normal(batch + 1, 3, CHANNELS), pool[batch:], ring(batch + 1, 1)
     taps, rate = normal(4, CHANNELS, dtype=torch.float32), -torch.rand(VALUE_HEADS, device=DEVICE)
     rows, scale, made = lanes(list(range(batch)), 100, [0] * batch), torch.ones(DIM, device=DEVICE), _scale(shape)
 
     def half(x: Tensor, residual: Tensor) -> Tensor:
-        qkv, z, b, a = product(x, into).split((CHANNELS, INNER, VALUE_HEADS, VALUE_HEADS), -1)
+        qkv, z, b, a = product(x, into, tail=tail).split((CHANNELS, INNER, VALUE_HEADS, VALUE_HEADS), -1)
         recurrent.conv_step(qkv, b, a, taps, rate, rate, window, window[batch:], rows, own, fold_new=True)
         y = torch.empty(batch, VALUE_HEADS, DIM, device=DEVICE)
         recurrent.delta_step(pool, rungs, rows, own, y, fold_new=True)
@@ -100,7 +101,7 @@ def _delta_net(shape: Shape, batch: int) -> Half:
 
 
 def _attention(shape: Shape, batch: int, context: int) -> Half:
-    into, out = weights(*shape.projections["attention_in"]), weights(*shape.projections["attention_out"])
+    into, out = shape.projection("attention_in"), shape.projection("attention_out")
     width, kv, inner = context // BLOCK, shape.kv_heads * HEAD_DIM, HEADS * HEAD_DIM
     memory = torch.empty(batch * width + 1, 2, BLOCK, shape.kv_heads, HEAD_DIM, dtype=torch.bfloat16, device=DEVICE)
     k, v = memory.normal_().unbind(1)
@@ -120,7 +121,7 @@ def _attention(shape: Shape, batch: int, context: int) -> Half:
 
 
 def _dense(shape: Shape) -> Half:
-    into, out = weights(*shape.projections["mlp_in"]), weights(*shape.projections["mlp_out"])
+    into, out = shape.projection("mlp_in"), shape.projection("mlp_out")
     made = _scale(shape)
 
     def half(x: Tensor, residual: Tensor) -> Tensor:
@@ -132,11 +133,9 @@ def _dense(shape: Shape) -> Half:
 
 
 def _experts(shape: Shape) -> Half:
-    gate_up, down = weights(EXPERTS, 2 * WIDTH, shape.hidden), weights(EXPERTS, shape.hidden, WIDTH)
-    shared, router = (
-        (weights(2 * WIDTH, shape.hidden), weights(shape.hidden, WIDTH)),
-        weights(EXPERTS + 1, shape.hidden),
-    )
+    gate_up, down = shape.matrix(EXPERTS, 2 * WIDTH, shape.hidden), shape.matrix(EXPERTS, shape.hidden, WIDTH)
+    shared = shape.matrix(2 * WIDTH, shape.hidden), shape.matrix(shape.hidden, WIDTH)
+    router = shape.projection("router")
     made = _scale(shape)
 
     def half(x: Tensor, residual: Tensor) -> Tensor:

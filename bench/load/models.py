@@ -22,13 +22,34 @@ _COMMON = {
     "rms_norm_eps": 1e-6, "max_position_embeddings": 262_144, "dtype": "bfloat16", "eos_token_id": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25},
 }  # fmt: skip
-#: M has the shape of Qwen3.5-35B-A3B's text decoder, D that of Qwen3.5-4B's.
-CONFIGS: dict[str, dict[str, Any]] = {
-    "M": {**_COMMON, "model_type": "qwen3_5_moe_text", "architectures": ["Qwen3_5MoeForCausalLM"], "hidden_size": 2048,
-          "num_hidden_layers": 40, "num_key_value_heads": 2, "tie_word_embeddings": False, **_EXPERTS},
-    "D": {**_COMMON, "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "hidden_size": 2560,
-          "num_hidden_layers": 32, "num_key_value_heads": 4, "intermediate_size": 9216, "tie_word_embeddings": True},
+#: How official packs store weights in FP8.
+OFFICIAL_FP8: dict[str, Any] = {
+    "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
 }  # fmt: skip
+#: M has the shape of Qwen3.5-35B-A3B's text decoder, D that of Qwen3.5-4B's; M-FP8 is M with weights in FP8.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "M": {
+        **_COMMON,
+        "model_type": "qwen3_5_moe_text",
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+        **_EXPERTS,
+    },
+    "D": {
+        **_COMMON,
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "hidden_size": 2560,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+        "intermediate_size": 9216,
+        "tie_word_embeddings": True,
+    },
+}
+CONFIGS["M-FP8"] = {**CONFIGS["M"], "quantization_config": OFFICIAL_FP8}  # fmt: skip
 
 
 def write_model(name: str, folder: Path) -> Path:

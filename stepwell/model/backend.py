@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stepwell.model.batch import Batch, Longs, Memory, States
     from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.ops.linear import Linear, LinearStack
+from stepwell.ops.scaled import Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,13 +113,20 @@ class Forward(Protocol):
 class Backend(Protocol):
     """Places weights and plans passes."""
 
-    def linear(self, weight: Tensor) -> Linear:
-        """The matrix [out, in] in the form that this backend multiplies with; takes the tensor over."""
+    def holds(self, rows: int, columns: int) -> bool:
+        """Whether FP8 matrices in which so many rows and columns share a scale are multiplied as they are stored.
+        Others are to be unpacked."""
+
+    def linear(self, weight: Matrix, tail: Tensor | None = None) -> Linear:
+        """The matrix [out, in] in the form that this backend multiplies with; takes the tensor over. FP8 only in blocks that it `holds`.
+
+        tail   further rows of an FP8 matrix, in the model's type
+        """
 
     def tied(self, table: Tensor) -> Linear:
         """The embedding table [vocab, hidden] as the head; the table stays as it is and is not copied."""
 
-    def stack(self, weights: Tensor) -> LinearStack:
+    def stack(self, weights: Matrix) -> LinearStack:
         """The same for the matrices [experts, out, in] of all experts."""
 
     @property

@@ -128,6 +128,10 @@ class Checkpoint:
         self._progress(self._done, self._total)
         return tensor
 
+    def matrix(self, name: str) -> Tensor:
+        """The same: a checkpoint without FP8 has nothing but plain matrices."""
+        return self.tensor(name)
+
     def read_ahead(self, order: Iterable[str]) -> None:
         """Tell which tensors will be asked for, about in this order: each once. They are read ahead from now on."""
         self._coming.extend(name for name in order if name in self)

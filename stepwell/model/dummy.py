@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from stepwell.model import names
+from stepwell.model.fp8_format import Fp8Format
 from stepwell.model.safetensors_file import Shape
+from stepwell.ops.scaled import Matrix, packed
 
 _CONV = 0.1
 _EMBEDDING = 0.5
@@ -34,14 +36,35 @@ _MEMORY = 0.01, 1.0
 class DummyWeights:
     """Tensors by their published names. The same seed gives the same values on the same kind of device."""
 
-    __slots__ = ("_device", "_dtype", "_expected", "_seed")
+    __slots__ = ("_device", "_dtype", "_expected", "_fp8", "_kept", "_seed")
 
-    def __init__(self, expected: Mapping[str, Shape], dtype: torch.dtype, device: torch.device, seed: int) -> None:
-        """`expected` are the names and shapes of all tensors (`names.expected`); matrices are made as `dtype`."""
+    def __init__(
+        self,
+        expected: Mapping[str, Shape],
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        fp8: Fp8Format | None = None,
+        kept: bool = False,
+    ) -> None:
+        """`expected` are the names and shapes of all tensors (`names.expected`); matrices are made as `dtype`.
+
+        fp8    those that official packs store in FP8 are rounded to it, in this form; `kept`: and stay in it
+        """
         self._expected = expected
         self._dtype = dtype
         self._device = device
         self._seed = seed
+        self._fp8 = fp8
+        self._kept = kept
+
+    def matrix(self, name: str) -> Matrix:
+        """Make one matrix, or a stack of them, on the device."""
+        values = self.tensor(name)
+        if self._fp8 is None or not names.official_fp8(name):
+            return values
+        stored = packed(values, self._fp8.rows, self._fp8.columns_in(values.shape[-1]))
+        return stored if self._kept else stored.unpacked(self._dtype)
 
     def tensor(self, name: str) -> Tensor:
         """Make one tensor on the device."""

@@ -1,4 +1,4 @@
-"""FP8 matrices of a checkpoint, multiplied by their scales as they are read. Their form is in `fp8_format.py`."""
+"""FP8 matrices of a checkpoint (`fp8_format.py`): kept as they are stored, or multiplied by their scales as they are read."""
 
 from __future__ import annotations
 
@@ -12,30 +12,45 @@ from stepwell.base.units import format_size
 from stepwell.model.checkpoint import Checkpoint
 from stepwell.model.fp8_format import Fp8Format
 from stepwell.model.safetensors_file import Shape
+from stepwell.ops.scaled import Matrix, Scaled
 
 _E4M3 = "F8_E4M3"
 
 
 class Fp8Weights:
-    """The tensors of a checkpoint in which some matrices are stored in FP8; they are handed out multiplied by their scales."""
+    """The tensors of a checkpoint in which some matrices are stored in FP8."""
 
-    __slots__ = ("_checkpoint", "_device", "_dtype", "_format", "_held", "_matrices", "_stored")
+    __slots__ = ("_checkpoint", "_device", "_dtype", "_format", "_held", "_kept", "_matrices", "_stored")
 
-    def __init__(self, checkpoint: Checkpoint, stored: Fp8Format, dtype: torch.dtype, device: torch.device) -> None:
-        """Matrices become `dtype`, on `device`."""
+    def __init__(
+        self, checkpoint: Checkpoint, stored: Fp8Format, dtype: torch.dtype, device: torch.device, kept: bool
+    ) -> None:
+        """FP8 matrices are put on `device`; unless they are `kept` as they are, they become `dtype`."""
         self._checkpoint = checkpoint
         self._format = stored
         self._dtype = dtype
         self._device = device
+        self._kept = kept
         self._matrices = self._stored = self._held = 0
 
     def tensor(self, name: str) -> Tensor:
         """One tensor: an FP8 matrix as `dtype` on the device, any other as the checkpoint gives it."""
+        found = self._matrix(name, False)
+        assert not isinstance(found, Scaled)
+        return found
+
+    def matrix(self, name: str) -> Matrix:
+        """The same; an FP8 matrix as it is stored, if those are kept."""
+        return self._matrix(name, self._kept)
+
+    def _matrix(self, name: str, kept: bool) -> Matrix:
         values = self._checkpoint.tensor(name)
         if self._checkpoint.dtype(name) != _E4M3:
             return values
         scales = self._checkpoint.tensor(self._format.scales_of(name))
-        matrix = dequantised(values.to(self._device), scales.to(self._device), self._format, self._dtype)
+        block = self._format.rows, self._format.columns_in(values.shape[-1])
+        stored = Scaled(values.to(self._device), scales.to(self._device, torch.float32), *block)
+        matrix = stored if kept else stored.unpacked(self._dtype)
         self._matrices += 1
         self._stored += values.nbytes + scales.nbytes
         self._held += matrix.nbytes
@@ -44,8 +59,10 @@ class Fp8Weights:
     @property
     def note(self) -> str:
         """What has been handed out, and the memory that it takes, for people."""
-        held = f"{format_size(self._held)} of {str(self._dtype).removeprefix('torch.')}"
-        return f"{self._format}: {self._matrices:,} matrices of {format_size(self._stored)} are held as {held}"
+        matrices = f"{self._format}: {self._matrices:,} matrices of {format_size(self._stored)} are"
+        if self._kept:
+            return f"{matrices} multiplied as they are stored"
+        return f"{matrices} held as {format_size(self._held)} of {str(self._dtype).removeprefix('torch.')}"
 
 
 def with_scales(checkpoint: Checkpoint, stored: Fp8Format | None, expected: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -63,11 +80,3 @@ def with_scales(checkpoint: Checkpoint, stored: Fp8Format | None, expected: Mapp
         if stored is not None and own in checkpoint:
             scales[stored.scales_of(name)] = stored.scales_shape(shape)
     return {**expected, **scales}
-
-
-def dequantised(values: Tensor, scales: Tensor, stored: Fp8Format, dtype: torch.dtype) -> Tensor:
-    """e4m3 `values` […, out, in] times their `scales`, computed in float32 and rounded once to `dtype`."""
-    *_, out, depth = values.shape
-    columns = stored.columns or depth
-    wide = scales.float().repeat_interleave(stored.rows, -2).narrow(-2, 0, out)
-    return values.float().mul_(wide.repeat_interleave(columns, -1).narrow(-1, 0, depth)).to(dtype)

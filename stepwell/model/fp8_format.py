@@ -8,7 +8,8 @@ A matrix is stored as e4m3 values and one scale for each block of them; a value 
 
 The files decide, tensor by tensor, which matrices are FP8: those that have scales. The list of exclusions in config.json is not read. Its
 spelling differs from pack to pack (with and without the wrapper's prefix, fused and not), and it could only repeat what the files say.
-Products are taken with activations in the model's type, so nothing is lost beyond the stored weights.
+Products are taken with activations in the model's type, so nothing is lost beyond the stored weights: kernels multiply by values as they
+are stored and then by their scales (`ops/triton/stored.py`), plain torch by weights that were unpacked as they were read.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class Fp8Format:
         """The shape of the scales of a matrix [out, in], or of a stack [experts, out, in]."""
         *stack, out, depth = matrix
         return (*stack, ceil_div(out, self.rows), ceil_div(depth, self.columns or depth))
+
+    def columns_in(self, depth: int) -> int:
+        """Columns that share a scale in a matrix of so many; where that is all of a row, the power of two that holds it."""
+        return self.columns or 1 << (depth - 1).bit_length()
 
     def __str__(self) -> str:
         return f"FP8, a scale for {self.rows} × {self.columns or 'all'} values"

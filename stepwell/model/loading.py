@@ -22,6 +22,7 @@ from stepwell.model.dummy import DummyWeights
 from stepwell.model.fp8 import Fp8Weights, with_scales
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Half, Norm
 from stepwell.ops.linear import Linear
+from stepwell.ops.scaled import Matrix, Scaled, alike, joined, put, stack_like, taken, unpacked
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -30,6 +31,9 @@ class Weights(Protocol):
     """Where tensors come from, by their published names; each call makes or reads a fresh one."""
 
     def tensor(self, name: str) -> Tensor: ...
+
+    def matrix(self, name: str) -> Matrix:
+        """The tensor of a matrix; in FP8, if it is stored so and the backend holds it."""
 
 
 def load_decoder(
@@ -48,6 +52,7 @@ def load_decoder(
     """
     config = _config(directory, drafts)
     place, chosen = torch.device(device), dtype or DTYPES[config.dtype]
+    backend = make(config, chosen, place)
     with Checkpoint(directory, progress, drafts=drafts, device=place) as checkpoint:
         prefixes = names.layer_prefixes(config.shape)
         fused = frozenset(prefix for prefix in prefixes if names.fused_experts(prefix) in checkpoint)
@@ -57,9 +62,9 @@ def load_decoder(
         checkpoint.check(with_scales(checkpoint, config.fp8, expected))
         checkpoint.read_ahead(names.in_order(expected, config.shape.tied))
         if config.fp8 is None:
-            return _Loader.on(place, chosen, config, checkpoint, make).decoder(fused)
-        weights = Fp8Weights(checkpoint, config.fp8, chosen, place)
-        return _Loader.on(place, chosen, config, weights, make).decoder(fused, lambda: (weights.note,))
+            return _Loader(config, checkpoint, chosen, place, backend).decoder(fused)
+        weights = Fp8Weights(checkpoint, config.fp8, chosen, place, _holds(backend, config))
+        return _Loader(config, weights, chosen, place, backend).decoder(fused, lambda: (weights.note,))
 
 
 def dummy_decoder(
@@ -71,7 +76,7 @@ def dummy_decoder(
     drafts: bool = False,
     drawn: torch.dtype | None = None,
 ) -> HybridDecoder:
-    """A decoder with random weights of the shape that `directory`'s config.json names. Raises ConfigError.
+    """A decoder with random weights of the shape that `directory`'s config.json names, in FP8 where that says so. Raises ConfigError.
 
     `drawn`: the type that matrices are made in where it is another than `dtype`, so that two decoders of different types have
     the same values.
@@ -79,8 +84,15 @@ def dummy_decoder(
     config = _config(directory, drafts)
     where, chosen = torch.device(device), dtype or DTYPES[config.dtype]
     fused = frozenset(names.layer_prefixes(config.shape))
-    weights = DummyWeights(names.expected(config.shape, fused), drawn or chosen, where, seed)
-    return _Loader.on(where, chosen, config, weights, make).decoder(fused)
+    backend, expected = make(config, chosen, where), names.expected(config.shape, fused)
+    weights = DummyWeights(expected, drawn or chosen, where, seed, config.fp8, _holds(backend, config))
+    return _Loader(config, weights, chosen, where, backend).decoder(fused)
+
+
+def _holds(backend: Backend, config: HybridConfig) -> bool:
+    """Whether the backend multiplies FP8 matrices of this model as they are stored."""
+    fp8, widest = config.fp8, config.shape.hidden
+    return fp8 is not None and backend.holds(fp8.rows, fp8.columns_in(widest))
 
 
 def _config(directory: Path, drafts: bool) -> HybridConfig:
@@ -96,13 +108,6 @@ class _Loader:
     device: torch.device
     backend: Backend
 
-    @classmethod
-    def on(
-        cls, device: torch.device, dtype: torch.dtype, config: HybridConfig, weights: Weights, make: MakeBackend
-    ) -> _Loader:
-        """With the backend that `make` makes for `device`."""
-        return cls(config, weights, dtype, device, make(config, dtype, device))
-
     def decoder(self, fused: frozenset[str], notes: Callable[[], tuple[str, ...]] = tuple) -> HybridDecoder:
         """The whole of it; `fused` are the layers whose experts are stored in one tensor. `notes` are asked for once all is read."""
         embedding = self.weights.tensor(names.EMBEDDING).to(self.device, self.dtype)
@@ -117,10 +122,16 @@ class _Loader:
             notes(),
         )
 
-    def matrix(self, *parts: str) -> Tensor:
-        """The named matrices stacked by rows, in the model's type."""
-        tensors = [self.weights.tensor(name).to(self.device, self.dtype) for name in parts]
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    def matrix(self, *parts: str) -> Matrix:
+        """The named matrices stacked by rows, in FP8 or in the model's type."""
+        found = [self.weights.matrix(name) for name in parts]
+        return joined([m if isinstance(m, Scaled) else m.to(self.device, self.dtype) for m in found], self.dtype)
+
+    def narrow_behind(self, wide: Matrix, narrow: Matrix) -> Linear:
+        """Two matrices as one, by rows: FP8 packs leave narrow ones alone, and all of them would be unpacked for their sake."""
+        if isinstance(wide, Scaled) and not isinstance(narrow, Scaled):
+            return self.backend.linear(wide, narrow)
+        return self.backend.linear(joined([wide, narrow], self.dtype))
 
     def linear(self, *parts: str) -> Linear:
         """The named matrices, stacked by rows."""
@@ -166,10 +177,12 @@ class _Loader:
 
     def _attention(self, prefix: str, order: int) -> Attention:
         s, own = self.config.shape, f"{prefix}self_attn."
-        # stored per head: query, then gate
-        query, gate = self.matrix(f"{own}q_proj.weight").view(s.heads, 2, s.head_dim, s.hidden).unbind(1)
-        k, v = (self.matrix(f"{own}{name}_proj.weight") for name in "kv")
-        into = torch.cat((query.flatten(0, 1), k, v, gate.flatten(0, 1)))
+        inner, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+        stored = self.matrix(*(f"{own}{name}_proj.weight" for name in "qkv"))
+        # of queries and gates each head's are stored together: query, then gate
+        rows = torch.arange(2 * (inner + kv), device=self.device)
+        query, gate = rows[: 2 * inner].view(s.heads, 2, s.head_dim).unbind(1)
+        into = taken(stored, torch.cat((query.flatten(), rows[2 * inner :], gate.flatten())))
         q_norm, k_norm = (self.float32(f"{own}{name}_norm.weight") + 1.0 for name in "qk")
         return Attention(
             index=order,
@@ -184,17 +197,23 @@ class _Loader:
     def _delta_net(self, prefix: str, order: int) -> DeltaNet:
         s, own = self.config.shape, f"{prefix}linear_attn."
         if s.model_type == "qwen3_next":
-            qkvz, ba = (self.matrix(f"{own}in_proj_{name}.weight") for name in ("qkvz", "ba"))
-            into = torch.cat((*by_kind(qkvz, s), *by_kind_ba(ba, s)))
+            wide, narrow = (self.matrix(f"{own}in_proj_{name}.weight") for name in ("qkvz", "ba"))
+            rows = torch.arange(max(wide.shape[0], narrow.shape[0]), device=self.device)
+            wide, narrow = (
+                taken(wide, by_kind(rows[: wide.shape[0]], s)),
+                taken(narrow, by_kind_ba(rows[: narrow.shape[0]], s)),
+            )
         else:
-            into = self.matrix(*(f"{own}in_proj_{name}.weight" for name in ("qkv", "z", "b", "a")))
+            wide, narrow = (
+                self.matrix(*(f"{own}in_proj_{name}.weight" for name in parts)) for parts in (("qkv", "z"), ("b", "a"))
+            )
         return DeltaNet(
             index=order,
             key_heads=s.key_heads,
             key_dim=s.key_dim,
             value_heads=s.value_heads,
             value_dim=s.value_dim,
-            into=self.backend.linear(into),
+            into=self.narrow_behind(wide, narrow),
             conv=self.float32(f"{own}conv1d.weight").squeeze(1).t().contiguous(),
             rate=self.float32(f"{own}A_log").exp().neg(),
             dt_bias=self.float32(f"{own}dt_bias"),
@@ -208,39 +227,49 @@ class _Loader:
 
     def _experts(self, prefix: str, fused: bool) -> Experts:
         own = f"{prefix}mlp."
-        gate_up, down = self._fused_experts(own) if fused else self._single_experts(own)
+        router = self.linear(f"{own}gate.weight", f"{own}shared_expert_gate.weight")
+        shared = f"{own}shared_expert."
+        matrices: list[Matrix] = [
+            *(self._fused_experts(own) if fused else self._single_experts(own)),
+            self.matrix(f"{shared}gate_proj.weight", f"{shared}up_proj.weight"),
+            self.matrix(f"{shared}down_proj.weight"),
+        ]
+        if not alike(matrices):
+            # one kernel reads all of them, so they are of one form
+            matrices = [unpacked(matrix, self.dtype) for matrix in matrices]
+        gate_up, down, shared_gate_up, shared_down = matrices
         return Experts(
             top=self.config.shape.experts_per_token,
             normed=self.config.norm_topk,
-            router=self.linear(f"{own}gate.weight", f"{own}shared_expert_gate.weight"),
+            router=router,
             gate_up=self.backend.stack(gate_up),
             down=self.backend.stack(down),
-            shared=self._mlp(f"{own}shared_expert."),
+            shared=DenseMlp(self.backend.linear(shared_gate_up), self.backend.linear(shared_down)),
         )
 
-    def _fused_experts(self, own: str) -> tuple[Tensor, Tensor]:
+    def _fused_experts(self, own: str) -> tuple[Matrix, Matrix]:
         return self.matrix(f"{own}experts.gate_up_proj"), self.matrix(f"{own}experts.down_proj")
 
-    def _single_experts(self, own: str) -> tuple[Tensor, Tensor]:
+    def _single_experts(self, own: str) -> tuple[Matrix, Matrix]:
         """One expert at a time: all of them twice would not fit beside the rest."""
-        s = self.config.shape
-        gate_up = torch.empty(s.experts, 2 * s.expert_width, s.hidden, dtype=self.dtype, device=self.device)
-        down = torch.empty(s.experts, s.hidden, s.expert_width, dtype=self.dtype, device=self.device)
-        for expert in range(s.experts):
+        count, made = self.config.shape.experts, None
+        for expert in range(count):
             one = f"{own}experts.{expert}."
-            gate_up[expert] = self.matrix(f"{one}gate_proj.weight", f"{one}up_proj.weight")
-            down[expert] = self.matrix(f"{one}down_proj.weight")
-        return gate_up, down
+            gate_up = self.matrix(f"{one}gate_proj.weight", f"{one}up_proj.weight")
+            down = self.matrix(f"{one}down_proj.weight")
+            made = made or (stack_like(gate_up, count), stack_like(down, count))
+            made = put(made[0], expert, gate_up, self.dtype), put(made[1], expert, down, self.dtype)
+        assert made is not None, "a mixture has experts"
+        return made
 
 
-def by_kind(qkvz: Tensor, s: ModelShape) -> list[Tensor]:
-    """Qwen3-Next stores, for each key head, its query, key, values and gates; returns all of each, in that order."""
+def by_kind(rows: Tensor, s: ModelShape) -> Tensor:
+    """Qwen3-Next stores, for each key head, its query, key, values and gates; returns the rows with all of each, in that order."""
     values = s.value_heads // s.key_heads * s.value_dim
-    per_head = qkvz.view(s.key_heads, -1, qkvz.shape[-1])
-    return [part.flatten(0, 1) for part in per_head.split_with_sizes((s.key_dim, s.key_dim, values, values), 1)]
+    parts = rows.view(s.key_heads, -1).split_with_sizes((s.key_dim, s.key_dim, values, values), 1)
+    return torch.cat([part.flatten() for part in parts])
 
 
-def by_kind_ba(ba: Tensor, s: ModelShape) -> list[Tensor]:
+def by_kind_ba(rows: Tensor, s: ModelShape) -> Tensor:
     """The same for b and a."""
-    per_head = ba.view(s.key_heads, -1, ba.shape[-1])
-    return [part.flatten(0, 1) for part in per_head.chunk(2, 1)]
+    return torch.cat([part.flatten() for part in rows.view(s.key_heads, -1).chunk(2, 1)])

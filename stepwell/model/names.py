@@ -52,6 +52,18 @@ def expected(shape: ModelShape, fused: frozenset[str]) -> dict[str, Shape]:
     return names
 
 
+_IN_FP8 = (
+    *(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down", "out")),
+    *(f"in_proj_{name}.weight" for name in ("qkv", "z", "qkvz")),
+    *(f"experts.{name}_proj" for name in ("gate_up", "down")),
+)
+
+
+def official_fp8(name: str) -> bool:
+    """Whether the official FP8 packs store this tensor in FP8: all large projections, but neither the head nor what is narrow."""
+    return name.endswith(_IN_FP8)
+
+
 def _layer(shape: ModelShape, prefix: str, kind: str, expert: bool, fused: bool) -> Iterator[tuple[str, Shape]]:
     yield f"{prefix}input_layernorm.weight", (shape.hidden,)
     yield f"{prefix}post_attention_layernorm.weight", (shape.hidden,)

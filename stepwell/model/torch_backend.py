@@ -28,6 +28,7 @@ from stepwell.ops.norm import gated_rms_norm, inverse_rms, rms_norm
 from stepwell.ops.pending import Lanes, conv_step, delta_step, fold_pending
 from stepwell.ops.rotary import Angles, Rotary, frequencies, rotate
 from stepwell.ops.sampling import Draw, sample
+from stepwell.ops.scaled import Matrix, Scaled
 from stepwell.sched.step import FIRST_DRAFT, LAST_DRAW
 
 
@@ -44,13 +45,19 @@ class TorchBackend:
         turned = frequencies(config.rotary_dim, config.rope_theta, s.factor, s.low, s.high)
         self._rotary = Rotary(config.shape.head_dim, turned, s.scale, device)
 
-    def linear(self, weight: Tensor) -> Linear:
+    def holds(self, rows: int, columns: int) -> bool:
+        del rows, columns
+        return False
+
+    def linear(self, weight: Matrix, tail: Tensor | None = None) -> Linear:
+        assert not isinstance(weight, Scaled) and tail is None, "FP8 is unpacked for this backend"
         return Dense(placed(weight, self._device))
 
     def tied(self, table: Tensor) -> Linear:
         return Dense(table)
 
-    def stack(self, weights: Tensor) -> LinearStack:
+    def stack(self, weights: Matrix) -> LinearStack:
+        assert not isinstance(weights, Scaled), "FP8 is unpacked for this backend"
         return DenseStack(placed(weights, self._device))
 
     @property

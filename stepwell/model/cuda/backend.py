@@ -12,8 +12,9 @@ from stepwell.base.errors import ConfigError
 from stepwell.model.backend import Output, Prepared
 from stepwell.model.batch import Batch, Longs, Memory, States
 from stepwell.model.config import HybridConfig
-from stepwell.model.cuda.forward import CudaForward, KernelLinear
+from stepwell.model.cuda.forward import CudaForward
 from stepwell.model.cuda.graphs import STATIC, DecodeGraphs, Recorder
+from stepwell.model.cuda.matrices import KernelLinear, KernelStack, holds
 from stepwell.model.cuda.plans import (
     NOTHING_NEW,
     SETTINGS,
@@ -29,9 +30,10 @@ from stepwell.model.cuda.plans import (
 from stepwell.model.cuda.prompt_graphs import PromptGraphs
 from stepwell.model.cuda.prompts import choose
 from stepwell.model.download import copied, kernel_for, stored
-from stepwell.ops.linear import DenseStack, Linear, LinearStack
+from stepwell.ops.linear import Linear, LinearStack
 from stepwell.ops.pending import Lanes, Ring
 from stepwell.ops.rotary import frequencies
+from stepwell.ops.scaled import Matrix
 from stepwell.ops.triton.attention import splits_for
 from stepwell.ops.triton.recurrent import TAPS
 from stepwell.sched.step import LAST_DRAW
@@ -82,14 +84,17 @@ class CudaBackend:
         way = "copied, behind saves" if self._store is None else "stored by a kernel"
         return ("decode and prompts: own Triton kernels", *self.kernels.names, f"drawn tokens: {way}")
 
-    def linear(self, weight: Tensor) -> Linear:
-        return KernelLinear.of(weight.to(self._device))
+    def holds(self, rows: int, columns: int) -> bool:
+        return holds(rows, columns)
+
+    def linear(self, weight: Matrix, tail: Tensor | None = None) -> Linear:
+        return KernelLinear.of(weight, tail)
 
     def tied(self, table: Tensor) -> Linear:
         return KernelLinear(table, table.shape[0])
 
-    def stack(self, weights: Tensor) -> LinearStack:
-        return DenseStack(weights.to(self._device).contiguous())
+    def stack(self, weights: Matrix) -> LinearStack:
+        return KernelStack(weights)
 
     def upload(self, arrays: Sequence[Longs]) -> list[Tensor]:
         return self._upload(arrays)

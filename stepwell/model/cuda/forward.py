@@ -11,49 +11,18 @@ from torch import Tensor
 
 from stepwell.model.backend import Output
 from stepwell.model.batch import Memory, States
+from stepwell.model.cuda.matrices import KernelLinear, KernelStack
 from stepwell.model.cuda.plans import Decodes, Drawing, Paged, Prompts
 from stepwell.model.cuda.prompts import PromptKernels
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
-from stepwell.ops.linear import DenseStack, Linear
+from stepwell.ops.linear import Linear
 from stepwell.ops.pending import Ring
+from stepwell.ops.scaled import Matrix
 from stepwell.ops.triton import attention, chunked, experts, grouped, linear, norm, recurrent, sampling
 from stepwell.ops.triton.chunked import Chunks
 
 _FEW = 128
 """Most rows of a mixture that is bound by reading weights."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KernelLinear:
-    """A plain tensor [out and more, in]; few rows are multiplied by a kernel of ours.
-
-    width   rows of the tensor that count; those behind it make the tensor as long as libraries like it
-    """
-
-    weight: Tensor
-    width: int
-
-    @classmethod
-    def of(cls, matrix: Tensor) -> KernelLinear:
-        """Rows of zeros are added up to a multiple of 8: with 257 columns a product of 16k rows takes ten times as long as with 264."""
-        width = matrix.shape[0]
-        return cls(F.pad(matrix, (0, 0, 0, -width % 8)).contiguous(), width)
-
-    @property
-    def matrix(self) -> Tensor:
-        return self.weight if self.width == self.weight.shape[0] else self.weight[: self.width]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._counting(linear.linear(x, self.weight))
-
-    def parts(self, x: Tensor) -> Tensor:
-        """The product in the form that is fastest, for a reader who sums parts: [rows, out], or float32 [parts, rows, out]."""
-        (width, depth), rows = self.weight.shape, x.shape[0]
-        parts = linear.parts_for(width, depth, rows) if rows <= linear.MOST_ROWS else 1
-        return self._counting(linear.linear(x, self.weight, parts=parts))
-
-    def _counting(self, y: Tensor) -> Tensor:
-        return y if self.width == self.weight.shape[0] else y[..., : self.width]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,6 +163,6 @@ def _kernel(matrix: Linear) -> KernelLinear:
     return matrix
 
 
-def _stack(matrices: object) -> Tensor:
-    assert isinstance(matrices, DenseStack), "layers hold the matrices that this backend made"
+def _stack(matrices: object) -> Matrix:
+    assert isinstance(matrices, KernelStack), "layers hold the matrices that this backend made"
     return matrices.weight

@@ -9,7 +9,7 @@ A pair is (token, one of its experts); pair p belongs to token p // (top + 1). T
     _down      unit × columns: down · h, one row for each pair
     _combine   a token's rows in the order of its pairs, weighted; adds the residual and norms the sum
 
-One token needs no plan: `_up_one` and `_down_one` are products of a single row, and the latter sums over the pairs.
+One token needs no plan (`expert_row.py`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stepwell.ops.scaled import Matrix, Scaled
+from stepwell.ops.triton.expert_row import mixture_of_one
 from stepwell.ops.triton.norm import add_rms_norm
 from stepwell.ops.triton.overlap import follow, overlap
+from stepwell.ops.triton.stored import columns_of, operands, product, scales_in, scales_of
 
 MOST_PAIRS = 2048
 """Beyond this many pairs a grouped product is faster, and sorting in one program is not."""
 _BLOCKS = (256, 1024, MOST_PAIRS)  # pairs that are sorted at once: each a kernel to compile
-_ONE_ROW = 16384  # weights of one matrix that a program holds in registers at once
 
 
 @triton.jit
@@ -139,9 +141,9 @@ def plan_units(chosen: Tensor, experts: int) -> Units:
 
 @triton.jit
 def _up_kernel(
-    x, order, unit_expert, unit_start, gate_up, shared, h, TOP: tl.constexpr, EXPERTS: tl.constexpr,
+    x, order, unit_expert, unit_start, gate_up, scales, shared, shared_scales, h, TOP: tl.constexpr, EXPERTS: tl.constexpr,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     unit = tl.num_programs(1) - 1 - tl.program_id(1)  # the shared expert first: it has most pairs
     follow(OVERLAP)
@@ -149,29 +151,34 @@ def _up_kernel(
     if begin < end:
         expert = tl.load(unit_expert + unit).to(tl.int64)
         matrix = shared if expert == EXPERTS else gate_up + expert * (2 * WIDTH * HIDDEN)
+        own = shared_scales if expert == EXPERTS else scales + expert * scales_in(2 * WIDTH, HIDDEN, HIGH, WIDE)
         n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
+        real = n < WIDTH
         for first in range(begin, end, M):
             m = first + tl.arange(0, M)
             pair = tl.load(order + m, mask=m < end, other=0)
             rows = x + (pair // (TOP + 1)).to(tl.int64)[:, None] * HIDDEN
             gate, up = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+            upper = scales_of(own, n, real, 0, HIDDEN, HIGH, WIDE)
+            lower = scales_of(own, n + WIDTH, real, 0, HIDDEN, HIGH, WIDE)
             for a in tl.range(0, HIDDEN, K, num_stages=STAGES):
                 part = tl.load(rows + (a + k)[None, :], mask=(m < end)[:, None] & (a + k < HIDDEN)[None, :], other=0.0)
                 at = matrix + n[:, None] * HIDDEN + (a + k)[None, :]
-                seen = (n < WIDTH)[:, None] & (a + k < HIDDEN)[None, :]
-                gate = tl.dot(part, tl.trans(tl.load(at, mask=seen, other=0.0)), gate, input_precision="ieee")
-                lower = tl.load(at + WIDTH * HIDDEN, mask=seen, other=0.0)
-                up = tl.dot(part, tl.trans(lower), up, input_precision="ieee")
+                seen = real[:, None] & (a + k < HIDDEN)[None, :]
+                gate = product(gate, part, tl.load(at, mask=seen, other=0.0), upper, HIGH)
+                up = product(up, part, tl.load(at + WIDTH * HIDDEN, mask=seen, other=0.0), lower, HIGH)
+                upper = scales_of(own, n, real, a + K, HIDDEN, HIGH, WIDE)
+                lower = scales_of(own, n + WIDTH, real, a + K, HIDDEN, HIGH, WIDE)
             made = gate * tl.sigmoid(gate) * up
             place = h + pair.to(tl.int64)[:, None] * WIDTH + n[None, :]
-            tl.store(place, made, mask=(m < end)[:, None] & (n < WIDTH)[None, :])
+            tl.store(place, made, mask=(m < end)[:, None] & real[None, :])
 
 
 @triton.jit
 def _down_kernel(
-    h, order, unit_expert, unit_start, down, shared, parts, EXPERTS: tl.constexpr,
+    h, order, unit_expert, unit_start, down, scales, shared, shared_scales, parts, EXPERTS: tl.constexpr,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     unit = tl.num_programs(1) - 1 - tl.program_id(1)  # the shared expert first: it has most pairs
     follow(OVERLAP)
@@ -179,19 +186,22 @@ def _down_kernel(
     if begin < end:
         expert = tl.load(unit_expert + unit).to(tl.int64)
         matrix = shared if expert == EXPERTS else down + expert * (HIDDEN * WIDTH)
+        own = shared_scales if expert == EXPERTS else scales + expert * scales_in(HIDDEN, WIDTH, HIGH, WIDE)
         n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
+        real = n < HIDDEN
         for first in range(begin, end, M):
             m = first + tl.arange(0, M)
             pair = tl.load(order + m, mask=m < end, other=0).to(tl.int64)
             made = tl.zeros([M, N], tl.float32)
+            scale = scales_of(own, n, real, 0, WIDTH, HIGH, WIDE)
             for a in tl.range(0, WIDTH, K, num_stages=STAGES):
                 seen = (a + k < WIDTH)[None, :]
                 part = tl.load(h + pair[:, None] * WIDTH + (a + k)[None, :], mask=(m < end)[:, None] & seen, other=0.0)
                 at = matrix + n[:, None] * WIDTH + (a + k)[None, :]
-                rows = tl.load(at, mask=(n < HIDDEN)[:, None] & seen, other=0.0)
-                made = tl.dot(part, tl.trans(rows), made, input_precision="ieee")
+                made = product(made, part, tl.load(at, mask=real[:, None] & seen, other=0.0), scale, HIGH)
+                scale = scales_of(own, n, real, a + K, WIDTH, HIGH, WIDE)
             place = parts + pair[:, None] * HIDDEN + n[None, :]
-            tl.store(place, made, mask=(m < end)[:, None] & (n < HIDDEN)[None, :])
+            tl.store(place, made, mask=(m < end)[:, None] & real[None, :])
 
 
 @triton.jit
@@ -215,43 +225,6 @@ def _combine_kernel(
     tl.store(out + row * HIDDEN + i, y, mask=mask)
 
 
-@triton.jit
-def _up_one_kernel(
-    x, chosen, gate_up, shared, h, EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    pair, k = tl.program_id(1), tl.arange(0, K)
-    n = tl.program_id(0) * N + tl.arange(0, N)
-    follow(OVERLAP)
-    expert = tl.load(chosen + pair).to(tl.int64)
-    matrix = shared if expert == EXPERTS else gate_up + expert * (2 * WIDTH * HIDDEN)
-    at, seen = matrix + n[:, None] * HIDDEN + k[None, :], (n < WIDTH)[:, None] & (k < HIDDEN)[None, :]
-    upper = tl.load(at, mask=seen, other=0.0)
-    lower = tl.load(at + WIDTH * HIDDEN, mask=seen, other=0.0)
-    row = tl.load(x + k, mask=k < HIDDEN, other=0.0).to(tl.float32)[None, :]
-    tl.debug_barrier()  # the compiler would load a little at a time, to save registers
-    gate, up = tl.sum(upper.to(tl.float32) * row, 1), tl.sum(lower.to(tl.float32) * row, 1)
-    tl.store(h + pair * WIDTH + n, gate * tl.sigmoid(gate) * up, mask=n < WIDTH)
-
-
-@triton.jit
-def _down_one_kernel(
-    h, chosen, weights, down, shared, total, EXPERTS: tl.constexpr, PAIRS: tl.constexpr, HIDDEN: tl.constexpr,
-    WIDTH: tl.constexpr, N: tl.constexpr, K: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
-    seen = (n < HIDDEN)[:, None] & (k < WIDTH)[None, :]
-    acc = tl.zeros([N, K], tl.float32)
-    follow(OVERLAP)
-    for pair in tl.static_range(PAIRS):
-        expert = tl.load(chosen + pair).to(tl.int64)
-        matrix = shared if expert == EXPERTS else down + expert * (HIDDEN * WIDTH)
-        part = tl.load(matrix + n[:, None] * WIDTH + k[None, :], mask=seen, other=0.0).to(tl.float32)
-        row = tl.load(h + pair * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)
-        acc += part * (row * tl.load(weights + pair))[None, :]
-    tl.store(total + n, tl.sum(acc, 1), mask=n < HIDDEN)
-
-
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Columns and depth of the two products' tiles, and the stages of their pipelines. They change last bits only."""
@@ -264,16 +237,20 @@ class Tiles:
     warps: int = 4
 
 
+SCALED = Tiles(stages=6)
+"""The tiles of FP8 experts: half as many bytes, so more of them."""
+
+
 def mixture(
-    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor,
-    shared_down: Tensor, residual: Tensor, norm: Tensor, eps: float, tiles: Tiles | None = None,
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Matrix, down: Matrix, shared_gate_up: Matrix,
+    shared_down: Matrix, residual: Tensor, norm: Tensor, eps: float, tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
     """Add each row's experts to `residual` in place and return the RMS norm of the sum, in the type of `residual`.
 
     x               [rows, hidden]
     chosen, weights as `route` returns them; rows · (top + 1) ≤ MOST_PAIRS
     gate_up, down   [experts, 2 · width, hidden] and [experts, hidden, width]; shared_…: without the first dimension,
-                    of the same width
+                    of the same width, stored in the same way
     residual        [rows, hidden]; rounded to its type before the norm
     norm            float32 [hidden], with the 1 + of a zero-centred norm already in it
     tiles           None: the fastest tried, and for one row no tiles at all
@@ -282,20 +259,22 @@ def mixture(
     experts, width, pairs = gate_up.shape[0], gate_up.shape[1] // 2, chosen.shape[1]
     assert shared_down.shape == (hidden, width)
     if rows == 1 and tiles is None:
-        total = _one_row(x, chosen, weights, gate_up, down, shared_gate_up, shared_down)
+        total = mixture_of_one(x, chosen, weights, gate_up, down, shared_gate_up, shared_down)
         return add_rms_norm(total, residual, norm, eps)
-    tiles = tiles or Tiles()
+    tiles = tiles or (SCALED if isinstance(gate_up, Scaled) else Tiles())
     units = plan_units(chosen, experts)
     h = torch.empty(rows * pairs, width, dtype=x.dtype, device=x.device)
     parts = torch.empty(rows * pairs, hidden, dtype=torch.float32, device=x.device)
+    matrices, stored = operands(gate_up, shared_gate_up)
     _up_kernel[(triton.cdiv(width, tiles.up), units.most)](
-        x, units.order, units.expert, units.start, gate_up, shared_gate_up, h, TOP=pairs - 1, EXPERTS=experts,
-        HIDDEN=hidden, WIDTH=width, M=16, N=tiles.up, K=tiles.up_depth, STAGES=tiles.stages, num_warps=tiles.warps,
-        **overlap(x, rows),
+        x, units.order, units.expert, units.start, *matrices, h, TOP=pairs - 1, EXPERTS=experts, HIDDEN=hidden,
+        WIDTH=width, M=16, N=tiles.up, K=columns_of(gate_up, tiles.up_depth), STAGES=tiles.stages, **stored,
+        num_warps=tiles.warps, **overlap(x, rows),
     )  # fmt: skip
+    matrices, stored = operands(down, shared_down)
     _down_kernel[(triton.cdiv(hidden, tiles.down), units.most)](
-        h, units.order, units.expert, units.start, down, shared_down, parts, EXPERTS=experts, HIDDEN=hidden,
-        WIDTH=width, M=16, N=tiles.down, K=tiles.down_depth, STAGES=tiles.stages, num_warps=tiles.warps,
+        h, units.order, units.expert, units.start, *matrices, parts, EXPERTS=experts, HIDDEN=hidden, WIDTH=width, M=16,
+        N=tiles.down, K=columns_of(down, tiles.down_depth), STAGES=tiles.stages, **stored, num_warps=tiles.warps,
         **overlap(x, rows),
     )  # fmt: skip
     out = torch.empty_like(residual)
@@ -305,29 +284,3 @@ def mixture(
         num_warps=min(8, max(1, block // 256)), **overlap(x, rows),
     )  # fmt: skip
     return out
-
-
-def _one_row(
-    x: Tensor,
-    chosen: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    shared_gate_up: Tensor,
-    shared_down: Tensor,
-) -> Tensor:
-    """The weighted sum of one row's experts, float32 [1, hidden]."""
-    hidden, width, pairs = x.shape[1], shared_down.shape[1], chosen.shape[1]
-    h, total = x.new_empty(pairs, width), torch.empty(1, hidden, dtype=torch.float32, device=x.device)
-    k = triton.next_power_of_2(hidden)
-    n = max(1, _ONE_ROW // k)
-    _up_one_kernel[(triton.cdiv(width, n), pairs)](
-        x, chosen, gate_up, shared_gate_up, h, EXPERTS=gate_up.shape[0], HIDDEN=hidden, WIDTH=width, N=n, K=k,
-        num_warps=4, **overlap(x, 1),
-    )  # fmt: skip
-    n = 4
-    _down_one_kernel[(triton.cdiv(hidden, n),)](
-        h, chosen, weights, down, shared_down, total, EXPERTS=gate_up.shape[0], PAIRS=pairs, HIDDEN=hidden, WIDTH=width,
-        N=n, K=triton.next_power_of_2(width), num_warps=4, **overlap(x, 1),
-    )  # fmt: skip
-    return total

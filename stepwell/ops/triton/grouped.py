@@ -22,6 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from stepwell.ops.scaled import Matrix, Scaled
+from stepwell.ops.triton.stored import columns_of, operands, product, scales_in, scales_of
+
 _BLOCK = 128
 
 
@@ -109,36 +112,42 @@ def _tile_of(ends, BLOCKS, tile, EXPERTS: tl.constexpr, BINS: tl.constexpr, M: t
 
 @triton.jit(do_not_specialize=["BLOCKS"])
 def _up_kernel(
-    x, rows, ends, BLOCKS, gate_up, shared, h, EXPERTS: tl.constexpr, BINS: tl.constexpr, HIDDEN: tl.constexpr,
-    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+    x, rows, ends, BLOCKS, gate_up, scales, shared, shared_scales, h, EXPERTS: tl.constexpr, BINS: tl.constexpr,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     expert, first, end = _tile_of(ends, BLOCKS, tl.program_id(1), EXPERTS, BINS, M)
     if expert <= EXPERTS:
         matrix = shared if expert == EXPERTS else gate_up + expert * (2 * WIDTH * HIDDEN)
+        scale = shared_scales if expert == EXPERTS else scales + expert * scales_in(2 * WIDTH, HIDDEN, HIGH, WIDE)
         m, n, k = first + tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
         real, whole = (m < end)[:, None], (n < WIDTH)[:, None]
         # a tile's rest repeats its first row: its sums are not stored
         row = tl.load(rows + tl.where(m < end, m, first)).to(tl.int64)
         own, at = x + row[:, None] * HIDDEN + k[None, :], matrix + n[:, None] * HIDDEN + k[None, :]
         gate, up = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
+        upper, lower = tl.zeros([N], tl.float32), tl.zeros([N], tl.float32)
         for a in tl.range(0, HIDDEN, K, num_stages=STAGES):
             seen = (a + k < HIDDEN)[None, :]
             part = tl.load(own + a, mask=seen, other=0.0)
-            gate = tl.dot(part, tl.trans(tl.load(at + a, mask=whole & seen, other=0.0)), gate, input_precision="ieee")
-            lower = tl.load(at + WIDTH * HIDDEN + a, mask=whole & seen, other=0.0)
-            up = tl.dot(part, tl.trans(lower), up, input_precision="ieee")
+            upper = scales_of(scale, n, n < WIDTH, a, HIDDEN, HIGH, WIDE)
+            lower = scales_of(scale, n + WIDTH, n < WIDTH, a, HIDDEN, HIGH, WIDE)
+            gate = product(gate, part, tl.load(at + a, mask=whole & seen, other=0.0), upper, HIGH)
+            up = product(up, part, tl.load(at + WIDTH * HIDDEN + a, mask=whole & seen, other=0.0), lower, HIGH)
         place = h + m.to(tl.int64)[:, None] * WIDTH + n[None, :]
         tl.store(place, gate * tl.sigmoid(gate) * up, mask=real & (n < WIDTH)[None, :])
 
 
 @triton.jit(do_not_specialize=["BLOCKS"])
 def _down_kernel(
-    h, ends, BLOCKS, down, shared, parts, EXPERTS: tl.constexpr, BINS: tl.constexpr, HIDDEN: tl.constexpr,
-    WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+    h, ends, BLOCKS, down, scales, shared, shared_scales, parts, EXPERTS: tl.constexpr, BINS: tl.constexpr,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     expert, first, end = _tile_of(ends, BLOCKS, tl.program_id(1), EXPERTS, BINS, M)
     if expert <= EXPERTS:
         matrix = shared if expert == EXPERTS else down + expert * (HIDDEN * WIDTH)
+        scale = shared_scales if expert == EXPERTS else scales + expert * scales_in(HIDDEN, WIDTH, HIGH, WIDE)
         m, n, k = first + tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
         own = h + tl.where(m < end, m, first).to(tl.int64)[:, None] * WIDTH + k[None, :]
         at, whole = matrix + n[:, None] * WIDTH + k[None, :], (n < HIDDEN)[:, None]
@@ -146,8 +155,8 @@ def _down_kernel(
         for a in tl.range(0, WIDTH, K, num_stages=STAGES):
             seen = (a + k < WIDTH)[None, :]
             part = tl.load(own + a, mask=seen, other=0.0)
-            columns = tl.load(at + a, mask=whole & seen, other=0.0)
-            made = tl.dot(part, tl.trans(columns), made, input_precision="ieee")
+            share = scales_of(scale, n, n < HIDDEN, a, WIDTH, HIGH, WIDE)
+            made = product(made, part, tl.load(at + a, mask=whole & seen, other=0.0), share, HIGH)
         place = parts + m.to(tl.int64)[:, None] * HIDDEN + n[None, :]
         tl.store(place, made, mask=(m < end)[:, None] & (n < HIDDEN)[None, :])
 
@@ -188,8 +197,10 @@ class Tiles:
     down: Tile
 
 
-def tiles_for(pairs: int, experts: int) -> Tiles:
+def tiles_for(pairs: int, experts: int, scaled: bool = False) -> Tiles:
     """The fastest of those tried on an H200: large tiles where an expert has enough pairs to fill them."""
+    if scaled:
+        return Tiles(Tile(64, 64, 128, 3, 4), Tile(64, 128, 128, 3, 4))
     if pairs < 16 * experts:
         return Tiles(Tile(32, 64, 128, 3, 4), Tile(32, 128, 128, 3, 4))
     if pairs < 64 * experts:
@@ -198,28 +209,30 @@ def tiles_for(pairs: int, experts: int) -> Tiles:
 
 
 def mixture_of_many(
-    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor,
-    shared_down: Tensor, residual: Tensor, norm: Tensor, eps: float, tiles: Tiles | None = None,
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Matrix, down: Matrix, shared_gate_up: Matrix,
+    shared_down: Matrix, residual: Tensor, norm: Tensor, eps: float, tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
     """As `experts.mixture`, for any number of rows; what an expert makes of a pair is rounded to the type of x.
 
     tiles   None: the fastest tried
     """
     (rows, hidden), (experts, double, _), pairs = x.shape, gate_up.shape, chosen.numel()
-    width, tiles = double // 2, tiles or tiles_for(pairs, experts)
+    width, tiles = double // 2, tiles or tiles_for(pairs, experts, isinstance(gate_up, Scaled))
     assert shared_down.shape == (hidden, width)
     order = sort_pairs(chosen, experts)
     sizes = {"EXPERTS": experts, "BINS": triton.next_power_of_2(experts + 2), "HIDDEN": hidden, "WIDTH": width}
     h, parts = x.new_empty(pairs, width), x.new_empty(pairs, hidden)
     t, blocks = tiles.up, order.ends.shape[1]
+    matrices, stored = operands(gate_up, shared_gate_up)
     _up_kernel[(triton.cdiv(width, t.columns), _most(pairs, experts, t.places))](
-        x, order.rows, order.ends, blocks, gate_up, shared_gate_up, h, **sizes, M=t.places, N=t.columns, K=t.depth,
-        STAGES=t.stages, num_warps=t.warps,
+        x, order.rows, order.ends, blocks, *matrices, h, **sizes, M=t.places, N=t.columns, K=columns_of(gate_up, t.depth),
+        STAGES=t.stages, **stored, num_warps=t.warps,
     )  # fmt: skip
     t = tiles.down
+    matrices, stored = operands(down, shared_down)
     _down_kernel[(triton.cdiv(hidden, t.columns), _most(pairs, experts, t.places))](
-        h, order.ends, blocks, down, shared_down, parts, **sizes, M=t.places, N=t.columns, K=t.depth, STAGES=t.stages,
-        num_warps=t.warps,
+        h, order.ends, blocks, *matrices, parts, **sizes, M=t.places, N=t.columns, K=columns_of(down, t.depth),
+        STAGES=t.stages, **stored, num_warps=t.warps,
     )  # fmt: skip
     out, block = torch.empty_like(residual), triton.next_power_of_2(hidden)
     _return_kernel[(rows,)](
