@@ -9,6 +9,7 @@ The file keeps each part with its commit and the seconds that it took; `--missin
 a run that was cut off goes on. Parts, in the order in which they are worth their time:
 
     M, D                ample memory: prefill, decode, resume, agents, and some answers cold, resumed and cold again
+    M-FP8               M with weights in FP8: prefill and decode
     M-small, D-small    a pool that holds a part of the agents, 40 GiB of host: resume and agents out of host
     copies, loop, profile, limits, truth    benches of these names (host time of a decode step, kernel time by operation)
     D-deterministic, M-deterministic    200 prompts of up to 32,000 tokens under that flag: cold, from the device, from host
@@ -38,8 +39,8 @@ from stepwell.demo.server import ServerFailed
 
 COPIES = ("--device", "cuda", "--bytes", "1GiB", "--rounds", "3", "--many", "64", "--beside", "D", "--rows", "8")
 SECONDS = {
-    "M": 85, "D": 65, "M-small": 70, "D-small": 60, "copies": 40, "D-deterministic": 90, "loop": 60, "profile": 75, "M-deterministic": 100,
-    "trained": 45, "replay": 140, "limits": 12, "truth": 65,
+    "M": 85, "D": 65, "M-FP8": 60, "M-small": 70, "D-small": 60, "copies": 40, "D-deterministic": 90, "loop": 60, "profile": 75,
+    "M-deterministic": 100, "trained": 45, "replay": 140, "limits": 12, "truth": 65,
 }  # fmt: skip
 """What each part takes with compiled kernels, about; its order is that of its worth."""
 

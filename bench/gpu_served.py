@@ -85,6 +85,7 @@ SMALL = ("resume", "agents")
 SETTINGS = {
     "M": Setting("M", 64, "50GiB", "8GiB", STEP),
     "D": Setting("D", 64, "50GiB", "8GiB", STEP),
+    "M-FP8": Setting("M-FP8", 64, "50GiB", "8GiB", STEP, ("prefill", "decode")),
     # vLLM's pools of 5.2 and 8.25 GiB, in which live states lie too
     "M-small": Setting("M", 16, "4.2GiB", "40GiB", runs=SMALL, fillers=4),
     "D-small": Setting("D", 24, "7.1GiB", "40GiB", runs=SMALL, fillers=4),
