@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.bench.command import bench_app
+from stepwell.eval.command import eval_command
 from stepwell.replay.command import replay_command
 from stepwell.replay.plan_command import plan_command
 from stepwell.server import flags
@@ -179,6 +180,7 @@ def batch(
 
 app.command("replay")(replay_command)
 app.command("plan")(plan_command)
+app.command("eval")(eval_command)
 app.add_typer(bench_app, name="bench")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TypeAlias
 
 import torch
 
@@ -24,24 +26,30 @@ from stepwell.engine.sizes import Sizes
 from stepwell.engine.worker import Frame, build_worker
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
+from stepwell.store.device import DeviceArena
 from stepwell.store.pinned import Pinning
+
+Seam: TypeAlias = Callable[[DeviceArena], None]
 
 _CONVERSATION = 50_000
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far apart two right answers may be, as a share of the largest logit: a cold run sums in other batches and cuts."""
 
 
-def build_engine(config: EngineConfig, report: Report) -> OwnedLoop:
-    """The engine that `config` describes. Raises ConfigError, naming the flag, where it cannot work."""
+def build_engine(config: EngineConfig, report: Report, seam: Seam | None = None) -> OwnedLoop:
+    """The engine that `config` describes. `seam` is given the device's pages: for evaluations that tamper with them.
+
+    Raises ConfigError, naming the flag, where it cannot work.
+    """
     owned = ExitStack()
     try:
-        return _build(config, report, owned)
+        return _build(config, report, owned, seam)
     except BaseException:
         owned.close()
         raise
 
 
-def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
+def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | None) -> OwnedLoop:
     phases = Phases(WallClock(), report)
     frame = Frame.of(config)
     model = frame.model
@@ -62,6 +70,8 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack) -> OwnedLoop:
     ):  # one that cannot be read is told as a doubt
         grammars.warm()
     worker = build_worker(config, frame, tier, guides, owned, phases)
+    if seam is not None:
+        seam(worker.arena)
     sizes, costs = worker.sizes, worker.costs if config.deterministic else with_disk(worker.costs, tier)
     auditor = Auditor(config.verify_resume, _TOLERANCE[frame.dtype], random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)

@@ -85,6 +85,7 @@ class Worker:
     """What control sees of it, over the wire: who computes, who copies; how much fits, how fast it is, what computes and copies.
 
     pinning  how much of host can be used by now; None: all
+    arena    the device's pages: control has no use for them, evaluations tamper with them
     """
 
     runner: Runner
@@ -94,6 +95,7 @@ class Worker:
     kernels: tuple[str, ...]
     copies: str
     pinning: Pinning | None
+    arena: DeviceArena
 
 
 def build_worker(
@@ -136,7 +138,7 @@ def build_worker(
     names = decoder.backend.names + decoder.notes + notes
     if device.type == "cuda":
         Compiles().begin()
-    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, names, copier.name, pinning)
+    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, names, copier.name, pinning, arena)
 
 
 def _device(name: str) -> torch.device:
