@@ -178,5 +178,5 @@ class LocalSubject:
         return Answer(text, tuple(heard.tokens), True, sources, outcome.loaded, failed)
 
 
-def _unheard(facts: EngineFacts) -> None:
+def _unheard(told: EngineFacts | str) -> None:
     """The engine's report of itself is nobody's here."""
