@@ -39,7 +39,7 @@ from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
 from stepwell.sched.step import Mover, Runner
 from stepwell.store.arena import Arena, PlainArena
 from stepwell.store.copier import Copier, HostCopier
-from stepwell.store.cudart import Cudart
+from stepwell.store.cudart import Cudart, libraries
 from stepwell.store.device import DeviceArena, LiveStates, Precision
 from stepwell.store.host import HostArena
 from stepwell.store.mover import CopyMover
@@ -177,7 +177,7 @@ def _pinning(config: EngineConfig, host: HostArena | None, device: torch.device,
     much of host there is would otherwise depend on the time."""
     if host is None or device.type != "cuda":
         return None
-    cudart = Cudart.load()
+    cudart = Cudart.load(libraries(torch.version.cuda))
     node = node_of(cudart.pci_id(device.index or 0))
     if node is not None and (why := prefer_node(host.rows.ctypes.data, host.rows.nbytes, node)):
         log.warning("host memory lies wherever the system likes, not beside the GPU on node %d: %s", node, why)

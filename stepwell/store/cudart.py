@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 from stepwell.base.errors import StoreError
 from stepwell.store.pieces import Pieces, Words
 
-LIBRARIES = ("libcudart.so.13", "libcudart.so.12")
-"""In the order in which they are tried; torch has loaded its own, which is found by its name."""
+_VERSIONS = ("13", "12")
 _NEW_CALL = 13_000
 """Version of CUDA from which the batched copy names no failed piece."""
 _PORTABLE = 1  # cudaHostRegisterPortable
@@ -23,6 +22,16 @@ _LONGEST_ID = 32
 
 Send: TypeAlias = Callable[[Pieces, int], None]
 """Queues copies on the stream with this handle; StoreError where CUDA refuses."""
+
+
+def libraries(version: str | None) -> tuple[str, ...]:
+    """Names under which CUDA's runtime may be found, the one first that a torch for this version of CUDA has loaded.
+
+    >>> libraries("12.8")
+    ('libcudart.so.12', 'libcudart.so.13')
+    """
+    own = (version or "").partition(".")[0]
+    return tuple(f"libcudart.so.{major}" for major in sorted(_VERSIONS, key=lambda major: major != own))
 
 
 class _Location(ctypes.Structure):
@@ -48,8 +57,8 @@ class Cudart:
         self.version = version.value
 
     @classmethod
-    def load(cls, names: Iterable[str] = LIBRARIES) -> Cudart:
-        """The first of these libraries that can be loaded. Raises StoreError naming them."""
+    def load(cls, names: Iterable[str]) -> Cudart:
+        """The first of these libraries that can be loaded (see `libraries`). Raises StoreError naming them."""
         tried = []
         for name in names:
             try:

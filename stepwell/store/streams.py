@@ -21,7 +21,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Extent, LiveState, Move, Tier
 from stepwell.store.arena import check_slots
 from stepwell.store.copier import Flight, check_lengths
-from stepwell.store.cudart import Cudart
+from stepwell.store.cudart import Cudart, libraries
 from stepwell.store.host import HostArena
 from stepwell.store.pieces import Pieces, Spans, pieces
 
@@ -103,7 +103,7 @@ class CudaLane:
 
 def cuda_lanes(device: torch.device) -> tuple[CudaLane, CudaLane]:
     """A lane into the device and one out of it. StoreError where CUDA's runtime cannot be loaded."""
-    cudart = Cudart.load()
+    cudart = Cudart.load(libraries(torch.version.cuda))
     return CudaLane(device, cudart), CudaLane(device, cudart)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.errors import StoreError
-from stepwell.store.cudart import Cudart, Send
+from stepwell.store.cudart import Cudart, Send, libraries
 from stepwell.store.pieces import Pieces
 
 
@@ -102,3 +102,8 @@ def test_memory_is_registered_for_all_devices_and_a_card_says_where_it_sits() ->
 def test_a_runtime_that_is_not_there_is_named() -> None:
     with pytest.raises(StoreError, match=r"libnowhere\.so\.1"):
         Cudart.load(["libnowhere.so.1"])
+
+
+@pytest.mark.parametrize(("version", "first"), [("13.0", "13"), ("12.8", "12"), (None, "13")])
+def test_the_library_that_torch_has_loaded_is_tried_first(version: str | None, first: str) -> None:
+    assert libraries(version)[0] == f"libcudart.so.{first}" and len(set(libraries(version))) == 2

@@ -13,7 +13,8 @@ again from the same logits.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -75,9 +76,9 @@ class Recorder:
             return Recorded(forward, body, redraw), pool
         torch.cuda.synchronize()
         graph, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with _capturing(graph, pool):
             made = body()
-        with torch.cuda.graph(second, pool=graph.pool()):
+        with _capturing(second, graph.pool()):
             drawn = redraw(made.logits)
 
         def replayed() -> Output:
@@ -89,6 +90,18 @@ class Recorder:
             return drawn
 
         return Recorded(forward, replayed, drawn_again), graph.pool()
+
+
+@contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """Capture the block. Where that fails, torch leaves its own stream of captures current: what is computed afterwards would follow
+    nothing that is queued on the stream of before."""
+    stream = torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            yield
+    finally:
+        torch.cuda.set_stream(stream)
 
 
 class DecodeGraphs:

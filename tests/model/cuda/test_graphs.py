@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +18,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from stepwell.model.backend import Prepared  # noqa: E402
+from stepwell.model.backend import Output, Prepared  # noqa: E402
 from stepwell.model.batch import Batch, Cuts  # noqa: E402
+from stepwell.model.cuda import graphs  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend  # noqa: E402
-from stepwell.model.cuda.plans import Tables, Uploader  # noqa: E402
+from stepwell.model.cuda.graphs import Recorder  # noqa: E402
+from stepwell.model.cuda.plans import Drawing, Tables, Uploader  # noqa: E402
 from stepwell.model.loading import dummy_decoder  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
 from stepwell.sched.step import LAST_DRAW, Sample, Step, StepResult, Work  # noqa: E402
@@ -28,10 +33,10 @@ from tests.model.cuda.shapes import EXPERTS, TOKENS, written  # noqa: E402
 LAST = np.full(40, LAST_DRAW, np.int32)
 
 
-def rig_of(directory: Path, *, graphs: tuple[int, ...] = (), width: int = 4) -> Rig:
+def rig_of(directory: Path, *, sizes: tuple[int, ...] = (), width: int = 4) -> Rig:
     rig = Rig(dummy_decoder(directory, torch.float32, make=CudaBackend), pages=60)
     memory = rig.runner._memory
-    rig.recorder.backend.prepare(memory, rig.recorder.decoder.compute, Prepared(graphs, (), width))  # type: ignore[arg-type]
+    rig.recorder.backend.prepare(memory, rig.recorder.decoder.compute, Prepared(sizes, (), width))  # type: ignore[arg-type]
     return rig
 
 
@@ -39,7 +44,7 @@ def rig_of(directory: Path, *, graphs: tuple[int, ...] = (), width: int = 4) -> 
 def rigs(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Rig, Rig]:
     """With passes captured for 1 and 4 rows, and without."""
     directory = written(tmp_path, **getattr(request, "param", {}))
-    return rig_of(directory, graphs=(1, 4)), rig_of(directory)
+    return rig_of(directory, sizes=(1, 4)), rig_of(directory)
 
 
 def begun(rig: Rig, slots: tuple[int, ...]) -> list[np.ndarray]:
@@ -162,3 +167,28 @@ def test_a_step_of_decodes_sends_one_copy(rigs: tuple[Rig, Rig]) -> None:
         works = tuple(decode(t, s, at, WARM, (at + 15) // 16) for s, t in enumerate(tables))
         rig.runner.launch(Step(works)).result()
     assert counted.sent == ["inputs"] * 3
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = ["served on"]
+
+    @contextmanager
+    def graph(_: object, pool: object) -> Iterator[None]:
+        current[0] = "captures"
+        try:
+            yield
+        finally:
+            raise RuntimeError("capture was invalidated")  # as torch does, before it gives the stream back
+
+    for name, fake in {
+        "synchronize": lambda: None, "CUDAGraph": object, "graph": graph, "current_stream": lambda: current[0],
+        "set_stream": lambda stream: current.__setitem__(0, stream),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+    output = Output(torch.zeros(1, 2), torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
+    forward: Any = SimpleNamespace(drawing=Drawing(1, True, torch.zeros(1, dtype=torch.int64), None))
+    monkeypatch.setattr(graphs, "replace", lambda one, **changes: SimpleNamespace(draw=lambda logits: output.tokens))
+    monkeypatch.setattr(graphs, "settings_from", lambda sent: None)
+    with pytest.raises(RuntimeError, match="invalidated"):
+        Recorder(lambda _: output, True)(lambda: forward, lambda: (), None)
+    assert current == ["served on"]
