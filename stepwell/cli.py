@@ -41,6 +41,7 @@ def serve(
     served_model_name: flags.ServedModelName = None,
     device: flags.Device = "auto",
     dtype: flags.Dtype = "auto",
+    kv_cache_dtype: flags.KvCacheDtype = "auto",
     load_format: flags.LoadFormat = "auto",
     max_model_len: flags.MaxModelLen = None,
     tensor_parallel_size: flags.TensorParallelSize = 1,

@@ -13,6 +13,7 @@ from stepwell.model.ends import Ends
 
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8", "fp8_e4m3")
 DISK_WHEN = ("idle", "pressure")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SWITCH = ("auto", "on", "off")
@@ -88,6 +89,7 @@ class EngineConfig:
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     load_format: str = "auto"
     block_size: int = 16
     rung_grid: int = 64
@@ -150,6 +152,8 @@ class EngineConfig:
             raise ConfigError(f"--device {self.device!r} is unknown: use one of {', '.join(DEVICES)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"--dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
+        if self.kv_cache_dtype not in KV_DTYPES:
+            raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype!r} is unknown: use one of {', '.join(KV_DTYPES)}")
         if self.load_format not in LOAD_FORMATS:
             raise ConfigError(f"--load-format {self.load_format!r} is unknown: use one of {', '.join(LOAD_FORMATS)}")
         if self.disk_write_when not in DISK_WHEN:

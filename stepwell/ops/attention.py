@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepwell.base.geometry import Ints
+from stepwell.ops.scaled import LARGEST
 
 _TILE = 256
 """Most queries that share one mask; larger tiles compute more of what the mask hides."""
@@ -115,9 +116,13 @@ class PagedAttention:
 
 
 def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page: Tensor, offset: Tensor) -> None:
-    """Store keys and values [n, kv_heads, head_dim] of n tokens at `offset` (int64 [n]) of their `page` (int64 [n])."""
-    k_pages[page, offset] = k.to(k_pages.dtype)
-    v_pages[page, offset] = v.to(v_pages.dtype)
+    """Store keys and values [n, kv_heads, head_dim] of n tokens at `offset` (int64 [n]) of their `page` (int64 [n]).
+
+    Pages of e4m3 take values as they are, clamped to its largest: it has no infinity, and what is larger would become NaN.
+    """
+    for x, pages in ((k, k_pages), (v, v_pages)):
+        fits = x.clamp(-LARGEST, LARGEST) if pages.dtype == torch.float8_e4m3fn else x
+        pages[page, offset] = fits.to(pages.dtype)
 
 
 def _tiles(starts: Sequence[int], counts: Sequence[int]) -> list[list[Tile]]:

@@ -218,7 +218,7 @@ def _precision(options: ServeOptions) -> Precision:
     from stepwell.store.device import Precision
 
     dtype = DTYPES[_model(options).dtype if options.config.dtype == "auto" else options.config.dtype]
-    return Precision(dtype, dtype)
+    return Precision.of(dtype, options.config.kv_cache_dtype)
 
 
 def _disk(options: ServeOptions) -> Iterator[Finding]:

@@ -81,6 +81,10 @@ DownloadDir = Annotated[
 ]
 Device = Annotated[str, _option("cpu, cuda, or auto: cuda where there is one.", _MODEL)]
 Dtype = Annotated[str, _option("float32, bfloat16, float16, or auto: as in config.json.", _MODEL)]
+KvCacheDtype = Annotated[
+    str,
+    _option("Type of keys and values: auto, the model's own, or fp8, which takes half of bfloat16's memory.", _MODEL),
+]
 LoadFormat = Annotated[
     str,
     _option(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.base.shapes import ModelShape, Widths
 from stepwell.ops.pending import Ring
@@ -28,6 +29,13 @@ class Precision:
     kv: torch.dtype
     model: torch.dtype
     state: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, model: torch.dtype, kv: str = "auto") -> Precision:
+        """`kv` as --kv-cache-dtype has it. Raises ConfigError."""
+        if kv in ("bfloat16", "bf16") and model != torch.bfloat16:
+            raise ConfigError(f"--kv-cache-dtype {kv} needs --dtype bfloat16: KV has the model's type, or is fp8")
+        return cls(torch.float8_e4m3fn if kv.startswith("fp8") else model, model)
 
     @property
     def widths(self) -> Widths:

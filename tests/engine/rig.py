@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,12 +56,13 @@ class Rig:
         seed: int = 0,
         eos: tuple[int, ...] = (),
         state: torch.dtype = torch.float32,
+        kv: str = "auto",
         block: int = 16,
         depth: int = 0,
         drafts: int = 0,
     ) -> None:
         """`drafts` need a depth of twice as many, and two."""
-        precision = Precision(decoder.dtype, decoder.dtype, state)
+        precision = replace(Precision.of(decoder.dtype, kv), state=state)
         shape, device = decoder.config.shape, decoder.device
         self.geometry = shape.geometry(block, widths=precision.widths)
         self.arena = DeviceArena(pages, shape, self.geometry, precision, device)

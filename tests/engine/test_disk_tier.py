@@ -198,6 +198,7 @@ def test_all_that_bytes_depend_on_makes_a_namespace_of_its_own(model: Path, tmp_
         name(other),
         name(precision=half),
         name(precision=rounded),
+        name(precision=Precision.of(torch.float32, "fp8")),
         name(block=32),
         name(grid=128),
         name(device="cuda"),

@@ -134,7 +134,6 @@ def test_drafts_of_other_methods_change_nothing_and_what_is_no_config_is_told() 
         "--hf-overrides {}",
         "--json-model-override-args={}",
         "--quantization fp8",
-        "--kv-cache-dtype fp8_e5m2",
         "--tool-call-parser llama3_json",
         "--reasoning-parser gpt_oss",
         "--tokenizer other",

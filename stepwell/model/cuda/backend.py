@@ -164,13 +164,17 @@ class CudaBackend:
             raise ConfigError(
                 "--deterministic on CUDA needs FlashAttention-3: install tokenspeed-fa3, or leave the flag out"
             )
+        # FlashAttention reads pages of the model's type alone: others are gathered and unpacked first, as many as there are
+        own_type = memory.keys[0].dtype == memory.live.conv.dtype
+        if wanted.fixed and not own_type:
+            raise ConfigError("--deterministic on CUDA reads KV of the model's type: leave out --kv-cache-dtype fp8")
         # what was recorded before is not used any more, whatever comes of this
         self._prompts_of = self._decodes_of = None
         self.tables(memory, wanted.width)
         self._memory = memory
         recorder, pool = Recorder(compute, wanted.graphs and self._device.type == "cuda"), None
         prompts = decodes = None
-        if wanted.prompts and self.kernels.captures:
+        if wanted.prompts and self.kernels.captures and own_type:
             prompts = PromptGraphs(self, memory, wanted.prompts, wanted.fixed)
             pool = prompts.record(recorder)
         if wanted.rows:

@@ -1,6 +1,7 @@
 """What surrounds attention over pages: queries and keys made ready, keys and values stored, and decoding itself.
 
-    k_pages, v_pages   [pages, block, kv_heads, head_dim]: one layer's view into the arena, strided over the pages
+    k_pages, v_pages   [pages, block, kv_heads, head_dim]: one layer's view into the arena, strided over the pages; of the model's type,
+                       or e4m3 values as they are
 
 Query heads come in groups that share a KV head: query head h reads KV head h // (heads / kv_heads).
 """
@@ -13,6 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from stepwell.ops.triton.overlap import follow, overlap
+
+
+@triton.jit
+def _stored(x, pages):
+    """As pages hold it. e4m3 has no infinity: what is too large becomes the largest value, not NaN."""
+    if pages.dtype.element_ty == tl.float8e4nv:
+        x = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0)
+    return x.to(pages.dtype.element_ty)
 
 
 @triton.jit
@@ -29,7 +38,7 @@ def _qkv_kernel(
     if head >= HEADS + KV_HEADS:
         value_head = head - HEADS - KV_HEADS
         raw = tl.load(v + row * v_row + value_head * DIM + i, mask=mask)
-        tl.store(v_pages + place + value_head * DIM, raw, mask=mask)
+        tl.store(v_pages + place + value_head * DIM, _stored(raw, v_pages), mask=mask)
     else:
         own = qk + row * qk_row + head * DIM
         half: tl.constexpr = ROTARY // 2
@@ -47,7 +56,7 @@ def _qkv_kernel(
         if head < HEADS:
             tl.store(q_out + (row * HEADS + head) * DIM + i, x, mask=mask)
         else:
-            tl.store(k_pages + place + (head - HEADS) * DIM, x, mask=mask)
+            tl.store(k_pages + place + (head - HEADS) * DIM, _stored(x, k_pages), mask=mask)
 
 
 def qkv_step(
@@ -82,14 +91,14 @@ def _gather_kernel(k_pages, v_pages, page_stride, pages, first, count, k_out, v_
     for a in range(0, size, BLOCK):
         i = a + tl.arange(0, BLOCK)
         mask = i < size
-        tl.store(k_out + target + i, tl.load(k_pages + source + i, mask=mask), mask=mask)
-        tl.store(v_out + target + i, tl.load(v_pages + source + i, mask=mask), mask=mask)
+        tl.store(k_out + target + i, tl.load(k_pages + source + i, mask=mask).to(k_out.dtype.element_ty), mask=mask)
+        tl.store(v_out + target + i, tl.load(v_pages + source + i, mask=mask).to(v_out.dtype.element_ty), mask=mask)
 
 
 def gather_kv(
     k_pages: Tensor, v_pages: Tensor, pages: Tensor, first: Tensor, count: Tensor, k_out: Tensor, v_out: Tensor
 ) -> None:
-    """Copy keys and values out of pages into contiguous rows, for attention kernels that want them so.
+    """Copy keys and values out of pages into contiguous rows, in the type of those, for attention kernels that want them so.
 
     pages          int64 [n]
     first          int64 [n]: the row of the output at which each page's tokens begin
@@ -130,7 +139,7 @@ def _decode_kernel(
         seen = t < end
         where = tl.load(table + row * table_row + t // BLOCK, mask=seen, other=0).to(tl.int64) * page_stride
         at = where + ((t % BLOCK) * KV_HEADS + kv_head) * DIM
-        keys = tl.load(k_pages + at[:, None] + d[None, :], mask=seen[:, None], other=0.0)
+        keys = tl.load(k_pages + at[:, None] + d[None, :], mask=seen[:, None], other=0.0).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         if T > 1:
             scores = tl.where(seen[None, :] & (t[None, :] < limit[:, None]), scores, float("-inf"))
@@ -142,7 +151,7 @@ def _decode_kernel(
         chances = tl.exp2(scores - best[:, None])
         fade = tl.exp2(top - best)
         total = total * fade + tl.sum(chances, 1)
-        values = tl.load(v_pages + at[:, None] + d[None, :], mask=seen[:, None], other=0.0)
+        values = tl.load(v_pages + at[:, None] + d[None, :], mask=seen[:, None], other=0.0).to(queries.dtype)
         acc = acc * fade[:, None] + tl.dot(chances.to(values.dtype), values, input_precision="ieee")
         top = best
     part = head * SPLITS + split

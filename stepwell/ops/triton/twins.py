@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepwell.ops.attention import write_kv
 from stepwell.ops.pending import Lanes, Ring
 from stepwell.ops.triton.attention import LOG2_E
 from stepwell.ops.triton.chunked import PAD, Chunks, Mixed
@@ -78,8 +79,7 @@ def qkv_step(
     first, second, rest = both.split((half, half, dim - 2 * half), -1)
     c, s = cos.to(wide)[:, None], sin.to(wide)[:, None]
     both = torch.cat((first * c - second * s, second * c + first * s, rest), -1)
-    k_pages[page, offset] = both[:, heads:].to(k_pages.dtype)
-    v_pages[page, offset] = v.unflatten(1, (kv_heads, dim)).to(v_pages.dtype)
+    write_kv(both[:, heads:], v.unflatten(1, (kv_heads, dim)), k_pages, v_pages, page, offset)
     return both[:, :heads].to(qk.dtype)
 
 
@@ -87,7 +87,8 @@ def gather_kv(
     k_pages: Tensor, v_pages: Tensor, pages: Tensor, first: Tensor, count: Tensor, k_out: Tensor, v_out: Tensor
 ) -> None:
     for page, row, size in zip(pages.tolist(), first.tolist(), count.tolist(), strict=True):
-        k_out[row : row + size], v_out[row : row + size] = k_pages[page, :size], v_pages[page, :size]
+        k_out[row : row + size] = k_pages[page, :size].to(k_out.dtype)
+        v_out[row : row + size] = v_pages[page, :size].to(v_out.dtype)
 
 
 def paged_decode(

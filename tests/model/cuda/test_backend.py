@@ -24,6 +24,7 @@ from stepwell.model.torch_backend import TorchBackend  # noqa: E402
 from stepwell.sched.step import LAST_DRAW, Cut, FromImage  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 from tests.model.cuda.shapes import EXPERTS, TOKENS, written  # noqa: E402
+from tests.ops.triton.inputs import e4m3_as_on_a_gpu  # noqa: E402, F401
 
 TOLERANCE = 2e-5
 
@@ -58,6 +59,25 @@ def test_prompts_images_and_decodes_agree(rigs: tuple[Rig, Rig]) -> None:
         work(TOKENS, first, 16, 20, FromImage(image), slot=1, write_from=20),
     )
     both(rigs, work(TOKENS, first, 20, 21, slot=1), work(TOKENS, first, 21, 22))
+
+
+@pytest.mark.usefixtures("e4m3_as_on_a_gpu")
+def test_kv_in_fp8_is_stored_and_read_alike(tmp_path: Path) -> None:
+    """By prompts, which gather it, and by decodes. A value between two of e4m3 may become either: a step that is small in an answer."""
+    directory = written(tmp_path)
+    kernels = dummy_decoder(directory, torch.float32, make=CudaBackend)
+    rigs = Rig(kernels, pages=60, kv="fp8"), Rig(dummy_decoder(directory, torch.float32), pages=60, kv="fp8")
+    first, second = rigs[0].table(40), rigs[0].table(20)
+    steps: list[list[Any]] = [
+        [work(TOKENS, first, 0, 19), work(TOKENS[5:], second, 0, 3, slot=3)],
+        [work(TOKENS, first, 19, 30), work(TOKENS[5:], second, 3, 4, slot=3)],
+        [work(TOKENS, first, 30, 31), work(TOKENS[5:], second, 4, 5, slot=3)],
+    ]
+    for works in steps:
+        found, expected = (rig.run(*works)[1] for rig in rigs)
+        for mine, other in zip(found, expected, strict=True):
+            assert mine is not None and other is not None
+            assert float((mine - other).abs().max()) < 2e-3
 
 
 def test_a_decode_goes_on_from_what_its_slot_drew(rigs: tuple[Rig, Rig]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -33,3 +36,20 @@ class Made:
 def close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> bool:
     """Equal to rounding, NaN where the other is NaN."""
     return torch.allclose(found, expected, atol=tolerance, rtol=tolerance, equal_nan=True)
+
+
+@pytest.fixture
+def e4m3_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round to e4m3 as the hardware does: Triton's interpreter loses the carry of a mantissa, and cuts subnormal values off."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    cast = interpreter.InterpreterBuilder.create_fp_to_fp
+
+    def exact(self: Any, source: Any, kind: Any, rounding: Any) -> Any:
+        if kind.scalar != tl.float8e4nv or source.dtype.scalar != tl.float32:
+            return cast(self, source, kind, rounding)
+        rounded = torch.from_numpy(source.data.copy()).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return interpreter.TensorHandle(rounded, kind.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fp_to_fp", exact)

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from stepwell.ops.triton import attention, twins  # noqa: E402
-from tests.ops.triton.inputs import NAN, Made, close  # noqa: E402
+from tests.ops.triton.inputs import NAN, Made, close, e4m3_as_on_a_gpu  # noqa: E402, F401
 
 BLOCK, KV_HEADS, DIM, PAGES = 4, 2, 16, 24
 HEADS = 6
@@ -48,6 +48,27 @@ def test_queries_and_keys_are_normed_and_rotated_and_stored(rows: int) -> None:
     assert close(mine[1], other[1])
 
 
+def in_fp8(pages: torch.Tensor) -> torch.Tensor:
+    """The same pages, rounded to e4m3; NaN stays NaN."""
+    return pages.clone().to(torch.float8_e4m3fn)
+
+
+@pytest.mark.usefixtures("e4m3_as_on_a_gpu")
+def test_what_is_too_large_for_fp8_is_stored_as_its_largest_value() -> None:
+    """Never as NaN, nor as infinity, which e4m3 has not."""
+    made, rows = Made(4), 5
+    qk, v = made.strided(rows, (HEADS + KV_HEADS) * DIM), made.strided(rows, KV_HEADS * DIM)
+    v[0], v[1, 0], v[2, 1] = 1e4 * v[0], 3e38, float("-inf")
+    q_norm, k_norm, angle = made.normal(DIM), made.normal(DIM) * 400, made.normal(rows, 3)
+    page, offset = made.shuffled(PAGES)[:rows], torch.arange(rows) % BLOCK
+    mine, other = ([in_fp8(pages) for pages in arena()] for _ in range(2))
+    attention.qkv_step(qk, v, q_norm, k_norm, angle.cos(), angle.sin(), *mine, page, offset, 1e-6)
+    twins.qkv_step(qk, v, q_norm, k_norm, angle.cos(), angle.sin(), *other, page, offset, 1e-6)
+    for found, expected in zip(mine, other, strict=True):
+        assert found[page, offset].float().isfinite().all() and found[page, offset].float().abs().max() == 448
+        assert close(found.float(), expected.float())
+
+
 def test_gathered_tokens_are_contiguous_and_nothing_else_is_read() -> None:
     lengths = [9, 1, 4]
     k_pages, v_pages, table = filled(Made(1), lengths)
@@ -66,14 +87,20 @@ def test_gathered_tokens_are_contiguous_and_nothing_else_is_read() -> None:
         assert found[:at].isfinite().all()
         assert found[at:].isnan().all()
         assert torch.equal(found[:at], expected[:at])
+    k_pages, v_pages = in_fp8(k_pages), in_fp8(v_pages)
+    attention.gather_kv(k_pages, v_pages, *where, *mine)
+    twins.gather_kv(k_pages, v_pages, *where, *other)
+    assert torch.equal(mine[0][:at], other[0][:at]) and torch.equal(mine[1][:at], other[1][:at])
 
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("lengths", [[1], [17, 4, 33], [16, 0, 31]])
-@pytest.mark.parametrize("gated", [True, False])
-def test_decoding_reads_each_token_once_and_no_other(lengths: list[int], splits: int, gated: bool) -> None:
+@pytest.mark.parametrize(("gated", "fp8"), [(True, False), (False, False), (True, True)])
+def test_decoding_reads_each_token_once_and_no_other(lengths: list[int], splits: int, gated: bool, fp8: bool) -> None:
     made = Made(2)
     k_pages, v_pages, table = filled(made, lengths)
+    if fp8:
+        k_pages, v_pages = in_fp8(k_pages), in_fp8(v_pages)
     q, gate = made.normal(len(lengths), HEADS, DIM), made.strided(len(lengths), HEADS * DIM) if gated else None
     sizes = torch.tensor(lengths, dtype=torch.int32)
     found = attention.paged_decode(q, k_pages, v_pages, table, sizes, gate, splits=splits, tile=16)
