@@ -30,6 +30,7 @@ from stepwell.sched.step import Done, Step, StepResult
 from stepwell.testing.faults import InstantMover
 
 GIB = 2**30
+COSTS = Costs()
 
 
 class Reciting:
@@ -103,7 +104,7 @@ def span(requests: Sequence[Pair], device_gib: float) -> float:
 
 def serve(directory: Directory, prompt: Ints, whole: Ints, name: str, now: float) -> None:
     """One request from its admission to its end; `whole`: the prompt and its answer."""
-    plan = directory.plan("", prompt, Costs())
+    plan = directory.plan("", prompt, COSTS)
     assert isinstance(plan, Plan), "one request at a time has room"
     state = commit(directory, plan, name, prompt, 0, now)
     assert isinstance(state, Ready), "nothing is to be loaded"

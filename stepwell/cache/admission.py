@@ -225,6 +225,8 @@ def _ready(directory: Directory, held: Held, index: int, reason: Reason, skipped
     foothold = option.foothold
     if option.leg:
         publish(directory, held.path, held.tokens, option.boundary, held.table, now)
+        if held.table.has_retired:  # another load of the same came first; no step has named these pages
+            directory.give(Tier.DEVICE, held.table.take_retired())
     image = held.images[index] if foothold is not None and foothold.tier == Tier.DEVICE else None
     for lease in held.leases:
         if lease is not image:

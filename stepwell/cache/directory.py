@@ -8,7 +8,6 @@ so planning reads them in O(1); `check` recomputes them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -61,7 +60,7 @@ class Directory(Account):
         """How a request for `prompt` would start now. Changes nothing, counters included."""
         found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), (), None)
         answer = plan(found, salt, self.epoch, self.room(), self.config, costs)
-        return answer if read or isinstance(answer, Wait) else replace(answer, reason=Reason.NOT_READ)
+        return answer if read or isinstance(answer, Wait) else answer._replace(reason=Reason.NOT_READ)
 
     def plan_return(self, salt: str, tokens: Ints, computed: int, costs: Costs) -> Plan | Wait | None:
         """How a suspended request goes on after `computed` tokens; None where it is better off at a rung."""

@@ -11,7 +11,8 @@ fail. Everything in the chain is leased at commit, so falling back can neither f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepwell.base.units import ceil_to, floor_to
 from stepwell.cache.config import CacheConfig, Costs
@@ -29,8 +30,7 @@ class Source:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One way to start.
 
     boundary  first token to be computed
@@ -54,8 +54,7 @@ class Option:
         return bool(self.leg) or (self.foothold is not None and self.foothold.tier != Tier.DEVICE)
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """Device pages: `idle` ones are cached and unleased, `reserved` ones promised to running prompts, `instant` ones free or clean."""
 
     total: int
@@ -65,8 +64,7 @@ class Room:
     instant: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """The answer. `options[0]` is the aim; `need` pages stand in [shared, prompt)."""
 
     epoch: int
@@ -126,7 +124,7 @@ def plan_return(
     block = rules.geometry.block
     whole = floor_to(computed, block)
     # past that its own pages count, whoever else has been there
-    found = replace(found, device=min(found.device, whole))
+    found = found._replace(device=min(found.device, whole))
     shared, hit = found.device, found.hit
     base = hit.position if hit else 0
     if found.union < whole or (rules.whole_chunks and shared < whole):

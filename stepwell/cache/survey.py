@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +21,7 @@ class Foothold(NamedTuple):
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
+class Survey(NamedTuple):
     """What the tree holds of a prompt of `tokens` tokens.
 
         0 ── hit ── device ──── union ──── matched ── tokens
@@ -139,10 +137,11 @@ def gather(path: tuple[Node, ...], tier: Tier, start: int, end: int, block: int)
     """Slots in `tier` of the KV of [start, end), in order."""
     parts: list[Ints] = []
     for node in path:
-        if node.end <= start or node.start >= end:
+        first, last = node.start, node.end
+        if last <= start or first >= end:
             continue
         slots = node.kv.at[tier]
         assert slots is not None
-        whole = node.start >= start and node.end <= end
-        parts.append(slots if whole else slots_between(node, tier, max(start, node.start), min(end, node.end), block))
+        whole = first >= start and last <= end
+        parts.append(slots if whole else slots_between(node, tier, max(start, first), min(end, last), block))
     return np.concatenate(parts) if parts else np.empty(0, np.int32)

@@ -110,7 +110,7 @@ def _giving_reason(plan: Plan, given_up: tuple[Reason, int] | None) -> Plan:
     """`plan`, saying so where it reaches no further because a load was given up."""
     if given_up is None or plan.aim.boundary >= given_up[1]:
         return plan
-    return replace(plan, reason=given_up[0], skipped=max(plan.skipped, given_up[1]))
+    return plan._replace(reason=given_up[0], skipped=max(plan.skipped, given_up[1]))
 
 
 def _must_wait(queues: Queues, directory: Directory, plan: Plan, costs: Costs, now: float) -> bool:

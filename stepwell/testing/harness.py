@@ -38,14 +38,13 @@ from stepwell.testing.faults import FaultPlan
 from stepwell.testing.guard import Guard
 from stepwell.testing.landing import check_landing
 from stepwell.testing.laws import LawBroken, require
+from stepwell.testing.progress import PATIENCE, Masks, Progress, Turn
 from stepwell.testing.ranks import Ranks, Watch
 from stepwell.testing.reference import Reference
 from stepwell.testing.running import check_running
 from stepwell.testing.shelf import Shelf
 from stepwell.testing.suspicion import Suspicion
 from stepwell.testing.telltale import POISON, UNDRAWN, Memory, TellTaleRunner, answer, shards
-
-_PATIENCE = 200
 
 
 class Harness:
@@ -56,8 +55,9 @@ class Harness:
     ranks      all ranks, of which `memory`, `mover` and `faults` are the first's
 
     `rank_faults` are each rank's faults, in place of `faults`; with `same_kv` the ranks differ in their states alone. `audit` is the
-    share of resumes that are checked; without `checked`, bytes in host have no checksum. What may come of bytes that a test makes wrong,
-    `suspicion` knows: laws 2, 3 and 10 are judged for everything else.
+    share of resumes that are checked; without `checked`, bytes in host have no checksum. What a grammar allows is known up to
+    `slow_masks` turns late. What may come of bytes that a test makes wrong, `suspicion` knows: laws 2, 3 and 10 are judged for everything
+    else.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Harness:
         seed: int = 0,
         through: Callable[[Runner], Runner] = lambda runner: runner,
         checked: bool = True,
+        slow_masks: int = 0,
     ) -> None:
         sched = sched or SchedConfig(max_num_seqs=4, max_num_batched_tokens=64)
         self.vocab = vocab
@@ -93,6 +94,7 @@ class Harness:
         self.suspicion = Suspicion(cache.geometry.block)
         self._through = through
         self._audit, self._lazy = audit, random.Random(seed)
+        self.masks = Masks(seed, slow_masks)
         self._plans, self._costs, self._budget = plans, costs, budget or Budget()
         self._boot(cache, sched)
         self._truth = laws.Truth()
@@ -101,7 +103,7 @@ class Harness:
         self._spoiled: set[str] = set()
         self._entered: dict[tuple[str, int], int] = {}
         self._got: dict[str, int] = {}
-        self._idle_steps = 0
+        self._progress = Progress()
         self._broken: LawBroken | None = None
 
     def _boot(self, cache: CacheConfig, sched: SchedConfig) -> None:
@@ -113,7 +115,7 @@ class Harness:
         guard = Guard(self, self._through(self.runner), self._lazy)
         archive = Archive(self.shelf.names, self.shelf, replace(self._budget))
         auditor = Auditor(self._audit)
-        self.loop = EngineLoop(cache, sched, guard, self._watch, self.clock, self._costs, archive, auditor)
+        self.loop = EngineLoop(cache, sched, guard, self._watch, self.clock, self._costs, archive, auditor, self.masks)
 
     # ---- what a caller does -----------------------------------------------------------------------------------
 
@@ -135,6 +137,7 @@ class Harness:
         self.clock.advance(self._step_seconds)
         self._ran = False
         self._watch.reported = {}
+        self.masks.turn()
         waits, asked = self.loop.serving, self.shelf.asked
         events = self.loop.step()
         if self._broken is not None:
@@ -144,7 +147,10 @@ class Harness:
             self._hear(event)
         for before in parked:
             check_landing(self.loop, before, self._watch, self._entered, self.clock.now())
-        self._check_progress(waits, events, self.shelf.asked > asked)
+        done = self._ran or bool(events or self._watch.reported) or self.shelf.asked > asked
+        moving = bool(self._watch.outstanding) or self.masks.awaited
+        excused = self.ranks.lost and not (self._waited_for and self.loop.config.load_timeout)
+        self._progress.check(Turn(waits and self.loop.serving, done, moving, excused), self.loop)
         self._poison()
         self.check_all()
         return events
@@ -153,13 +159,13 @@ class Harness:
         """Step until nothing is left to do, then check that nothing is held. Lost reports arrive after all; without `deliver` not before
         every request has ended, which needs a `load_timeout`."""
         todo = sum(len(t.request.prompt) + t.limit for t in self.told.values() if t.finished is None)
-        for _ in range(_PATIENCE + 20 * todo):
+        for _ in range(PATIENCE + 20 * todo):
             if not self.loop.busy:
                 break
             if deliver or not self._waited_for:
                 self.deliver()
             self.step()
-        require(9, not self.loop.busy, f"no end after {_PATIENCE + 20 * todo} steps: {self.loop.stats()}")
+        require(9, not self.loop.busy, f"no end after {PATIENCE + 20 * todo} steps: {self.loop.stats()}")
         require(8, all(t.finished for t in self.told.values()), "a request never ended")
         laws.check_idle(self.loop)
 
@@ -237,7 +243,7 @@ class Harness:
     def _copy_down(self) -> None:
         """Leaves first, then what they hung on."""
         directory = self.loop.directory
-        for _ in range(_PATIENCE):
+        for _ in range(PATIENCE):
             moves = demote(directory, directory.config.device_pages) if Tier.HOST in directory.pools else []
             if not moves and not directory.in_flight:
                 break
@@ -247,7 +253,7 @@ class Harness:
 
     def _persist(self) -> None:
         directory = self.loop.directory
-        for _ in range(_PATIENCE):
+        for _ in range(PATIENCE):
             if not persist_rest(directory, self.loop.costs, self.clock.now()):
                 break
             self.deliver()
@@ -388,13 +394,3 @@ class Harness:
     def _waited_for(self) -> bool:
         """Whether a caller waits for a request to end."""
         return any(told.finished is None for told in self.told.values())
-
-    def _check_progress(self, waits: bool, events: list[Event], asked: bool) -> None:
-        """Law 9: this step computed, told someone something, asked the index, or a byte is moving; and bytes do not move for ever."""
-        moving = bool(self._watch.outstanding)
-        alive = self._ran or bool(events) or asked or not (waits and self.loop.serving)
-        require(9, alive or moving or bool(self._watch.reported), f"stuck: {self.loop.stats()}")
-        excused = self.ranks.lost and not (self._waited_for and self.loop.config.load_timeout)
-        alive = alive or bool(self._watch.reported or excused)
-        self._idle_steps = 0 if alive else self._idle_steps + 1
-        require(9, self._idle_steps <= _PATIENCE, f"{_PATIENCE} steps without a token: {self.loop.stats()}")

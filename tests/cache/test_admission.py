@@ -338,6 +338,7 @@ class TestRaces:
             second = reported(second, Report(move.ticket, True))
         two = ready(settle(shelf, second, 3.0))
         assert two.table.pages[:8].tolist() == one.table.pages[:8].tolist()
+        assert not two.table.has_retired, "what it loaded for nothing is free at once"
         check(shelf, [one.table.private, two.table.private], one.table.promised + two.table.promised)
         shelf.release(one.path)
         shelf.close(one.table)

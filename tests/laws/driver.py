@@ -117,6 +117,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         audit=(1.0, 0.5)[seed // 2 % 2] if corrupt else audit,
         checked=not corrupt or seed % 4 > 0,
         seed=seed,
+        slow_masks=(0, 1, 6)[seed % 7 % 3],
         through=wired if seed % 3 == 1 and _WIRE else lambda runner: runner,
     )
 
@@ -163,19 +164,22 @@ _COPIED: tuple[Copied, ...] = ("none", "half", "all")
 
 class Driver:
     """Draws one action after another, and carries it out; of a hundred, `hints` are hints. Before `corrupt` of a hundred a byte is made
-    wrong somewhere, or what begins like a former prompt is condemned.
+    wrong somewhere, or what begins like a former prompt is condemned. Of a hundred requests `waits` follow a grammar, and before a
+    quarter as many of a hundred actions a compaction begins.
 
     happened  by tier, bytes made wrong that something is cached in; and quarantines
     """
 
-    def __init__(self, rng: Chooser, seed: int = 0, ranks: int = 1, hints: int = 4, corrupt: int = 0) -> None:
+    def __init__(
+        self, rng: Chooser, seed: int = 0, ranks: int = 1, hints: int = 4, corrupt: int = 0, waits: int = 0
+    ) -> None:
         self.hints = hints
         self.harness = engine(rng, seed, ranks, corrupt)
         self.rng = rng
         self._measured = random.Random(seed)
         self.happened: Counter[str] = Counter()
         self._corrupt, self._noise = corrupt, random.Random(seed)  # of its own: the other actions are those of any run
-        self._compactions = random.Random(f"compactions {seed}")
+        self._waits, self._waiting = waits, random.Random(f"waits {seed}")
         self._count = 0
         self._widening = widening(seed)
         self._stops_early = seed // 36 % 4 == 2  # as where no more memory can be locked
@@ -188,8 +192,8 @@ class Driver:
         loads = 4 if self.harness.loop.queues.parked else 1
         if self._corrupt and chance(self._noise, loads * self._corrupt):
             self.corrupt(self._noise)
-        if chance(self._compactions, 3):
-            self.harness.shelf.compacting = self._compactions.randint(1, 9)
+        if chance(self._waiting, self._waits // 4):
+            self.harness.shelf.compacting = self._waiting.randint(1, 9)
         roll = self.rng.randint(1, 100)
         if roll <= 22:
             self.submit()
@@ -228,6 +232,7 @@ class Driver:
             stop_token_ids=(rng.randint(0, VOCAB - 1),) if chance(rng, 20) else (),
             min_tokens=rng.randint(0, 4),
             ignore_eos=chance(rng, 20),
+            grammar="any" if chance(self._waiting, self._waits) else "",
         )
         if len(prompt):
             read, write = not chance(rng, 8), not chance(rng, 8)
@@ -377,9 +382,9 @@ class Driver:
         return np.array([start, *(noise.randint(0, VOCAB - 1) for _ in range(count - 1))], np.int32)
 
 
-def fuzz(seed: int, actions: int = 80, ranks: int = 1, hints: int = 4, corrupt: int = 0) -> Driver:
+def fuzz(seed: int, actions: int = 80, ranks: int = 1, hints: int = 4, corrupt: int = 0, waits: int = 0) -> Driver:
     """A whole random run, to its end. Raises what the laws say."""
-    driver = Driver(random.Random(seed), seed, ranks, hints, corrupt)
+    driver = Driver(random.Random(seed), seed, ranks, hints, corrupt, waits)
     for _ in range(actions):
         driver.act()
     driver.end()

@@ -40,9 +40,9 @@ class Ended:
     error: str = ""
 
 
-def run(seed: int) -> Driver:
-    """The run of `seed`. Raises what the laws say."""
-    return fuzz(seed, ranks=RANKS[seed % len(RANKS)], corrupt=CORRUPT[seed % len(CORRUPT)])
+def run(seed: int, waits: int = 16) -> Driver:
+    """The run of `seed`, in which `waits` of a hundred requests follow a grammar. Raises what the laws say."""
+    return fuzz(seed, ranks=RANKS[seed % len(RANKS)], corrupt=CORRUPT[seed % len(CORRUPT)], waits=waits)
 
 
 def judge(seed: int, end: float = float("inf")) -> Ended | None:

@@ -127,7 +127,7 @@ def test_no_random_run_reads_what_is_condemned(pytestconfig: pytest.Config) -> N
     seen: Counter[str] = Counter()
     for seed in range(first, first + (wanted or FIXED * 3 // 5)):
         try:
-            driver = fuzz(seed, ranks=1 + (seed % 5 == 4), corrupt=12)
+            driver = fuzz(seed, ranks=1 + (seed % 5 == 4), corrupt=12, waits=16)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         stats = driver.harness.stats()

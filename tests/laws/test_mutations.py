@@ -50,7 +50,8 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 @dataclass(frozen=True, slots=True)
 class Bug:
     """`laws` that may notice it first; 0 stands for an assertion of the code itself. `seed` is tried first: it found it before.
-    `hints` of a hundred actions are hints, before `corrupt` of a hundred a byte goes wrong."""
+    `hints` of a hundred actions are hints, before `corrupt` of a hundred a byte goes wrong; `waits` of a hundred requests follow a
+    grammar."""
 
     name: str
     laws: tuple[int, ...]
@@ -58,14 +59,15 @@ class Bug:
     seed: int
     hints: int = 4
     corrupt: int = 0
+    waits: int = 0
 
 
 BUGS: list[Bug] = []
 
 
-def bug(*laws: int, seed: int = 0, hints: int = 4, corrupt: int = 0) -> Callable[[Patch], Patch]:
+def bug(*laws: int, seed: int = 0, hints: int = 4, corrupt: int = 0, waits: int = 0) -> Callable[[Patch], Patch]:
     def add(plant: Patch) -> Patch:
-        BUGS.append(Bug(plant.__name__, laws, plant, seed, hints, corrupt))
+        BUGS.append(Bug(plant.__name__, laws, plant, seed, hints, corrupt, waits))
         return plant
 
     return add
@@ -357,6 +359,16 @@ def the_last_token_is_not_computed(patch: pytest.MonkeyPatch) -> None:
 
 
 # ---- 9: progress -----------------------------------------------------------------------------------------------------------
+
+
+@bug(9, 0, waits=16)
+def nobody_asks_what_a_grammar_allows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(build, "_waits", lambda running, guidance: bool(running.job.request.params.grammar))
+
+
+@bug(9)
+def nobody_asks_the_index_on_disk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loop, "look_up", lambda queues, directory, config, now: None)
 
 
 @bug(9)
@@ -765,7 +777,7 @@ def _first_failure(planted: Bug) -> BaseException | None:
     """What the first run that fails says; None if none does."""
     for seed in (planted.seed, *range(RUNS)):
         try:
-            fuzz(seed, actions=60, hints=planted.hints, corrupt=planted.corrupt)
+            fuzz(seed, actions=60, hints=planted.hints, corrupt=planted.corrupt, waits=planted.waits)
         except Exception as error:
             return error
     return None
