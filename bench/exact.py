@@ -49,8 +49,8 @@ class Case:
 
 
 def lengths(rng: np.random.Generator, count: int, least: int, most: int) -> list[int]:
-    """Most of them short: the median is some three times `least` where `most` is 32 times it."""
-    return [int(least * (most / least) ** share) for share in rng.random(count) ** 1.5]
+    """Most of them short: the median is half as much again as `least` where `most` is 32 times it."""
+    return [int(least * (most / least) ** share) for share in rng.random(count) ** 3]
 
 
 async def grown(client: Client, beginning: str, sizes: list[int], at_once: int) -> list[list[int]]:

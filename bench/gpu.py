@@ -8,7 +8,7 @@
 The file keeps each part with its commit and the seconds that it took; `--missing` leaves out what it holds of this commit already, so that
 a run that was cut off goes on. Parts, in the order in which they are worth their time:
 
-    M, D                ample memory: prefill, decode, resume, agents, and some answers cold, resumed and cold again
+    M, D                ample memory: prefill, decode, resume, agents
     M-FP8               M with weights in FP8: prefill and decode
     M-small, D-small    a pool that holds a part of the agents, 40 GiB of host: resume and agents out of host
     copies, loop, profile, limits, truth    benches of these names (host time of a decode step, kernel time by operation)
@@ -39,8 +39,8 @@ from stepwell.demo.server import ServerFailed
 
 COPIES = ("--device", "cuda", "--bytes", "1GiB", "--rounds", "3", "--many", "64", "--beside", "D", "--rows", "8")
 SECONDS = {
-    "M": 85, "D": 65, "M-FP8": 60, "M-small": 70, "D-small": 60, "copies": 40, "D-deterministic": 90, "loop": 60, "profile": 75,
-    "M-deterministic": 100, "trained": 45, "replay": 140, "limits": 12, "truth": 65,
+    "D": 65, "M": 85, "M-small": 66, "D-small": 54, "M-FP8": 60, "copies": 40, "D-deterministic": 65, "trained": 45, "loop": 60,
+    "replay": 125, "M-deterministic": 80, "profile": 75, "limits": 12, "truth": 65,
 }  # fmt: skip
 """What each part takes with compiled kernels, about; its order is that of its worth."""
 

@@ -43,9 +43,9 @@ class Setting:
     device: str
     host: str
     more: tuple[str, ...] = ()
-    runs: tuple[str, ...] = ("prefill", "decode", "resume", "agents", "exact")
+    runs: tuple[str, ...] = ("prefill", "decode", "resume", "agents")
     fillers: int = 0
-    exact: tuple[str, ...] = ("--prompts", "24", "--again", "24")
+    exact: tuple[str, ...] = ()
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Setting:
 
 TINY, TINY_MODEL = "tiny", HERE.parent / "tiny" / "model"
 STEP = ("--max-step-ms", "90")
-SAME = ("--prompts", "200", "--again", "0", "--most", "32000", "--new", "64", "--lag", "80", "--at-once", "24")
+SAME = ("--prompts", "200", "--again", "0", "--most", "32000", "--new", "64", "--lag", "60", "--at-once", "24")
 GROWN = (
     *SAME,
     "--again",
@@ -87,10 +87,10 @@ SETTINGS = {
     "D": Setting("D", 64, "50GiB", "8GiB", STEP),
     "M-FP8": Setting("M-FP8", 64, "50GiB", "8GiB", STEP, ("prefill", "decode")),
     # vLLM's pools of 5.2 and 8.25 GiB, in which live states lie too
-    "M-small": Setting("M", 16, "4.2GiB", "40GiB", runs=SMALL, fillers=4),
-    "D-small": Setting("D", 24, "7.1GiB", "40GiB", runs=SMALL, fillers=4),
-    "D-deterministic": Setting("D", 24, "10GiB", "24GiB", ("--deterministic",), ("exact",), exact=SAME),
-    "M-deterministic": Setting("M", 24, "8GiB", "24GiB", ("--deterministic",), ("exact",), exact=SAME),
+    "M-small": Setting("M", 16, "4.2GiB", "40GiB", runs=SMALL, fillers=3),
+    "D-small": Setting("D", 24, "7.1GiB", "40GiB", runs=SMALL, fillers=3),
+    "D-deterministic": Setting("D", 24, "8GiB", "20GiB", ("--deterministic",), ("exact",), exact=SAME),
+    "M-deterministic": Setting("M", 24, "7GiB", "20GiB", ("--deterministic",), ("exact",), exact=SAME),
     # step times unbounded, as those of the simulation are
     "replay": Setting("D", 32, "16GiB", "32GiB", ("--max-step-ms", "0"), ("replay",)),
     "trained": Setting(TINY, 24, "96MiB", "1GiB", runs=("exact",), exact=GROWN),

@@ -20,7 +20,7 @@ from load.sound import Sample, sound, spread
 # Tokens at either end of an answer in which some sequences of a batch may still be, or already have stopped, decoding.
 EDGE = 16
 # Answers of a run that are computed anew.
-SCORED = 3
+SCORED = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ def test_a_call_that_fails_ends_the_play() -> None:
 def test_lengths_lie_between_their_ends_and_are_mostly_short() -> None:
     found = exact.lengths(np.random.default_rng(0), 1000, 1000, 32_000)
     assert min(found) >= 1000 and max(found) <= 32_000
-    assert np.median(found) < 4000 and max(found) > 28_000
+    assert np.median(found) < 2000 and max(found) > 28_000
 
 
 def test_what_differs_is_told_with_the_tokens_that_agree() -> None:
