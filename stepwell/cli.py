@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from stepwell.base.errors import ConfigError, StepwellError
-from stepwell.bench.command import bench_app
-from stepwell.eval.command import eval_command
-from stepwell.replay.command import replay_command
-from stepwell.replay.plan_command import plan_command
+from stepwell.later import LaterCommand
 from stepwell.server import flags
 from stepwell.server.launch import LaunchCommand
 
@@ -23,11 +22,44 @@ _BY_SIGNAL = 128
 """Statuses above it say that a signal ended the program."""
 _ENVIRONMENT = {"auto_envvar_prefix": flags.ENVIRONMENT}
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+_LATER = (
+    (
+        "replay",
+        "stepwell.replay.command:replay_command",
+        "Play a trace of conversations through the cache, simulated or live.",
+    ),
+    ("plan", "stepwell.replay.plan_command:plan_command", "Say how much memory a trace is worth."),
+    (
+        "eval",
+        "stepwell.eval.command:eval_command",
+        "Judge answers twice: computed cold, and resumed from a tier of the cache.",
+    ),
+    ("bench", "stepwell.bench.command:bench_app", "Measure this machine."),
+)
+
+
+class _Commands(TyperGroup):
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        for command in _LATER:
+            self.add_command(LaterCommand(*command))
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"stepwell {version('stepwell')}")
+        raise typer.Exit
 
 
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
     """Serve hybrid language models from a prompt cache that reaches from device memory through host memory to disk."""
 
 
@@ -109,14 +141,18 @@ def serve(
     Every flag may also be an environment variable (--max-queue is STEPWELL_MAX_QUEUE) or a line of the --config file; the
     command line counts before the environment, that before the file.
     """
+    from stepwell.engine.hub import expect_checkpoint
     from stepwell.engine.logs import set_up
-    from stepwell.server.options import options_from, with_local_model
-    from stepwell.server.serve import leave, serve
 
     given = frozenset(name for name in ctx.params if _is_given(ctx, name))
     with _errors_told():
         set_up(log_level, log_format)
         _allow_faults(faults)
+        expect_checkpoint(model)  # before libraries are imported, which takes seconds
+    from stepwell.server.options import options_from, with_local_model
+    from stepwell.server.serve import leave, serve
+
+    with _errors_told():
         status = serve(options_from(with_local_model(ctx.params, fetch=True), given, os.environ), Console())
     if status > _BY_SIGNAL:
         leave(status)
@@ -177,12 +213,6 @@ def batch(
         server = Server(url, api_key=api_key.split()[0] if api_key.split() else "none")
         faults = run_batch(Path(file), Path(output or f"{file}.out"), server, at_once, console)
     raise typer.Exit(1 if faults else 0)
-
-
-app.command("replay")(replay_command)
-app.command("plan")(plan_command)
-app.command("eval")(eval_command)
-app.add_typer(bench_app, name="bench")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # before anything imports Triton: its kernels run in its interpreter, without a GPU
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -20,3 +21,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="run the engine state machine on N examples, new ones each time, instead of a fixed few",
     )
+
+
+@pytest.fixture
+def empty_model(tmp_path: Path) -> str:
+    """A directory that may be a checkpoint as far as the command line can tell."""
+    (tmp_path / "config.json").write_text("{}")
+    return str(tmp_path)

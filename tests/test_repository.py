@@ -15,6 +15,8 @@ from pathlib import Path
 
 import typer.main
 
+from stepwell.later import LaterCommand
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "stepwell").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -207,6 +209,7 @@ def known_flags() -> set[str]:
     waiting = [typer.main.get_command(app)]
     while waiting:
         command = waiting.pop()
+        command = command.real() if isinstance(command, LaterCommand) else command
         for param in command.params:
             flags.update(param.opts, param.secondary_opts)
         waiting.extend(getattr(command, "commands", {}).values())

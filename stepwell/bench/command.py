@@ -21,7 +21,7 @@ from stepwell.replay.cost import CostModel
 from stepwell.replay.profile import Profile, write_profile
 from stepwell.server import flags
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+bench_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure this machine.")
 
 
 @bench_app.callback()

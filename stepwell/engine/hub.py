@@ -12,6 +12,20 @@ WANTED = ("*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.txt", "toke
 _ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
+def expect_checkpoint(model: str) -> None:
+    """Look whether `model`, unless it may be a name of the Hub, is a directory with a config. Raises ConfigError."""
+    directory = Path(model)
+    if not directory.exists() and _ID.fullmatch(model):
+        return
+    if not directory.is_dir():
+        kind = "is a file" if directory.exists() else "does not exist"
+        raise ConfigError(
+            f"{model} {kind}: give the directory of a Hugging Face checkpoint, or a name such as Qwen/Qwen3.5-4B"
+        )
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"{model} has no config.json: give the directory of a Hugging Face checkpoint")
+
+
 def local_model(model: str, revision: str | None = None, cache: str | None = None, fetch: bool = True) -> str:
     """The directory of a model that is given as one, or as a name such as "Qwen/Qwen3.5-35B-A3B". Raises ConfigError.
 

@@ -94,7 +94,7 @@ def test_more_ranks_than_there_are_is_told_by_our_own_flag() -> None:
 OWN = {"--port": 1, "--max-model-len": 1, "--coalesce": 0, "--served-model-name": 1, "--api-key": 1, "--seed": 1}
 
 
-def test_each_flag_that_changes_nothing_says_so_in_one_line() -> None:
+def test_each_flag_that_changes_nothing_says_so_in_one_line(empty_model: str) -> None:
     launch = read_launch(
         shlex.split("M --enable-torch-compile --swap-space 4 --reasoning-parser qwen3 --cuda-graph-max-bs 4"), OWN
     )
@@ -105,7 +105,7 @@ def test_each_flag_that_changes_nothing_says_so_in_one_line() -> None:
         "--reasoning-parser qwen3",
         "--cuda-graph-max-bs 4",
     ]
-    status = CliRunner().invoke(app, ["serve", "--enable-torch-compile", "--port", "-1", "nowhere"])
+    status = CliRunner().invoke(app, ["serve", "--enable-torch-compile", "--port", "-1", empty_model])
     assert "note: --enable-torch-compile changes nothing" in status.output
 
 

@@ -72,6 +72,6 @@ def test_other_names_say_the_same(server: Running) -> None:
     assert 'vllm:e2e_request_latency_seconds_bucket{le="+Inf",model_name="tiny"} 1.0' in text
 
 
-def test_word_that_is_none_is_told() -> None:
-    done = CliRunner().invoke(app, ["serve", "nowhere", "--metrics-compat", "sglang"])
+def test_word_that_is_none_is_told(empty_model: str) -> None:
+    done = CliRunner().invoke(app, ["serve", empty_model, "--metrics-compat", "sglang"])
     assert done.exit_code == 2 and "--metrics-compat" in done.output

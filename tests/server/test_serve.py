@@ -262,6 +262,7 @@ app()
 
 
 def test_an_interrupted_start_waits_for_nothing_that_is_under_way(directory: Path) -> None:
+    (directory / "config.json").write_text("{}")
     command = [sys.executable, "-u", "-c", STUCK, "serve", str(directory), "--port", "0", "--load-format", "dummy"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
@@ -283,11 +284,11 @@ def test_missing_tokenizer_ends_the_start(tmp_path: Path) -> None:
         serve(options(tmp_path, "build"), Console(file=io.StringIO()))
 
 
-def test_command_line_names_what_is_wrong() -> None:
+def test_command_line_names_what_is_wrong(empty_model: str) -> None:
     runner = CliRunner()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        result = runner.invoke(app, ["serve", "/nowhere", "--port", port])
+        result = runner.invoke(app, ["serve", empty_model, "--port", port])
     assert result.exit_code == 2 and "--port" in result.output
     for arguments, named in (
         (["--rung-grid", "65"], "--rung-grid"),
@@ -305,7 +306,7 @@ def test_command_line_names_what_is_wrong() -> None:
         (["--salt-per-key"], "--api-key"),
         (["--allowed-origins", "example.org"], "--allowed-origins"),
     ):
-        result = runner.invoke(app, ["serve", "/nowhere", *arguments])
+        result = runner.invoke(app, ["serve", empty_model, *arguments])
         assert result.exit_code == 2 and named in result.output, result.output
 
 
