@@ -34,6 +34,8 @@ _UNSAID = 0.25
 _DRAFTS = 0.3
 """Weight of the drafter's loss."""
 _CLIP = 1.0
+_ALIKE = 0.99
+"""Cosine of gradients, compiled and not, in bfloat16: less is a fault."""
 _SMALL = Sizes(
     hidden=64,
     layers=4,
@@ -82,6 +84,18 @@ def losses(network: Network, marked: Tensor, mask: Tensor) -> tuple[Tensor, Tens
     wanted = ids[:, 1:].flatten()
     own, drafted = ((F.cross_entropy(x.float(), wanted, reduction="none") * weights).sum() for x in found)
     return own, drafted
+
+
+def likeness(network: Network, marked: Tensor, mask: Tensor) -> float:
+    """Cosine between the gradients of a network as it is compiled and as it is written; 1 where they are the same."""
+    found = []
+    for stance in ("force_eager", "default"):
+        with torch.compiler.set_stance(stance):
+            own, drafted = losses(network, marked, mask)
+            (own + _DRAFTS * drafted).backward()
+        found.append(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
+        network.zero_grad(set_to_none=True)
+    return F.cosine_similarity(*found, dim=0).item()
 
 
 class Training:
@@ -138,6 +152,17 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
+def _check_compiled(network: Network, words: Tensor, plan: Plan) -> None:
+    """End here where what was compiled computes something else."""
+    generator = torch.Generator(words.device).manual_seed(plan.seed + 1)
+    began = time.perf_counter()
+    marked = batch(words, plan, generator)
+    alike = likeness(network, marked, masks.drawn(plan.batch, plan.tokens, generator))
+    print(f"compiled in {time.perf_counter() - began:.1f} s; gradients alike to {alike:.5f}", flush=True)
+    if not alike > _ALIKE:
+        raise SystemExit(f"gradients as compiled are alike to {alike:.5f} only, not {_ALIKE}: use --eager")
+
+
 def words_of(path: Path, device: torch.device) -> Tensor:
     return torch.from_numpy(load(path).astype(np.int32)).to(device)
 
@@ -176,6 +201,8 @@ def run(plan: Plan, corpus: Path, out: Path, *, small: bool, compiled: bool) -> 
     def write() -> None:
         checkpoint.write(out, network, corpus, POSITIONS)
 
+    if compiled:
+        _check_compiled(network, words, plan)
     speed = train(Training(network, words, plan), 60.0, write)
     write()
     checkpoint.read(out, network)  # what was written is what is judged

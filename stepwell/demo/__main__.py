@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from stepwell.base.errors import StepwellError
-from stepwell.demo.client import Answer, ask, connect
+from stepwell.demo.client import Answer, ask, call, connect
 from stepwell.demo.report import Row, complaints, summarise, table
 from stepwell.demo.script import Script, Turn, speaking_order, write_scripts
 from stepwell.demo.server import Server, ServerFailed, free_port, serve_command
@@ -26,10 +26,21 @@ CONVERSATIONS = 6
 TURNS = 5
 # The device holds about two of the six conversations at their longest, the host all of them.
 FLAGS = (
-    *("--device-memory", "24MiB", "--host-memory", "256MiB"),
+    *("--device-memory", "12MiB", "--host-memory", "128MiB", "--dtype", "float32"),
     *("--max-num-batched-tokens", "1024", "--max-num-seqs", "4", "--log-level", "info"),
 )
 _START_SECONDS = 90.0
+TRAINED = Path(__file__).resolve().parents[2] / "tiny" / "model"
+"""The small trained model of a checkout; an installed package has none."""
+_ASKED = ("Who are you?", "What is a rung?", "Which day comes after Friday?", "What is 47 + 35?")
+_WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 
 
 def main() -> int:
@@ -54,18 +65,17 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _run(console: Console, folder: Path) -> int:
-    from stepwell.testing.checkpoint import write_checkpoint
-
-    with console.status("Writing a small hybrid model (random weights, Qwen3.5 architecture)"):
-        model = write_checkpoint(folder / "model", arch="qwen3_5", seed=0)
+    model = TRAINED if TRAINED.exists() else _random_model(console, folder / "model")
     port = free_port()
     console.print(f"stepwell serve {model.name} {' '.join(FLAGS)}", highlight=False, soft_wrap=True)
     with Server(serve_command(model, port, FLAGS), port, folder / "server.log") as server:
         with console.status("Starting the server"):
             server.wait_until_healthy(_START_SECONDS)
-        rows = _converse(console, server)
+        rows, said = _converse(console, server, talks=model == TRAINED)
     joint = joint_line(server)
     console.print(table(rows))
+    for question, answer in said:
+        console.print(f"  {question}  →  {answer}", markup=False, highlight=False, soft_wrap=True)
     if joint:
         console.print(f"The server's own account: {joint}", markup=False, highlight=False, soft_wrap=True)
     found = complaints(rows)
@@ -75,7 +85,15 @@ def _run(console: Console, folder: Path) -> int:
     return 1 if found else 0
 
 
-def _converse(console: Console, server: Server) -> list[Row]:
+def _random_model(console: Console, folder: Path) -> Path:
+    from stepwell.testing.checkpoint import write_checkpoint
+
+    with console.status("Writing a small hybrid model (random weights, Qwen3.5 architecture)"):
+        return write_checkpoint(folder, arch="qwen3_5", layers=4, seed=0)
+
+
+def _converse(console: Console, server: Server, *, talks: bool) -> tuple[list[Row], list[tuple[str, str]]]:
+    """The turns of all conversations; of a model that `talks`, also some questions outside of them with their answers."""
     from openai import OpenAIError
 
     scripts = write_scripts(CONVERSATIONS, TURNS)
@@ -84,7 +102,8 @@ def _converse(console: Console, server: Server) -> list[Row]:
     try:
         with connect(server.base_url) as client, Progress(*columns, console=console, transient=True) as progress:
             model = client.models.list().data[0].id
-            return converse(client, model, scripts, order, progress)
+            rows = converse(client, model, scripts, order, progress)
+            return rows, small_talk(client, model) if talks else []
     except (OpenAIError, StepwellError) as error:
         raise server.failure(f"a request failed: {error}") from error
 
@@ -104,9 +123,17 @@ def converse(client: OpenAI, model: str, scripts: list[Script], order: list[Turn
     progress.update(task, description="the same, cold")
     rows: list[Row] = []
     for turn, messages, answer in asked:
-        rows.append(Row(turn, answer, ask(client, model, messages, cold=True)))
+        wanted = scripts[turn.conversation].wanted[turn.turn]
+        rows.append(Row(turn, answer, ask(client, model, messages, cold=True), wanted))
         progress.advance(task)
     return rows
+
+
+def small_talk(client: OpenAI, model: str) -> list[tuple[str, str]]:
+    """Questions that a model can answer without having been told, and one that needs a tool."""
+    said = [(question, call(client, model, question, [])) for question in _ASKED]
+    question = "What is the weather in Paris?"
+    return [*said, (question, call(client, model, question, [_WEATHER]))]
 
 
 def joint_line(server: Server) -> str:

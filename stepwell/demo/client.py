@@ -68,6 +68,15 @@ def ask(client: OpenAI, model: str, messages: list[dict[str, str]], *, cold: boo
     return read_answer(stream, started)
 
 
+def call(client: OpenAI, model: str, question: str, tools: list[dict[str, Any]]) -> str:
+    """What the model answers where it may use `tools`: its call, or else its text."""
+    typed: Any = {"messages": [{"role": "user", "content": question}], "tools": tools}
+    done = client.chat.completions.create(model=model, temperature=0, max_tokens=96, **typed)
+    message = done.choices[0].message
+    calls = [f"{c.function.name}({c.function.arguments})" for c in message.tool_calls or () if c.type == "function"]
+    return " ".join(calls) or (message.content or "")
+
+
 def read_answer(stream: Iterable[ChatCompletionChunk], started: float) -> Answer:
     """Collect a stream asked for at `started` (time.perf_counter). Raises StepwellError where it was cut short."""
     parts: list[str] = []

@@ -16,16 +16,22 @@ Summary: TypeAlias = dict[str, int | float | None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One turn, asked twice: through the cache, and cold."""
+    """One turn, asked twice: through the cache, and cold. `wanted` is what a right answer holds."""
 
     turn: Turn
     served: Answer
     cold: Answer
+    wanted: str = ""
 
     @property
     def identical(self) -> bool:
         """Whether the cache changed nothing but the time."""
         return self.served.says_the_same(self.cold)
+
+    @property
+    def right(self) -> bool:
+        """Whether the model knew the answer, which is the model's merit alone."""
+        return bool(self.wanted) and self.wanted in self.served.text
 
 
 def table(rows: list[Row]) -> Table:
@@ -46,6 +52,7 @@ def summarise(rows: list[Row]) -> Summary:
     """The last line of the demo.
 
     turns                   turns asked
+    answers_right           how many of them the model answered rightly
     answers_identical       how many of them gave the answer of the cold run
     cached_device, …_host   prompt tokens served from each tier, over all turns
     recomputed              prompt tokens computed again or for the first time
@@ -55,6 +62,7 @@ def summarise(rows: list[Row]) -> Summary:
     resumed = [row for row in rows if row.served.cached]
     return {
         "turns": len(rows),
+        "answers_right": sum(row.right for row in rows),
         "answers_identical": sum(row.identical for row in rows),
         "cached_device": sum(row.served.device for row in rows),
         "cached_host": sum(row.served.host for row in rows),

@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from stepwell.base.errors import StepwellError
 from stepwell.demo.__main__ import converse
-from stepwell.demo.client import ask
+from stepwell.demo.client import ask, call
 from stepwell.demo.script import speaking_order, write_scripts
 
 USAGE = {
@@ -82,3 +82,21 @@ def test_each_turn_is_asked_twice_with_the_answers_so_far() -> None:
     assert [request["messages"] for request in served] == [request["messages"] for request in cold]
     assert [message["role"] for message in served[3]["messages"]] == ["system", "user", "assistant", "user"]
     assert served[3]["messages"][2]["content"] == rows[0].served.text
+
+
+def test_a_call_of_a_tool_is_shown_as_one() -> None:
+    function = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }
+
+    def client(message: dict[str, Any]) -> OpenAI:
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        body = {"id": "1", "object": "chat.completion", "created": 0, "model": "tiny", "choices": [choice]}
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, json=body))
+        return OpenAI(base_url="http://test/v1", api_key="none", http_client=httpx.Client(transport=transport))
+
+    assert call(client(message), "tiny", "Weather?", []) == 'get_weather({"city": "Paris"})'
+    assert call(client({"role": "assistant", "content": "Sunny."}), "tiny", "Weather?", []) == "Sunny."

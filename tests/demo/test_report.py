@@ -20,12 +20,19 @@ def test_summary_adds_up_to_the_prompts() -> None:
     summary = summarise(rows)
     assert summary == {
         "turns": 3,
+        "answers_right": 0,
         "answers_identical": 3,
         "cached_device": 728,
         "cached_host": 768,
         "recomputed": 1504,
         "resumed_ttft_over_cold": 0.25,
     }
+
+
+def test_an_answer_is_right_if_it_holds_what_was_asked_for() -> None:
+    known, unknown = (replace(row(600, 0, text=text), wanted="4817") for text in ("It is 4817.", "It is 4818."))
+    assert known.right and not unknown.right and not row(600, 0).right
+    assert summarise([known, unknown])["answers_right"] == 1
 
 
 def test_ratio_is_absent_where_nothing_was_resumed() -> None:

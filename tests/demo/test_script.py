@@ -26,3 +26,13 @@ def test_every_turn_is_asked_once_and_in_its_order() -> None:
 def test_who_spoke_last_speaks_first_in_the_next_round() -> None:
     order = list(speaking_order(3, 2))
     assert order[2].conversation == order[3].conversation == 2
+
+
+def test_what_is_asked_for_has_been_told_once() -> None:
+    for script in write_scripts(3, 4):
+        for text, wanted in zip(script.said, script.wanted, strict=True):
+            asked = text.rsplit("What is the code of the ", 1)[1].removesuffix("?")
+            assert text.count(f"The code of the {asked} is {wanted}.") == 1
+        whole = " ".join([script.system, *script.said])
+        told = [part.split(" is ")[0] for part in whole.split("The code of the ")[1:]]
+        assert len(set(told)) == len(told) == 12 + 4 * 24
