@@ -65,7 +65,7 @@ def test_a_page_gone_wrong_is_found_and_taken_out(
     facts: list[EngineFacts] = []
     config = engine_config({"model": str(checkpoint), **FLAGS, "dtype": "float32", "verify_resume": 1.0})
     loop = build.build_engine(config, facts.append)
-    llm = LocalEngine(loop, Tokenizer.load(config.model), facts[0])
+    llm = LocalEngine(loop, Tokenizer.load(config.model), facts[-1])
     first = llm.generate(PROMPT, SIX)[0]
     items = [item for node in loop.directory.tree.nodes() for item in node.items() if item.what == what]
     for item in items:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from stepwell import LLM, SamplingParams
-from tiny import corpus, train
+from tiny import corpus, masks, train
 from tiny.network import Network, Sizes
 from tiny.optimiser import Optimiser, orthogonal
-from tiny.train import Plan, Training
+from tiny.train import Plan, Training, likeness
 
 SIZES = Sizes(
     vocab=600, hidden=64, layers=4, width=64, heads=2, kv_heads=1, head_dim=32,
@@ -40,6 +40,13 @@ def test_the_loss_falls() -> None:
     first = training.step(4e-3)
     *_, last = (training.step(4e-3) for _ in range(15))
     assert all(after < 0.7 * before for before, after in zip(first, last, strict=True))
+
+
+def test_gradients_of_a_network_are_like_themselves_and_leave_nothing_behind() -> None:
+    network = Network(SIZES)
+    marked = torch.randint(0, 600, (1, 65)) | corpus.MARKED
+    assert likeness(network, marked, masks.drawn(1, 64, torch.Generator().manual_seed(0))) > 0.999
+    assert all(p.grad is None for p in network.parameters())
 
 
 def test_the_rate_rises_stays_and_ends_at_nothing() -> None:
