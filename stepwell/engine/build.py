@@ -89,6 +89,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
         disk=store,
         grammars=grammars,
         pinning=worker.pinning,
+        counts=worker.counts,
         scores=not (config.deterministic and frame.device.type == "cuda"),
     )
     plan = (

@@ -176,6 +176,8 @@ class Stats(msgspec.Struct, frozen=True):
     joint     how joint loads went, on one line
     prefetches  that have ended, by what became of them
     drafts    computed, and accepted, for the first position behind a drawn token, the second …
+    compiled  kernels by when: `start` or `serving`
+    device_bytes  of a GPU's memory: `planned` and `peak`; empty without one
     disk      what the disk store counts, by name; empty without one
     problems  what has stopped it from writing, and how often
     """
@@ -188,6 +190,8 @@ class Stats(msgspec.Struct, frozen=True):
     joint: str = ""
     prefetches: dict[str, int] = {}
     drafts: list[tuple[int, int]] = []
+    compiled: dict[str, int] = {}
+    device_bytes: dict[str, int] = {}
     disk: dict[str, float] = {}
     problems: dict[str, int] = {}
 

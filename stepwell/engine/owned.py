@@ -36,9 +36,19 @@ class Growing(Protocol):
         """Whether no more will become ready."""
 
 
+class Counting(Protocol):
+    """What a worker counts as it works."""
+
+    def compiled(self) -> Mapping[str, int]:
+        """Kernels by when they were compiled."""
+
+    def device_bytes(self) -> Mapping[str, int]:
+        """Device memory by kind."""
+
+
 class OwnedLoop(EngineLoop):
-    """`owned` is closed at the end: movers before the stores that they use. `disk` is asked for its counts, `grammars` for whether
-    a request's is ready, `pinning` for how much of host can be used by now. `scores`: prompts can be scored."""
+    """`owned` is closed at the end: movers before the stores that they use. `disk` and `counts` are asked for what they count, `grammars`
+    for whether a request's is ready, `pinning` for how much of host can be used by now. `scores`: prompts can be scored."""
 
     def __init__(
         self,
@@ -56,6 +66,7 @@ class OwnedLoop(EngineLoop):
         disk: DiskStore | None = None,
         grammars: Grammars | None = None,
         pinning: Growing | None = None,
+        counts: Counting | None = None,
         scores: bool = True,
     ) -> None:
         super().__init__(cache, config, runner, mover, clock, costs, archive, auditor, guidance)
@@ -64,6 +75,7 @@ class OwnedLoop(EngineLoop):
         self._disk = disk
         self._grammars = grammars
         self._pinning = pinning
+        self._counts = counts
         self._scores = scores
 
     def prepare(self, request: Request) -> bool:
@@ -105,6 +117,8 @@ class OwnedLoop(EngineLoop):
 
     def stats(self) -> EngineStats:
         stats = super().stats()
+        if (counts := self._counts) is not None:
+            stats = replace(stats, compiled=counts.compiled(), device_bytes=counts.device_bytes())
         return stats if self._disk is None else _with_disk(stats, self._disk.stats(), self._time.now())
 
     def end(self, seconds: float) -> bool:

@@ -47,6 +47,8 @@ def stats_message(stats: EngineStats) -> Stats:
         joint=stats.joint,
         prefetches=dict(stats.prefetches),
         drafts=[stats.drafts[at] for at in sorted(stats.drafts)],
+        compiled=dict(stats.compiled),
+        device_bytes=dict(stats.device_bytes),
         disk=dict(stats.disk),
         problems=dict(stats.disk_problems),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -94,6 +94,27 @@ def warm_up(runner: Runner, sizes: Sizes, config: EngineConfig) -> None:
     for number, step in enumerate(steps, 1):
         log.info("warming up: step %d of %d, %d sequences, %d tokens", number, len(steps), len(step), step.tokens)
         runner.launch(step).result()
+
+
+def rehearsals(runner: TorchRunner, asked: Prepared, sizes: Sizes, config: EngineConfig) -> list[Callable[[], None]]:
+    """What launches the kernels of `prepare` and `warm_up`, for `stepwell.engine.ahead`: a little of it, then all. Nothing is captured, no
+    token is read, and nobody looks at log-probabilities."""
+    steps = [step for step in _steps(sizes, config) if all(_is_plain(work) for work in step.works)]
+
+    def a_little() -> None:
+        runner.prepare(replace(asked, rows=asked.rows[-1:], prompts=(), graphs=False))
+        runner.launch(steps[0])
+
+    def all_of_it() -> None:
+        runner.prepare(replace(asked, graphs=False))
+        for step in steps:
+            runner.launch(step)
+
+    return [a_little, all_of_it]
+
+
+def _is_plain(work: Work) -> bool:
+    return work.sample is not None and work.sample.params.logprobs is None
 
 
 def _steps(sizes: Sizes, config: EngineConfig) -> Iterator[Step]:

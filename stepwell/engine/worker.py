@@ -19,6 +19,7 @@ from stepwell.base.geometry import Geometry
 from stepwell.base.units import ceil_div
 from stepwell.cache.config import Costs
 from stepwell.cache.moves import Tier
+from stepwell.engine.ahead import compile_ahead
 from stepwell.engine.compiles import Compiles
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, disk_mover
@@ -30,7 +31,7 @@ from stepwell.engine.progress import reading_progress
 from stepwell.engine.sampler import Sampler
 from stepwell.engine.sizes import Sizes, sizes_of
 from stepwell.engine.torch_runner import TorchRunner
-from stepwell.engine.warm import prepare, wanted, warm_up
+from stepwell.engine.warm import prepare, rehearsals, wanted, warm_up
 from stepwell.model.backend import Backend
 from stepwell.model.backends import backend_for, has_kernels
 from stepwell.model.config import HybridConfig
@@ -81,11 +82,34 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """Kernels compiled; bytes of device memory that were taken before the first pass, on a GPU.
+
+    planned   weights, pages and live states; what passes need beside them comes on top
+    """
+
+    compiles: Compiles
+    device: torch.device
+    planned: int
+
+    def compiled(self) -> dict[str, int]:
+        """Kernels by when: `start` or `serving`."""
+        return {"start": self.compiles.at_start, "serving": self.compiles.serving}
+
+    def device_bytes(self) -> dict[str, int]:
+        """Device memory that tensors take: as `planned`, and at the `peak`. Empty without a GPU."""
+        if self.device.type != "cuda":
+            return {}
+        return {"planned": self.planned, "peak": torch.cuda.max_memory_allocated(self.device)}
+
+
+@dataclass(frozen=True, slots=True)
 class Worker:
     """What control sees of it, over the wire: who computes, who copies; how much fits, how fast it is, what computes and copies.
 
     pinning  how much of host can be used by now; None: all
     arena    the device's pages: control has no use for them, evaluations tamper with them
+    counts   what it counts as it works
     """
 
     runner: Runner
@@ -96,13 +120,16 @@ class Worker:
     copies: str
     pinning: Pinning | None
     arena: DeviceArena
+    counts: Counts
 
 
 def build_worker(
     config: EngineConfig, frame: Frame, tier: DiskTier | None, guides: Guides, owned: ExitStack, phases: Phases
 ) -> Worker:
     """Load the model, take the memory, start the copies, measure. What has to be closed is, with `owned`. Raises ConfigError."""
-    model, device = frame.model, frame.device
+    model, device, compiles = frame.model, frame.device, Compiles()
+    if device.type == "cuda":
+        compiles.listen()
     with phases("reading weights" if config.dummy_seed is None else "making weights"):
         decoder = _decoder(config, frame, phases)
     with phases("taking device memory"):
@@ -113,9 +140,13 @@ def build_worker(
         arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, frame.precision, device)
         live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device, depth)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides), frame.drafts)
-    with phases("compiling and capturing"):
-        width = ceil_div(sizes.max_model_len, sizes.geometry.block)
-        notes = prepare(runner, wanted(config, width, device.type == "cuda"), sizes)
+    planned = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    asked = wanted(config, ceil_div(sizes.max_model_len, sizes.geometry.block), device.type == "cuda")
+    if has_kernels(model, frame.dtype, device) and not frame.drafts:
+        with phases("compiling"):
+            compile_ahead(device, rehearsals(runner, asked, sizes, config), lambda: compiles.at_start)
+    with phases("capturing"):
+        notes = prepare(runner, asked, sizes)
     if device.type == "cuda":
         with phases("warming up"):
             warm_up(runner, sizes, config)
@@ -136,9 +167,9 @@ def build_worker(
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
     names = decoder.backend.names + decoder.notes + notes
-    if device.type == "cuda":
-        Compiles().begin()
-    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, names, copier.name, pinning, arena)
+    compiles.serve()
+    counts = Counts(compiles, device, planned)
+    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, names, copier.name, pinning, arena, counts)
 
 
 def _device(name: str) -> torch.device:

@@ -14,9 +14,9 @@ from stepwell.cache.tally import Tally
 class EngineStats:
     """One look. `tiers` by number; `sched_seconds` of the control plane alone (plans, commits, step building, publishing);
     `moves_overdue`, a part of `moves_in_flight`: copies between tiers that nobody waits for any longer; `pages_copied` by (source, target)
-    as copies begin, a state's image counted by its pages; `drafts` computed, and accepted, by position
-    behind a drawn token; `disk` and `disk_problems`: what the disk store counts, by name, and causes of
-    trouble; empty without a disk."""
+    as copies begin, a state's image counted by its pages; `drafts` computed, and accepted, by position behind a drawn token; `compiled`:
+    kernels by when; `device_bytes` of a GPU's memory by kind; `disk` and `disk_problems`: what the disk store counts, by name, and causes
+    of trouble; empty without a disk."""
 
     waiting: int
     parked: int
@@ -48,6 +48,8 @@ class EngineStats:
     prefetched_tokens: int = 0
     early_prefetches: int = 0
     drafts: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    compiled: Mapping[str, int] = field(default_factory=dict)
+    device_bytes: Mapping[str, int] = field(default_factory=dict)
     disk: Mapping[str, float] = field(default_factory=dict)
     disk_problems: Mapping[str, int] = field(default_factory=dict)
 

@@ -34,6 +34,12 @@ _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 _NEXT_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 _COPIED = "Bytes that copies between tiers were asked to move"
+_COMPILED = (
+    "Kernels compiled before the first request, and while requests may have waited, of which there should be none"
+)
+_MEMORY = (
+    "Memory of a GPU that tensors take: planned (weights, pages, live states), and at the peak; nothing without a GPU"
+)
 _DRAFTS = "Drafted tokens by position (1: behind the drawn one), and whether accepted (yes, no)"
 _TEXTS = {
     "leases": "Named holds on pages, images or slots",
@@ -228,6 +234,14 @@ class _EngineGauges(Collector):
             drafts.add_metric([str(position), "yes"], accepted)
             drafts.add_metric([str(position), "no"], computed - accepted)
         yield drafts
+        compiled = CounterMetricFamily("stepwell_kernels_compiled", _COMPILED, labels=["when"])
+        for when in ("start", "serving"):
+            compiled.add_metric([when], stats.compiled.get(when, 0))
+        yield compiled
+        memory = GaugeMetricFamily("stepwell_device_memory_bytes", _MEMORY, labels=["kind"])
+        for kind, count in sorted(stats.device_bytes.items()):
+            memory.add_metric([kind], count)
+        yield memory
         for name in GAUGES:
             yield GaugeMetricFamily(f"stepwell_{name}", _TEXTS[name], value=stats.gauges.get(name, 0))
         for name in COUNTERS:

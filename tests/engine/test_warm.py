@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from stepwell.base.errors import ConfigError
 from stepwell.engine.compiles import Compiles
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.warm import prepare, wanted, warm_up
+from stepwell.engine.warm import prepare, rehearsals, wanted, warm_up
 from stepwell.model.backend import Prepared
 from stepwell.sched.step import Done, Step, StepResult
 
@@ -114,16 +114,39 @@ def test_warming_up_stays_within_slots_pages_and_tokens(slots: int, tokens: int,
     assert ends == {True, False}, "rungs of states inside a pass and behind one are left by different kernels"
 
 
+def test_rehearsals_capture_nothing_and_ask_for_no_log_probabilities() -> None:
+    sizes: Any = SimpleNamespace(
+        pages=900, max_model_len=10_000, geometry=SimpleNamespace(block=16, image_pages=4, rung_grid=64)
+    )
+    runner: Any = Recording()
+    prepared: list[Prepared] = []
+    runner.prepare = prepared.append
+    a_little, all_of_it = rehearsals(
+        runner, GRAPHS, sizes, EngineConfig("m", max_num_seqs=8, max_num_batched_tokens=8192)
+    )
+    a_little()
+    assert prepared == [replace(GRAPHS, rows=(2,), prompts=(), graphs=False)] and len(runner.steps) == 1
+    all_of_it()
+    assert prepared[1:] == [replace(GRAPHS, graphs=False)] and len(runner.steps) > 5
+    works = [work for step in runner.steps for work in step.works]
+    assert all(work.sample is not None and work.sample.params.logprobs is None for work in works)
+    assert all(work.tokens.min() >= 0 for work in works), "what was drawn is garbage in a rehearsal"
+
+
 def test_a_compilation_while_serving_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
     knobs = pytest.importorskip("triton.knobs")
     compiles = Compiles()
+    told = {"src": SimpleNamespace(name="_row_kernel"), "metadata": {}, "metadata_group": {}, "times": None}
     try:
-        compiles.begin()
-        hook = knobs.runtime.jit_post_compile_hook
-        told = {"key": "k", "fn": None, "compile": {}, "is_manual_warmup": False}
+        compiles.listen()
+        listener = knobs.compilation.listener
         with caplog.at_level(logging.WARNING):
-            hook(repr="_row_kernel", already_compiled=False, **told)
-            hook(repr="_row_kernel", already_compiled=True, **told)
+            listener(cache_hit=False, **told)
+            listener(cache_hit=True, **told)
+            assert not caplog.text
+            compiles.serve()
+            listener(cache_hit=False, **told)
+            listener(cache_hit=True, **told)
     finally:
-        knobs.runtime.jit_post_compile_hook = None
-    assert compiles.count == 1 and "_row_kernel (1 since the start)" in caplog.text
+        knobs.compilation.listener = None
+    assert (compiles.at_start, compiles.serving) == (1, 1) and "_row_kernel (1 since the start)" in caplog.text

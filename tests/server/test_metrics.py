@@ -48,6 +48,19 @@ def test_tokens_by_source_sum_to_the_prompt_and_readmissions_stay_apart() -> Non
     assert values["stepwell_readmissions_total"] == 3
 
 
+def test_compiled_kernels_and_device_memory_are_told() -> None:
+    metrics = Metrics()
+    given = Stats(compiled={"start": 40, "serving": 2}, device_bytes={"planned": 100, "peak": 130})
+    metrics.watch(lambda: given, lambda: True)
+    values = shown(metrics)
+    assert values['stepwell_kernels_compiled_total{when="start"}'] == 40
+    assert values['stepwell_kernels_compiled_total{when="serving"}'] == 2
+    assert values['stepwell_device_memory_bytes{kind="peak"}'] == 130
+    none = Metrics()
+    none.watch(Stats, lambda: True)
+    assert shown(none)['stepwell_kernels_compiled_total{when="serving"}'] == 0
+
+
 def test_what_another_has_computed_is_counted() -> None:
     metrics = Metrics()
     metrics.admitted(OUTCOME)
