@@ -21,6 +21,7 @@ class CacheConfig:
     interval                   tokens between insurance rungs
     min_load_tokens            load from a tier only what gains at least this much; None: decide by expected time
     clean_share                share of a tier kept free or already copied below
+    copy_idle                  copy to free slots of host while nothing else is to be done, so that a load finds room at once
     write_idle                 write to disk while nothing else is to be done, so that little is lost with the process
     ghost_blocks               evicted blocks that are remembered by their tokens alone, to say what was lost
     ghost_nodes                ends of evicted paths that are remembered so: a path of one block takes as much memory as a long one
@@ -39,6 +40,7 @@ class CacheConfig:
     clean_share: float = 0.05
     ghost_blocks: int = 1 << 20
     ghost_nodes: int = 1 << 16
+    copy_idle: bool = True
     write_idle: bool = True
     policy: str = "ladder"
     keep_share: float = 0.5

@@ -117,6 +117,13 @@ class Ranking:
             return item
         return None
 
+    def head(self) -> Item | None:
+        """The least valuable candidate, which stays on offer. Amortised O(log n)."""
+        item = self.pop()
+        if item is not None:
+            self._push(item, *self._place(item))
+        return item
+
     def age(self, item: Item) -> float:
         """How old `item` counts as: of two, the older goes first."""
         return self._age(*self._place(item))
@@ -252,6 +259,14 @@ class Offers:
         """Whether dropping the copy in `tier` loses nothing that is meant to be kept."""
         lower = self.lower[tier]
         return lower is None or (life := item.life[lower]) >= HERE or life == REFUSED
+
+    def overtaken(self) -> bool:
+        """Whether something that only the device has is less valuable than all that the device could drop as it is."""
+        if self.lower[Tier.DEVICE] is None:
+            return False
+        dirty, drops = self.dirty[Tier.DEVICE], self.drops[Tier.DEVICE]
+        first, other = dirty.head(), drops.head()
+        return first is not None and other is not None and dirty.age(first) > drops.age(other)
 
     def missed(self, tokens: int, evicted: int) -> None:
         """A prompt of `tokens` tokens came; the KV of `evicted` of them was gone from every tier."""

@@ -19,7 +19,12 @@ from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Move, Tier
 from stepwell.cache.persist import above, persist_ahead
-from stepwell.cache.shed import Demotion, demotion
+from stepwell.cache.shed import Demotion, Price, demotion
+
+IDLE_PARTS = 8
+"""Parts of the device, one of which at most is being copied down while nothing else is to be done,"""
+IDLE_SECONDS = 0.05
+"""and seconds that this may take: a request that comes meanwhile and needs these pages has to wait for the copies under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Mak
         moves, lacking = moves + again.moves, again.lacking
     put_off = directory.archive.lookups.put_off  # a write that goes on with the next turn is one under way
     if lacking and not (put_off or directory.coming(Tier.DEVICE) or directory.coming(Tier.HOST)):
-        moves += demotion(directory, pages, force=True).moves
+        moves += demotion(directory, pages, Price.ANY).moves
         lacking = 0
     waits_below = lacking > 0 or above(directory) == Tier.DEVICE
     return Making(
@@ -51,10 +56,32 @@ def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Mak
 
 
 def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
-    """Copies that bring the clean shares of all tiers back to where the configuration wants them; nobody waits for them."""
+    """Copies that bring the clean shares of all tiers back to where the configuration wants them; nobody waits for them.
+
+    After idle copies far more is clean, and it would go before things of less value that only the device has. Then these are copied, one
+    at a time, until the least valuable thing on the device is clean.
+    """
     use = directory.use(Tier.DEVICE)
-    wanted = int(use.total * directory.config.clean_share) - use.free - use.clean
+    share = int(use.total * directory.config.clean_share)
+    wanted = share - use.free - use.clean
+    if use.free < share < use.clean // 2 and directory.offers.overtaken():
+        wanted = 1
     return _below_first(directory, wanted, costs, now).moves
+
+
+def copy_idle(directory: Directory, costs: Costs) -> list[Move]:
+    """Copies into free slots of host while nothing else is to be done, the least valuable of the device first. They are a part of what
+    there is to copy: to be called again as they land, until nothing is under way.
+
+    Host loses nothing for them, and holds nothing twice for long: the device makes room by dropping what is below it as well, which
+    leaves the copy in host the only one, before it copies anything else down.
+    """
+    if not directory.config.copy_idle:
+        return []
+    page_bytes = directory.config.geometry.page_bytes
+    seconds = int(IDLE_SECONDS * costs.bytes_per_s[Tier.HOST] / page_bytes)
+    most = max(1, min(directory.config.device_pages // IDLE_PARTS, seconds))
+    return demotion(directory, most, Price.NOTHING).moves
 
 
 def _below_first(directory: Directory, pages: int, costs: Costs, now: float) -> Demotion:

@@ -1,12 +1,13 @@
 """Dropping what is safe to drop, and copying down what is not.
 
-A copy down drops what is safe in the tier below, and begins only if that makes room. It destroys an only copy there by `force` alone:
-where somebody waits, and waiting longer would change nothing. Who asks for room, and when, is in `stepwell.cache.room`.
+A copy down has a `Price`: what may go in the tier below to make room for it. Who asks for room, when, and what it may cost, is in
+`stepwell.cache.room`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from stepwell.cache.archive import names_of
 from stepwell.cache.directory import Directory
@@ -54,6 +55,19 @@ def dirty_leaf(directory: Directory, tier: Tier) -> Item | None:
     return item
 
 
+class Price(IntEnum):
+    """What may go in host to make room for a copy from the device.
+
+    NOTHING    the copy takes free slots alone, and leaves host its clean share
+    SAFE       what can be dropped without losing what is meant to be kept
+    ANY        only copies as well, the least valuable first: somebody waits, and waiting longer would change nothing
+    """
+
+    NOTHING = 0
+    SAFE = 1
+    ANY = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Demotion:
     """Copies to host that have begun. Where host had no room for the next one, `lacking` slots of it must be written to disk first,
@@ -69,8 +83,8 @@ def demote(directory: Directory, pages: int) -> list[Move]:
     return demotion(directory, pages).moves
 
 
-def demotion(directory: Directory, pages: int, force: bool = False) -> Demotion:
-    """The same, telling what host lacks; with `force`, the least valuable only copies in host are lost for it."""
+def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Demotion:
+    """The same for any price, telling what host lacks."""
     moves: list[Move] = []
     lacking = 0
     if Tier.HOST not in directory.pools:
@@ -90,7 +104,7 @@ def demotion(directory: Directory, pages: int, force: bool = False) -> Demotion:
             pages -= size
         elif size > host.total:  # host is still growing: dropping all that it has would make no room yet
             later.append(item)
-        elif not _room_in_host(directory, item, force):
+        elif not _room_in_host(directory, item, price):
             later.append(item)
             lacking = max(pages, item.size(Tier.DEVICE)) - host.free
             break
@@ -103,17 +117,19 @@ def demotion(directory: Directory, pages: int, force: bool = False) -> Demotion:
     return Demotion(moves, lacking)
 
 
-def _room_in_host(directory: Directory, item: Item, force: bool) -> bool:
+def _room_in_host(directory: Directory, item: Item, price: Price) -> bool:
     """Free host slots for a copy of `item`, which may grow meanwhile as nodes join: of copies that the device holds as well, then of what
-    is safe to drop, and by `force` of any.
+    else may go at that price.
 
     An image whose loss would leave a wide gap is no price for that: the answer is False, and the least valuable end of KV on the device
     goes in its place, if it was used before `item`.
     """
     pool, offers = directory.pools[Tier.HOST], directory.offers
+    if price == Price.NOTHING:
+        return _spare(directory) >= item.size(Tier.DEVICE)
     while pool.free < item.size(Tier.DEVICE):
         victim = offers.twice.pop() or offers.drops[Tier.HOST].pop()
-        if victim is None and force:
+        if victim is None and price == Price.ANY:
             victim = dirty_leaf(directory, Tier.HOST)
         if victim is None:
             return False
@@ -123,6 +139,12 @@ def _room_in_host(directory: Directory, item: Item, force: bool) -> bool:
             return False
         directory.drop(victim, Tier.HOST)
     return True
+
+
+def _spare(directory: Directory) -> int:
+    """Free host slots beyond what the clean share of host needs."""
+    use = directory.use(Tier.HOST)
+    return min(use.free, use.free + use.clean - int(use.total * directory.config.clean_share))
 
 
 def _lose_end(directory: Directory, used: float) -> None:

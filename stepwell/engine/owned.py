@@ -129,6 +129,7 @@ class OwnedLoop(EngineLoop):
         try:
             self.auditor.interrupt(self.queues, self.directory)
             self.auditor = Auditor()
+            self.directory.config = replace(self.directory.config, copy_idle=False)  # host ends with the process
             deadline = self._time.now() + seconds
             while self.busy and self._time.now() < deadline:
                 self.step()

@@ -26,7 +26,7 @@ from stepwell.cache.names import root_number
 from stepwell.cache.persist import persist_rest
 from stepwell.cache.plan import Wait
 from stepwell.cache.reset import reset
-from stepwell.cache.room import copy_ahead
+from stepwell.cache.room import copy_ahead, copy_idle
 from stepwell.sched.admit import admit, land, look_up
 from stepwell.sched.audit import Auditor
 from stepwell.sched.board import Board
@@ -90,7 +90,7 @@ class EngineLoop:
         self._clock = clock
         self._copying: dict[int, tuple[Tier, int]] = {}  # by ticket: bytes, and where a load reads
         self._deadlines = Deadlines(config.load_timeout)
-        self._persisted = -1  # the epoch at which nothing was left that is worth a write to disk
+        self._rested = self.directory.epoch  # that at which nothing was left to be copied down while idle
         self._steps = 0
         self._computed = 0
         self._sampled = 0
@@ -109,8 +109,8 @@ class EngineLoop:
     @property
     def busy(self) -> bool:
         """Whether a step could do anything."""
-        unsaved = Tier.DISK in self.directory.pools and self.directory.epoch != self._persisted
-        return self.serving or bool(self.directory.in_flight or self.directory.overdue) or unsaved
+        below = len(self.directory.pools) > 1 and self.directory.epoch != self._rested
+        return self.serving or bool(self.directory.in_flight or self.directory.overdue) or below
 
     @property
     def serving(self) -> bool:
@@ -340,12 +340,13 @@ class EngineLoop:
             self._sampled += sum(map(len, result.sampled))
 
     def _copy_down(self, idle: bool) -> None:
-        """Copies ahead of need; with nothing else to do, to disk whatever is worth it."""
+        """Copies ahead of need; with nothing else to do, to host what it has free slots for, and to disk whatever is worth it."""
         directory, now = self.directory, self._clock.now()
         self.queues.moves.extend(copy_ahead(directory, self.costs, now))
-        if idle and not self.serving and directory.epoch != self._persisted:
+        if idle and not self.serving and directory.epoch != self._rested:
+            self.queues.moves.extend(copy_idle(directory, self.costs))
             more = persist_rest(directory, self.costs, now)
-            self._persisted = self._persisted if more else directory.epoch
+            self._rested = self._rested if more or directory.in_flight else directory.epoch
         self._start_moves()
 
     def _start_moves(self) -> None:

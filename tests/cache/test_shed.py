@@ -7,7 +7,7 @@ from dataclasses import replace
 from stepwell.cache.check import check
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Move, Report, Tier
-from stepwell.cache.shed import begin, demote, demotion, landed, secure
+from stepwell.cache.shed import Price, begin, demote, demotion, landed, secure
 from tests.cache.builders import (
     config,
     content,
@@ -176,7 +176,7 @@ class TestDemote:
         (move,) = demote(shelf, 64)
         assert move.what == "kv" and landed(shelf, Report(move.ticket, True))
         forget(shelf, prompt, Tier.DEVICE, 0)
-        assert demote(shelf, 64) == [] == demotion(shelf, 64, force=True).moves
+        assert demote(shelf, 64) == [] == demotion(shelf, 64, Price.ANY).moves
         assert node_ending(shelf, prompt, 16).kv.has(Tier.HOST), "nothing goes for what would not fit all the same"
         shelf.widen(Tier.HOST, 6)
         assert [move.what for move in demote(shelf, 64)] == ["image"], "it was not refused"

@@ -218,7 +218,7 @@ def test_hundreds_of_small_conversations_take_no_more_memory_than_the_first() ->
 
     tracemalloc.start(1)
     try:
-        serve(60)
+        serve(220)
         before = max(serve(40) for _ in range(3))  # it goes up and down by a twentieth
         after = min(serve(40) for _ in range(3))
     finally:

@@ -72,6 +72,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         write_idle=chance(rng, 60),
         policy=_POLICIES[seed % len(_POLICIES)],
         keep_share=(0.5, 1.0, 0.2, 0.0)[seed // 4 % 4],
+        copy_idle=seed // 5 % 4 > 0,
     )
     if widening(seed):
         cache = replace(cache, host_ready=cache.host_slots * (seed // 12 % 3) // 4)

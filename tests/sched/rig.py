@@ -102,6 +102,7 @@ class Rig:
         fair: bool = False,
         ahead: bool = False,
         guidance: Guidance = UNGUIDED,
+        idle: bool = True,
     ) -> None:
         self.sizes = geometry(block, grid, image)
         rules = CacheConfig(
@@ -113,6 +114,7 @@ class Rig:
             interval=interval,
             min_load_tokens=min_load,
             clean_share=clean,
+            copy_idle=idle,
         )
         config = SchedConfig(
             seqs,

@@ -24,9 +24,17 @@ def numbers(count: int, start: int = 1) -> Ints:
     return np.arange(start, start + count, dtype=np.int32)
 
 
-def harness(pages: int = 80, host: int = 160, audit: float = 1.0, seqs: int = 4, checked: bool = True) -> Harness:
+def harness(
+    pages: int = 80, host: int = 160, audit: float = 1.0, seqs: int = 4, checked: bool = True, idle: bool = True
+) -> Harness:
     cache = CacheConfig(
-        telltale.geometry(), device_pages=pages, host_slots=host, chunk=16, interval=8, min_load_tokens=4
+        telltale.geometry(),
+        device_pages=pages,
+        host_slots=host,
+        chunk=16,
+        interval=8,
+        min_load_tokens=4,
+        copy_idle=idle,
     )
     return Harness(cache, SchedConfig(max_num_seqs=seqs, max_num_batched_tokens=16), audit=audit, checked=checked)
 
@@ -105,7 +113,7 @@ def test_what_was_computed_from_the_wrong_byte_goes_too_and_other_prompts_stay()
 
 
 def test_a_copy_under_way_of_what_is_taken_out_is_not_found_either() -> None:
-    engine = harness()
+    engine = harness(idle=False)
     prompt = numbers(50)
     served(engine, "first", prompt)
     slots = next(item.at[Tier.DEVICE] for item in items(engine) if item.what == "kv")
@@ -194,7 +202,7 @@ def test_of_many_only_the_newest_wait() -> None:
 
 
 def test_preempted_and_salted_requests() -> None:
-    engine = harness()
+    engine = harness(idle=False)
     prompt = numbers(50)
     served(engine, "base", prompt, salt="a")
     engine.flush(Tier.DEVICE, keep=24)

@@ -364,7 +364,7 @@ class TestRoomForALoad:
     def test_what_a_load_will_hold_is_no_room_for_its_own_pages(self) -> None:
         """Its hit is clean, so that it counts as room until the load holds it. The rest of the device is dirty: two free pages
         are too few for a leg of three, and taking the third at once would cost content that a short wait copies down."""
-        rig = Rig(17, clean=0.0)
+        rig = Rig(17, clean=0.0, idle=False)
         other = numbers(33, 8)
         rig.ask("first", PROMPT[:21], 1)
         rig.ask("second", PROMPT[:33], 1)

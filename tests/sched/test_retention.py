@@ -126,7 +126,7 @@ def test_only_so_many_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_room_is_made_for_it_by_copies_and_by_nothing_else() -> None:
-    rig = Rig(pages=26, host=100, clean=0.0)
+    rig = Rig(pages=26, host=100, clean=0.0, idle=False)
     ask(rig, "a")
     sink(rig)
     other = numbers(62, 4)
@@ -137,7 +137,7 @@ def test_room_is_made_for_it_by_copies_and_by_nothing_else() -> None:
 
 
 def test_what_will_have_no_room_waits_for_no_copies() -> None:
-    rig = Rig(pages=20, host=100, interval=20, clean=0.0)
+    rig = Rig(pages=20, host=100, interval=20, clean=0.0, idle=False)
     ask(rig, "a")
     sink(rig)
     rig.ask("y", numbers(6, 5))
@@ -156,7 +156,7 @@ def test_what_will_have_no_room_waits_for_no_copies() -> None:
 
 
 def test_it_waits_for_no_copies_that_begin_later() -> None:
-    rig = Rig(pages=40, host=100, clean=0.0)
+    rig = Rig(pages=40, host=100, clean=0.0, idle=False)
     ask(rig, "a")
     sink(rig)
     rig.ask("other", numbers(80, 4))

@@ -60,4 +60,5 @@ def test_loop_answers_questions_and_empties_its_cache() -> None:
     assert told.outcome is not None and told.outcome.boundary == told.hit > 0
     assert rig.loop.reset()[Tier.DEVICE] > 0
     assert rig.loop.explain("", PROMPT).hit == 0
+    rig.run()
     rig.drained()
