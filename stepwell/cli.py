@@ -74,6 +74,7 @@ def serve(
     device: flags.Device = "auto",
     dtype: flags.Dtype = "auto",
     kv_cache_dtype: flags.KvCacheDtype = "auto",
+    state_dtype: flags.StateDtype = "float32",
     load_format: flags.LoadFormat = "auto",
     max_model_len: flags.MaxModelLen = None,
     tensor_parallel_size: flags.TensorParallelSize = 1,

@@ -26,7 +26,7 @@ from stepwell.engine.sizes import Sizes
 from stepwell.engine.worker import Frame, build_worker
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
-from stepwell.store.device import DeviceArena
+from stepwell.store.device import DeviceArena, Precision
 from stepwell.store.pinned import Pinning
 
 Seam: TypeAlias = Callable[[DeviceArena], None]
@@ -73,7 +73,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
     if seam is not None:
         seam(worker.arena)
     sizes, costs = worker.sizes, worker.costs if config.deterministic else with_disk(worker.costs, tier)
-    auditor = Auditor(config.verify_resume, _TOLERANCE[frame.dtype], random.Random(config.seed))
+    auditor = Auditor(config.verify_resume, _tolerance(frame.precision), random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
     loop = OwnedLoop(
         _cache_rules(config, sizes, tier.store.slots if tier is not None else 0, worker.pinning),
@@ -179,6 +179,11 @@ def _conversations(sizes: Sizes) -> tuple[str, str]:
     each = -(-_CONVERSATION // sizes.geometry.block) + sizes.geometry.image_pages
     device, host = sizes.pages // each, sizes.slots // each
     return f"{device:,} in device, {host:,} in host", f"conversations of {_CONVERSATION:,} tokens, with one rung each"
+
+
+def _tolerance(precision: Precision) -> float:
+    """Of the coarser of the model's type and the one in which its states are kept."""
+    return max(_TOLERANCE[precision.model], _TOLERANCE[precision.state])
 
 
 def _kernels(names: tuple[str, ...]) -> tuple[str, str, str]:

@@ -14,6 +14,7 @@ from stepwell.model.ends import Ends
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8", "fp8_e4m3")
+STATE_DTYPES = ("float32", "bfloat16")
 DISK_WHEN = ("idle", "pressure")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SWITCH = ("auto", "on", "off")
@@ -55,6 +56,8 @@ class EngineConfig:
     """How to build an engine. Field `a_b` is the flag `--a-b`; a value that cannot work raises ConfigError, naming the flag.
 
     model                   directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)
+    kv_cache_dtype          type of keys and values: "auto", the model's own; "fp8": e4m3 with scale 1
+    state_dtype             type in which recurrent states are kept, live and in images; they are computed in float32
     load_format             where weights come from: "auto" and "safetensors" read the checkpoint's files, "dummy" makes random ones
                             of the shape that config.json names, by `seed`: for benchmarks
     max_model_len           tokens of prompt and answer together; None: what config.json says
@@ -90,6 +93,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    state_dtype: str = "float32"
     load_format: str = "auto"
     block_size: int = 16
     rung_grid: int = 64
@@ -154,6 +158,8 @@ class EngineConfig:
             raise ConfigError(f"--dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         if self.kv_cache_dtype not in KV_DTYPES:
             raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype!r} is unknown: use one of {', '.join(KV_DTYPES)}")
+        if self.state_dtype not in STATE_DTYPES:
+            raise ConfigError(f"--state-dtype {self.state_dtype!r} is unknown: use one of {', '.join(STATE_DTYPES)}")
         if self.load_format not in LOAD_FORMATS:
             raise ConfigError(f"--load-format {self.load_format!r} is unknown: use one of {', '.join(LOAD_FORMATS)}")
         if self.disk_write_when not in DISK_WHEN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.units import format_size
+from stepwell.model import names
 from stepwell.model.checkpoint import Checkpoint
+from stepwell.model.config import HybridConfig
 from stepwell.model.fp8_format import Fp8Format
 from stepwell.model.safetensors_file import Shape
 from stepwell.ops.scaled import Matrix, Scaled
@@ -63,6 +66,17 @@ class Fp8Weights:
         if self._kept:
             return f"{matrices} multiplied as they are stored"
         return f"{matrices} held as {format_size(self._held)} of {str(self._dtype).removeprefix('torch.')}"
+
+
+def weight_bytes(config: HybridConfig, width: int, kept: bool) -> int:
+    """Bytes of all weights with `width` bytes an element; `kept`: what official packs store in FP8 stays in it, where the model is such."""
+    shape, total = config.shape, 0
+    for name, size in names.expected(shape, frozenset(names.layer_prefixes(shape))).items():
+        if kept and config.fp8 is not None and names.official_fp8(name):
+            total += math.prod(size) + 4 * math.prod(config.fp8.scales_shape(size))
+        else:
+            total += math.prod(size) * width
+    return total
 
 
 def with_scales(checkpoint: Checkpoint, stored: Fp8Format | None, expected: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -163,11 +163,13 @@ def _checkpoint(options: ServeOptions) -> Iterator[Finding]:
 
 
 def _weight_bytes(options: ServeOptions) -> int:
-    """Bytes that the weights take: those of their files, or of random ones."""
-    config = options.config
-    if config.dummy_seed is None:
+    """Bytes that the weights take in memory: those of their files, where they stay as they are stored; FP8 is unpacked on a CPU."""
+    config, model = options.config, _model(options)
+    if config.dummy_seed is None and not (model.fp8 and _on_cpu(options)):
         return sum(file.stat().st_size for file in Path(config.model).glob(_WEIGHTS))
-    return _model(options).shape.parameters() * _precision(options).model.itemsize
+    from stepwell.model.fp8 import weight_bytes
+
+    return weight_bytes(model, _precision(options).model.itemsize, kept=not _on_cpu(options))
 
 
 def _model(options: ServeOptions) -> HybridConfig:
@@ -218,7 +220,8 @@ def _precision(options: ServeOptions) -> Precision:
     from stepwell.store.device import Precision
 
     dtype = DTYPES[_model(options).dtype if options.config.dtype == "auto" else options.config.dtype]
-    return Precision.of(dtype, options.config.kv_cache_dtype)
+    config = options.config
+    return Precision.of(dtype, config.kv_cache_dtype, config.state_dtype)
 
 
 def _disk(options: ServeOptions) -> Iterator[Finding]:

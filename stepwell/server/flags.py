@@ -85,6 +85,13 @@ KvCacheDtype = Annotated[
     str,
     _option("Type of keys and values: auto, the model's own, or fp8, which takes half of bfloat16's memory.", _MODEL),
 ]
+StateDtype = Annotated[
+    str,
+    _option(
+        "Type in which recurrent states are kept: float32, or bfloat16, which takes half and rounds at each step.",
+        _MODEL,
+    ),
+]
 LoadFormat = Annotated[
     str,
     _option(

@@ -120,7 +120,7 @@ FLAGS: tuple[PeerFlag, ...] = (
     _row("--tokenizer-mode", 1, Only(("auto", "fast", "hf"), _SAME)),
     _row("--skip-tokenizer-init", 0, _TOKENIZER),
     _row("--quantization -q", 1, _MODEL),
-    _row("--mamba-ssm-cache-dtype --mamba-ssm-dtype", 1, Only(("auto", "float32"), "states are float32")),
+    _row("--mamba-ssm-cache-dtype --mamba-ssm-dtype", 1, As("--state-dtype", (("auto", "float32"),))),
     _row("--mamba-cache-dtype", 1, Only(("auto",), _SAME)),
     _row("--hf-overrides --json-model-override-args --rope-scaling --rope-theta", 1, _MODEL),
     _row("--enable-lora", 0, _ADAPTERS),

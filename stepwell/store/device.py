@@ -31,11 +31,12 @@ class Precision:
     state: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, model: torch.dtype, kv: str = "auto") -> Precision:
-        """`kv` as --kv-cache-dtype has it. Raises ConfigError."""
+    def of(cls, model: torch.dtype, kv: str = "auto", state: str = "float32") -> Precision:
+        """`kv` as --kv-cache-dtype has it, `state` as --state-dtype. Raises ConfigError."""
         if kv in ("bfloat16", "bf16") and model != torch.bfloat16:
             raise ConfigError(f"--kv-cache-dtype {kv} needs --dtype bfloat16: KV has the model's type, or is fp8")
-        return cls(torch.float8_e4m3fn if kv.startswith("fp8") else model, model)
+        states = torch.bfloat16 if state == "bfloat16" else torch.float32
+        return cls(torch.float8_e4m3fn if kv.startswith("fp8") else model, model, states)
 
     @property
     def widths(self) -> Widths:

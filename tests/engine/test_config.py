@@ -24,6 +24,7 @@ def test_defaults_are_legal_and_sizes_may_be_text() -> None:
         ("device", "tpu"),
         ("dtype", "int3"),
         ("kv_cache_dtype", "fp8_e5m2"),
+        ("state_dtype", "float16"),
         ("load_format", "pickle"),
         ("tensor_parallel_size", 2),
         ("block_size", 0),

@@ -1,4 +1,4 @@
-"""KV in FP8: as exact as any other once it is stored, and never read by an engine whose KV has another type."""
+"""KV in FP8 and states in bfloat16: found again in every tier, and never read by an engine with another type."""
 
 from __future__ import annotations
 
@@ -60,3 +60,18 @@ def test_a_type_that_the_model_has_not_is_refused() -> None:
     assert Precision.of(torch.bfloat16, "bfloat16") == Precision.of(torch.bfloat16)
     with pytest.raises(ConfigError, match="--kv-cache-dtype bfloat16 needs --dtype bfloat16"):
         Precision.of(torch.float32, "bfloat16")
+
+
+def test_states_in_bfloat16_take_half_and_are_read_by_no_other_engine(model: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "cache"
+    with Engine.of(model, disk, state_dtype="bfloat16") as engine:
+        seen = [engine.ask(), engine.ask()]
+        engine.settle()
+        small = engine.loop.directory.config.geometry.image_bytes
+    assert [sources(one.outcome) for one in seen] == [(0, 0, 0, 150), (128, 0, 0, 22)]
+    with Engine.of(model, disk) as engine:
+        assert sources(engine.ask().outcome) == (0, 0, 0, 150)
+        engine.settle()
+        assert small < 0.7 * engine.loop.directory.config.geometry.image_bytes
+    with Engine.of(model, disk, state_dtype="bfloat16") as engine:
+        assert sources(engine.ask().outcome) == (0, 0, 128, 22)

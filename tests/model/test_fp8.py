@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.model.config import HybridConfig  # noqa: E402
+from stepwell.model.fp8 import weight_bytes  # noqa: E402
 from stepwell.model.fp8_format import Fp8Format  # noqa: E402
 from stepwell.model.loading import load_decoder  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
@@ -145,6 +146,15 @@ def test_the_memory_that_values_take_is_told(plain: Path, tmp_path: Path) -> Non
     (note,) = load_decoder(pack).notes
     assert f"{len(fp8)} matrices" in note and "held as" in note and "of float32" in note
     assert load_decoder(plain).notes == ()
+
+
+def test_the_bytes_of_weights_are_counted_as_they_are_held(plain: Path, tmp_path: Path) -> None:
+    pack, _ = packs(plain, tmp_path, OFFICIAL)
+    config, stored = HybridConfig.from_file(pack), load_file(pack / "model.safetensors")
+    matrices = {name: t for name, t in stored.items() if not name.endswith("_scale_inv")}
+    assert weight_bytes(config, 4, kept=False) == sum(4 * t.numel() for t in matrices.values())
+    # scales of experts that are counted as one stack come out as those of single ones, rounded up once
+    assert abs(weight_bytes(config, 4, kept=True) - sum(t.nbytes for t in stored.values())) < 2000
 
 
 def test_values_and_scales_need_each_other(plain: Path, tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ class Tile:
 
 def tile_for(rows: int, scaled: bool = False) -> Tile:
     """The fastest of those tried on an H200."""
-    if scaled:
-        return Tile(64, 128, 6, 4)
+    if scaled:  # more stages with many rows would leave one program a multiprocessor
+        return Tile(64, 128, 6, 4) if rows <= 16 else Tile(64, 128, 4, 4)
     return Tile(64, 128, 4, 4) if rows <= 16 else Tile(64, 64, 6, 4)
 
 

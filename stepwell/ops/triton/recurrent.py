@@ -147,7 +147,7 @@ def _delta_kernel(
     i, j = tl.arange(0, KEY_DIM), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tile = head * KEY_DIM * VALUE_DIM + i[:, None] * VALUE_DIM + j[None, :]
     own = pool + slot * pool_slot + tile
-    state = tl.load(own)
+    state = tl.load(own).to(tl.float32)
     folded = waiting + (T if FOLD_NEW else 0)
     for t in range(waiting + T):
         place = slot * R + (start + t) % R
@@ -179,9 +179,9 @@ def delta_step(
 ) -> None:
     """The gated delta rule over states by slot: S ← e^g S;  S ← S + k ⊗ β(v − Sᵀk);  o = Sᵀq / √d.
 
-    pool    float32 [slots, value_heads, key_dim, value_dim], one layer's; slots may be strided. Folds `pending` tokens,
+    pool    [slots, value_heads, key_dim, value_dim], float32 or rounded, one layer's; slots may be strided. Folds `pending` tokens,
             and the new ones too with `fold_new`
-    rungs   float32 [columns, value_heads, key_dim, value_dim], one layer's place in the rung buffers; columns may be strided
+    rungs   the same, [columns, value_heads, key_dim, value_dim], one layer's place in the rung buffers; columns may be strided
     out     float32 [rows · T, value_heads, value_dim]
     block, warps   columns of a state that one program holds, and its size: tuning parameters, which change last bits only
     """

@@ -60,6 +60,14 @@ def product(acc, x, weight, scale, HIGH: tl.constexpr):
 
 
 @triton.jit
+def unpacked_product(acc, x, weight, scale, HIGH: tl.constexpr):
+    """The same with weights that are rounded to the type of x: less to hold and to add, where products are bound by arithmetic."""
+    if HIGH > 0:
+        weight = (weight.to(tl.float32) * scale[:, None]).to(x.dtype)
+    return tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+
+
+@triton.jit
 def block_tile(weight, n, real, a, DEPTH: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr):
     """Values of rows n at the B blocks from column `a` on: [N, B, WIDE]."""
     k = a + tl.arange(0, B)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]

@@ -130,3 +130,18 @@ def test_a_state_does_not_depend_on_how_tokens_were_grouped(accepted: tuple[int,
     assert done == 6
     assert torch.equal(drafted.pool[0], plain.pool[0])
     assert torch.equal(drafted.window[0, :3], plain.window[0, :3])
+
+
+def test_a_state_may_be_kept_in_bfloat16() -> None:
+    """It is computed in float32 and rounded where it is kept: the twin's to within that, and memory of no row stays as it is."""
+    first, second = twin_layers(4)
+    first.pool = first.pool.bfloat16()
+    first.rungs = first.rungs.bfloat16()
+    rows = lanes([4, 1], [7, 2], [0, 0], [1, -1], [1, -1])
+    made = Made(3)
+    x, b, a = made.strided(2, CHANNELS), made.strided(2, VALUE_HEADS), made.strided(2, VALUE_HEADS)
+    found = first.step(recurrent, x, b, a, rows, True)
+    assert close(found, second.step(twins, x, b, a, rows, True), 5e-2)
+    assert first.pool.dtype == torch.bfloat16
+    for mine, other in ((first.pool, second.pool), (first.rungs, second.rungs)):
+        assert close(mine.float(), other, 5e-2)
