@@ -58,7 +58,7 @@ class Directory(Account):
 
     def plan(self, salt: str, prompt: Ints, costs: Costs, read: bool = True) -> Plan | Wait:
         """How a request for `prompt` would start now. Changes nothing, counters included."""
-        found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), (), None)
+        found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), None)
         answer = plan(found, salt, self.epoch, self.room(), self.config, costs)
         return answer if read or isinstance(answer, Wait) else answer._replace(reason=Reason.NOT_READ)
 

@@ -142,7 +142,7 @@ def plan_return(
 
 def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[list[Option], Reason, int]:
     """Options above the hit, best first; and why there are none, with the boundary that was passed over."""
-    above = found.footholds[_count_to(found.footholds, hit) :]
+    above = found.footholds_past(hit)
     if not above:
         last = floor_to(found.tokens - 1, rules.geometry.rung_grid)
         if last == 0:
@@ -212,7 +212,8 @@ def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tup
     """
     shared = found.device
     cold = Option(0, shared)
-    resident = found.footholds[: _count_to(found.footholds, min(shared, aim.boundary - 1))]
+    deepest_end = min(shared, aim.boundary - 1)
+    resident = [foothold for foothold in found.footholds if foothold.position <= deepest_end]
     deepest = resident[-1:] if resident and (hit is None or resident[-1].position > hit.position) else []
     steps = [*deepest, *([hit] if hit else [])]
     yield (aim, *(Option(f.position, shared, f) for f in steps), cold)
@@ -221,14 +222,6 @@ def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tup
         if copy is not None:
             yield (aim, Option(copy.position, shared, copy), cold)
             return
-
-
-def _count_to(footholds: tuple[Foothold, ...], position: int) -> int:
-    """How many of the footholds, which ascend, are not past `position`. Those that are asked for are among the last."""
-    count = len(footholds)
-    while count and footholds[count - 1].position > position:
-        count -= 1
-    return count
 
 
 def _below(foothold: Foothold) -> Foothold | None:

@@ -26,7 +26,7 @@ class Survey(NamedTuple):
 
         0 ── hit ── device ──── union ──── matched ── tokens
         device   KV on the device without a gap          union    KV without a gap: to there on the device, then in any tier below it
-        matched  known tokens, bytes or not              footholds ascending, none past tokens − 1
+        matched  known tokens, bytes or not
 
     path         nodes from the top whose tokens match; the last may match in part (up to `matched`)
     lost_rungs   positions ≤ matched where a rung once stood
@@ -38,17 +38,33 @@ class Survey(NamedTuple):
     matched: int
     device: int
     union: int
-    footholds: tuple[Foothold, ...]
     lost_rungs: tuple[int, ...]
     diverged_at: int | None
 
     @property
     def hit(self) -> Foothold | None:
-        """The deepest foothold that the device alone serves."""
-        for foothold in reversed(self.footholds):
-            if foothold.position <= self.device and foothold.rung.image.has(Tier.DEVICE):
-                return foothold
+        """The deepest foothold that the device alone serves, as the tree is now. O(nodes past it)."""
+        for node in reversed(self.path):
+            rung, end = node.rung, node.end
+            if rung is not None and end <= self.device and end < self.tokens and rung.image.life[0] >= HERE:
+                return Foothold(end, rung, Tier.DEVICE)
         return None
+
+    @property
+    def footholds(self) -> tuple[Foothold, ...]:
+        """All of them, ascending, as the tree is now: none past `union` or tokens − 1."""
+        return self.footholds_past(0)
+
+    def footholds_past(self, position: int) -> tuple[Foothold, ...]:
+        """Those past `position`. O(nodes past it)."""
+        found: list[Foothold] = []
+        for node in reversed(self.path):
+            rung, end = node.rung, node.end
+            if end <= position:
+                break
+            if rung is not None and end <= self.union and end < self.tokens and (tier := rung.image.best()) is not None:
+                found.append(Foothold(end, rung, tier))
+        return tuple(reversed(found))
 
 
 def survey(tree: Tree, salt: str, prompt: Ints) -> Survey:
@@ -79,11 +95,10 @@ def survey(tree: Tree, salt: str, prompt: Ints) -> Survey:
 def _measure(path: tuple[Node, ...], matched: int, count: int, diverged: int | None) -> Survey:
     device = union = 0
     whole_device = whole = True
-    footholds: list[Foothold] = []
     lost: list[int] = []
     top = Tier.DEVICE
     for node in path:
-        kv, rung, end = node.kv, node.rung, node.end
+        kv, end = node.kv, node.end
         if end > matched:
             end = matched
         whole_device = whole_device and kv.life[top] >= HERE
@@ -95,12 +110,7 @@ def _measure(path: tuple[Node, ...], matched: int, count: int, diverged: int | N
             whole = False
         if node.lost:
             lost.extend(p for p in node.lost if p <= matched)
-        if rung is not None and whole and node.end == end < count:
-            image = rung.image
-            tier = top if image.life[top] >= HERE else image.best()
-            if tier is not None:
-                footholds.append(Foothold(end, rung, tier))
-    return Survey(count, path, matched, device, union, tuple(footholds), tuple(lost), diverged)
+    return Survey(count, path, matched, device, union, tuple(lost), diverged)
 
 
 def _common(a: Ints, b: Ints) -> int:

@@ -25,17 +25,18 @@ class Board:
 
     computed  launched    see `stepwell.sched.job.Running`, which has no copy of them
     calm      decodes from `launched` to below it draw one token each, by rules that are the same for all; 0: the next one does not
-    last      the last token that is known
+    last      the last token that is known          given   tokens that were known when it began to run
     prompts   tokens of the prompt            roots   as `Decodes.roots`
     named     pages that its last step was given, and `tables`: these
     """
 
-    __slots__ = ("calm", "computed", "last", "launched", "named", "prompts", "roots", "tables")
+    __slots__ = ("calm", "computed", "given", "last", "launched", "named", "prompts", "roots", "tables")
 
     def __init__(self, slots: int) -> None:
         self.computed: Ints = np.zeros(slots, np.int32)
         self.launched: Ints = np.zeros(slots, np.int32)
         self.calm: Ints = np.zeros(slots, np.int32)
+        self.given: Ints = np.zeros(slots, np.int32)
         self.last: Ints = np.zeros(slots, np.int32)
         self.prompts: Ints = np.zeros(slots, np.int32)
         self.named: Ints = np.zeros(slots, np.int32)
@@ -46,7 +47,7 @@ class Board:
         """A request that has `tokens`, of which the first `prompt` are its prompt's, runs in `slot` from `computed` on."""
         self.computed[slot] = self.launched[slot] = computed
         self.calm[slot] = self.named[slot] = 0
-        self.last[slot] = tokens[-1]
+        self.given[slot], self.last[slot] = len(tokens), tokens[-1]
         self.prompts[slot] = prompt
         self.roots[slot] = root
 
@@ -56,6 +57,11 @@ class Board:
         self.tables[slot] = pages
         self.named[slot] = len(pages)
         return known
+
+    def decodes(self, slots: Ints) -> npt.NDArray[np.bool_]:
+        """For each of `slots`, whether its next step is a token, the last of a prompt or one of an answer."""
+        decodes: npt.NDArray[np.bool_] = self.launched[slots] + 1 >= self.given[slots]
+        return decodes
 
     def lacks_page(self, slots: Ints, block: int) -> npt.NDArray[np.bool_]:
         """For each of `slots` that decodes, whether its next token is the first on a page that it does not have yet."""

@@ -65,7 +65,7 @@ def build(
     """
     maker, board, block = _Maker(queues, directory, costs, now), queues.board, directory.tree.block
     line = queues.line()
-    calm, lacking = board.is_calm(line), board.lacks_page(line, block)
+    decodes, calm, lacking = board.decodes(line), board.is_calm(line), board.lacks_page(line, block)
     turning = np.flatnonzero(calm & lacking).tolist()
     at_once = _have_room(directory, int(lacking.sum()))
     if at_once:
@@ -73,7 +73,7 @@ def build(
     else:
         turning = []
     special: list[int] = []
-    for place in np.flatnonzero(~calm if at_once else ~calm | lacking).tolist():
+    for place in np.flatnonzero(decodes & (~calm if at_once else ~calm | lacking)).tolist():
         if place >= len(queues.running):
             break  # only the youngest are preempted, so that all from here on have been
         running = queues.running[place]
@@ -93,7 +93,7 @@ def build(
     shares = [parts[place] for place in sorted(parts)]
     decoding = int(going.sum()) + len(special)
     tokens = decoding + sum(share.drafts for share in shares)
-    rest = np.flatnonzero(~calm[: len(line)]).tolist()
+    rest = np.flatnonzero(~decodes[: len(line)]).tolist()
     shares += _prompts(maker, config, guidance, [queues.running[place] for place in rest], tokens)
     if not (decoding or shares):
         return None
@@ -141,8 +141,7 @@ def _decode(queues: Queues, directory: Directory, config: SchedConfig, running: 
 def _prompts(
     maker: _Maker, config: SchedConfig, guidance: Guidance, runs: Sequence[Running], decoding: int
 ) -> list[Share]:
-    """Parts of the prompts of those of `runs` that have some left, beside so many tokens of answers, as the budgets of tokens and of
-    time allow."""
+    """Parts of the prompts of `runs`, beside so many tokens of answers, as the budgets of tokens and of time allow."""
     queues, directory, costs = maker.queues, maker.directory, maker.costs
     budget, grid = config.max_num_batched_tokens - decoding, directory.config.geometry.rung_grid
     seconds = inf
@@ -151,8 +150,6 @@ def _prompts(
         seconds = max(left, config.max_step_s * LEAST_SHARE)  # a speed that was misjudged once must not starve prompts
     shares: list[Share] = []
     for running in runs:
-        if running.remaining == 1:
-            continue
         end = _chunk_end(running, budget, grid)
         if seconds < inf:
             least = 0 if shares else grid
@@ -175,11 +172,10 @@ def _have_room(directory: Directory, pages: int) -> bool:
 
 
 def _can_decode(config: SchedConfig, running: Running) -> bool:
-    """Whether one more token can be computed: of an answer at its limit none is left to draw, and one whose next token depends on the
-    last one in ways that the model does not know of, or that may have come by several tokens further, waits until that is collected."""
+    """Whether one who decodes can compute one more token: of an answer at its limit none is left to draw, and one whose next token
+    depends on the last one in ways that the model does not know of, or that may have come by several tokens further, waits until that is
+    collected."""
     job, drawn = running.job, running.drawn
-    if drawn - running.launched != 1:
-        return False
     return drawn < job.limit and (drawn == job.tokens.count or not (job.looks_back or config.drafts))
 
 
