@@ -30,6 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from aiohttp import ClientError
 from gpu_served import HERE, SETTINGS, Bench
 from gpu_summary import summary, table
 from load.client import CallFailed
@@ -95,7 +96,7 @@ def attempt(bench: Bench, name: str, options: argparse.Namespace, parts: dict[st
         else:
             parts[name] = {}
             bench.serve(SETTINGS[name], name, parts[name])
-    except (ServerFailed, CallFailed, subprocess.SubprocessError, OSError, ValueError) as error:
+    except (ServerFailed, CallFailed, ClientError, subprocess.SubprocessError, OSError, ValueError) as error:
         bench.console.print(f"[red]{name}: {error}")
         if isinstance(error, ServerFailed):
             bench.console.print(error.log, markup=False)

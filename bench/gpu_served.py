@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 from load import runs
 from load.client import Client, drawn
-from load.models import CONFIGS, write_model
+from load.models import write_model
 from rich.console import Console
 
-from stepwell.base.shapes import ModelShape
-from stepwell.base.units import parse_size
 from stepwell.demo.server import Server, free_port, serve_command
+from stepwell.replay.gauges import Counters, parse
 
 HERE = Path(__file__).parent
 START_S, CALL_S = 300.0, 240.0
 NAMED = ("--served-model-name", "m")
 COMMON = (*NAMED, "--load-format", "dummy", "--max-model-len", "131072", "--max-num-batched-tokens", "16384")
 TRAINED = (*NAMED, "--max-model-len", "4096", "--max-num-batched-tokens", "4096")
-MIB = 2**20
+DEVICE_MEMORY = "stepwell_device_memory_bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +51,12 @@ class Setting:
         sizes = ("--max-num-seqs", f"{self.seqs}", "--device-memory", self.device, "--host-memory", self.host)
         return (*(TRAINED if self.shape == TINY else COMMON), *sizes, *self.more)
 
-    @property
-    def config(self) -> dict[str, Any]:
-        told: dict[str, Any] = (
-            json.loads((TINY_MODEL / "config.json").read_text()) if self.shape == TINY else CONFIGS[self.shape]
-        )
-        return told
-
-    @property
-    def plan_mib(self) -> float:
-        """Weights, live states (one slot is spare) and the arena, as the flags say: what of the card was meant to be used."""
-        shape = ModelShape.from_config(self.config)
-        live = (self.seqs + 1) * shape.geometry().image_bytes
-        return (2 * shape.parameters() + live + parse_size(self.device)) / MIB
-
 
 TINY, TINY_MODEL = "tiny", HERE.parent / "tiny" / "model"
 STEP = ("--max-step-ms", "90")
 SAME = ("--prompts", "200", "--again", "0", "--most", "32000", "--new", "64", "--lag", "60", "--at-once", "24")
-GROWN = (
-    *SAME,
-    "--again",
-    "100",
-    "--least",
-    "300",
-    "--most",
-    "1900",
-    "--grown",
-    "Question:",
-)  # it was trained on 2,048 tokens
+# the model was trained on 2,048 tokens
+GROWN = (*SAME, "--again", "100", "--least", "300", "--most", "1900", "--grown", "Question:")
 SMALL = ("resume", "agents")
 SETTINGS = {
     "M": Setting("M", 64, "50GiB", "8GiB", STEP),
@@ -125,8 +101,7 @@ class Bench:
             if "replay" in setting.runs:
                 found |= self._replay(server.base_url, setting, model)
                 self.console.print({name: value for name, value in found.items() if name != "calibrated"})
-            used = used_mib()
-            found["memory"] = {"used_mib": used, "plan_mib": setting.plan_mib, "over_plan": used / setting.plan_mib}
+            found["memory"] = memory(parse(server.read("/metrics")))
 
     def _model(self, setting: Setting) -> Path:
         return TINY_MODEL if setting.shape == TINY else write_model(setting.shape, self.folder / setting.shape)
@@ -163,8 +138,11 @@ async def _each(sizes: tuple[int, ...], run: Callable[[int], Awaitable[Any]]) ->
     return {str(size): await run(size) for size in sizes}
 
 
-def used_mib() -> float:
-    """Memory of the card that is taken, by whomever. A caching allocator gives nothing back, so after a load this is its peak."""
-    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    told = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True)
-    return float(told.stdout.splitlines()[0])
+def memory(metrics: Counters) -> dict[str, float]:
+    """Bytes of the card that tensors were meant to take and took at the peak, and kernels that were compiled while requests might wait.
+    Nothing without a card."""
+    if (DEVICE_MEMORY, ("planned",)) not in metrics:
+        return {}
+    planned, peak = (metrics[DEVICE_MEMORY, (kind,)] for kind in ("planned", "peak"))
+    compiled = metrics["stepwell_kernels_compiled_total", ("serving",)]
+    return {"planned": planned, "peak": peak, "over_plan": peak / planned, "compiled_serving": compiled}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from stepwell.replay.bound import Bound
+from stepwell.replay.gauges import parse
 from stepwell.replay.synthetic import synthetic
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
@@ -162,3 +163,12 @@ def test_squeezed_prompts_part_where_they_parted() -> None:
         for turn, smaller in zip(turns, after, strict=True):
             found = bounds[0].add(one, turn), bounds[1].add(squeezed, smaller)
             assert abs(found[0] / 8 - found[1]) <= 8  # a block
+
+
+def test_memory_of_the_card_is_told_by_the_server() -> None:
+    served = importlib.import_module("gpu_served")
+    told = parse(
+        'stepwell_device_memory_bytes{kind="planned"} 100\nstepwell_device_memory_bytes{kind="peak"} 130\n'
+        'stepwell_kernels_compiled_total{when="serving"} 2\nstepwell_kernels_compiled_total{when="start"} 40\n'
+    )
+    assert served.memory(told) == {"planned": 100, "peak": 130, "over_plan": 1.3, "compiled_serving": 2}
