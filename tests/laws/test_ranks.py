@@ -35,7 +35,16 @@ def _prompt(count: int = 30) -> Ints:
 
 
 def _engine(ranks: int = 2, same_kv: bool = False) -> Harness:
-    cache = CacheConfig(telltale.geometry(), device_pages=40, host_slots=80, chunk=16, interval=8, min_load_tokens=4)
+    """Copies down begin when a test says so: an idle engine would replace what a failed load has condemned in host."""
+    cache = CacheConfig(
+        telltale.geometry(),
+        device_pages=40,
+        host_slots=80,
+        chunk=16,
+        interval=8,
+        min_load_tokens=4,
+        copy_idle=False,
+    )
     return Harness(cache, ranks=ranks, rank_faults=[FaultPlan() for _ in range(ranks)], same_kv=same_kv)
 
 
