@@ -9,6 +9,8 @@ experts and blocks, and a rank inside the block.
     _down                    down · h for each place
     _return                  a row's places, weighted; adds the residual and norms the sum
 
+FP8 weights (`stored.py`) are rounded to the type of x, tile by tile, as they are read: nothing else is held.
+
 A program of a product multiplies M places of one expert with N columns. Which expert and which places is found from the experts'
 ends: expert e has ⌈pairs / M⌉ such tiles, behind those of the experts before it.
 """
@@ -22,8 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stepwell.ops.scaled import Matrix, Scaled
-from stepwell.ops.triton.stored import columns_of, operands, product, scales_in, scales_of
+from stepwell.ops.scaled import Matrix
+from stepwell.ops.triton.stored import columns_of, operands, scales_in, scales_of, unpacked_product
 
 _BLOCK = 128
 
@@ -132,8 +134,8 @@ def _up_kernel(
             part = tl.load(own + a, mask=seen, other=0.0)
             upper = scales_of(scale, n, n < WIDTH, a, HIDDEN, HIGH, WIDE)
             lower = scales_of(scale, n + WIDTH, n < WIDTH, a, HIDDEN, HIGH, WIDE)
-            gate = product(gate, part, tl.load(at + a, mask=whole & seen, other=0.0), upper, HIGH)
-            up = product(up, part, tl.load(at + WIDTH * HIDDEN + a, mask=whole & seen, other=0.0), lower, HIGH)
+            gate = unpacked_product(gate, part, tl.load(at + a, mask=whole & seen, other=0.0), upper, HIGH)
+            up = unpacked_product(up, part, tl.load(at + WIDTH * HIDDEN + a, mask=whole & seen, other=0.0), lower, HIGH)
         place = h + m.to(tl.int64)[:, None] * WIDTH + n[None, :]
         tl.store(place, gate * tl.sigmoid(gate) * up, mask=real & (n < WIDTH)[None, :])
 
@@ -156,7 +158,7 @@ def _down_kernel(
             seen = (a + k < WIDTH)[None, :]
             part = tl.load(own + a, mask=seen, other=0.0)
             share = scales_of(scale, n, n < HIDDEN, a, WIDTH, HIGH, WIDE)
-            made = product(made, part, tl.load(at + a, mask=whole & seen, other=0.0), share, HIGH)
+            made = unpacked_product(made, part, tl.load(at + a, mask=whole & seen, other=0.0), share, HIGH)
         place = parts + m.to(tl.int64)[:, None] * HIDDEN + n[None, :]
         tl.store(place, made, mask=(m < end)[:, None] & (n < HIDDEN)[None, :])
 
@@ -197,10 +199,8 @@ class Tiles:
     down: Tile
 
 
-def tiles_for(pairs: int, experts: int, scaled: bool = False) -> Tiles:
+def tiles_for(pairs: int, experts: int) -> Tiles:
     """The fastest of those tried on an H200: large tiles where an expert has enough pairs to fill them."""
-    if scaled:
-        return Tiles(Tile(64, 64, 128, 3, 4), Tile(64, 128, 128, 3, 4))
     if pairs < 16 * experts:
         return Tiles(Tile(32, 64, 128, 3, 4), Tile(32, 128, 128, 3, 4))
     if pairs < 64 * experts:
@@ -217,7 +217,7 @@ def mixture_of_many(
     tiles   None: the fastest tried
     """
     (rows, hidden), (experts, double, _), pairs = x.shape, gate_up.shape, chosen.numel()
-    width, tiles = double // 2, tiles or tiles_for(pairs, experts, isinstance(gate_up, Scaled))
+    width, tiles = double // 2, tiles or tiles_for(pairs, experts)
     assert shared_down.shape == (hidden, width)
     order = sort_pairs(chosen, experts)
     sizes = {"EXPERTS": experts, "BINS": triton.next_power_of_2(experts + 2), "HIDDEN": hidden, "WIDTH": width}

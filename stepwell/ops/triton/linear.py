@@ -28,6 +28,7 @@ _ONE_ROW = 16384  # weights that a program holds in registers at once
 _PROGRAMS = 128
 MOST_ROWS = 64  # beyond it products are torch's
 MOST_GATED = 16  # `gated` has tiles of so many rows
+_MOST_SCALED = 128  # beyond it an FP8 matrix is unpacked for torch
 _WIDE = 16384  # from here on, and with more than 16 rows, torch's own product is faster
 
 
@@ -254,7 +255,7 @@ def linear(
     if parts == 1 and tile is None:
         if rows == 1:
             return _one_row(x, weight, tail)
-        if rows > MOST_ROWS or (rows > 16 and width > _WIDE and not scaled):
+        if rows > (_MOST_SCALED if scaled else MOST_ROWS) or (rows > 16 and width > _WIDE and not scaled):
             return F.linear(x, plain(weight, tail, x.dtype))
     tile = tile or tile_for(rows, scaled)
     shape, dtype = ((rows, width), x.dtype) if parts == 1 else ((parts, rows, width), torch.float32)

@@ -47,7 +47,7 @@ def test_a_product_of_one_row(depth: int, wide: int) -> None:
     assert close(linear.linear(x, weight), twins.linear(x, weight.unpacked(torch.float32)), 1e-4)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 70])
+@pytest.mark.parametrize("rows", [1, 5, 70, 130])
 @pytest.mark.parametrize("width", [32, 41])
 def test_plain_rows_may_follow(rows: int, width: int) -> None:
     made = Made(2)
