@@ -42,9 +42,10 @@ from stepwell.sched.stats import EngineStats
 log = logging.getLogger("stepwell.engine")
 
 COPY_WAIT = 0.01
-"""Seconds at most that a step waits for copies that requests need, and so that a new command may have to wait."""
+"""Seconds at most that a step waits for copies that requests need, and so that a new command may have to wait; and seconds between two
+looks at copies that nobody waits for, which a command ends. The next ones begin as these have landed."""
 WRITE_WAIT = 0.05
-"""Seconds between two looks at what is being written, where nobody needs anything; a command ends the wait."""
+"""Seconds between two looks at whether anything may be written to disk by now, where nothing is being copied; a command ends the wait."""
 PREPARE_WAIT = 0.005
 """Seconds between two looks at whether a request that is being made ready can be taken, where nothing else is to be done."""
 STATS_EVERY = 0.5
@@ -59,6 +60,9 @@ class ServedLoop(HintedLoop, Protocol):
 
     @property
     def serving(self) -> bool: ...
+
+    @property
+    def copying(self) -> bool: ...
 
     def prepare(self, request: Request) -> bool: ...
 
@@ -149,7 +153,7 @@ class EngineService:
                 self._garbage.idle()
             self._commands.poll(int(1000 * PREPARE_WAIT) if self._preparing else None)
         elif not self._loop.serving:
-            self._commands.poll(int(1000 * WRITE_WAIT))
+            self._commands.poll(int(1000 * (COPY_WAIT if self._loop.copying else WRITE_WAIT)))
         while self._commands.poll(0):
             try:
                 command = messages.decode_command(self._commands.recv())

@@ -119,6 +119,11 @@ class EngineLoop:
         waited_for = q.waiting or q.parked or q.draining or q.running or q.events or self._launched
         return bool(waited_for or self.auditor.busy or self.retention.busy)
 
+    @property
+    def copying(self) -> bool:
+        """Whether any copy is under way."""
+        return bool(self._copying)
+
     def submit(self, request: Request) -> None:
         """Take `request`. Raises RequestError or CapacityError, and keeps nothing, if it can never be served."""
         count = len(request.prompt)

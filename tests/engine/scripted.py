@@ -65,6 +65,10 @@ class ScriptedLoop:
     def serving(self) -> bool:
         return self.busy
 
+    @property
+    def copying(self) -> bool:
+        return False
+
     def end(self, seconds: float) -> bool:
         self.ended.append(seconds)
         return not self.busy

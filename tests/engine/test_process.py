@@ -19,7 +19,7 @@ from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, Report
-from stepwell.engine.process import serve
+from stepwell.engine.process import EngineService, serve
 from stepwell.engine.spawn import EngineLink, EngineProcess
 from stepwell.sched.request import Event, Finished, Request, SamplingParams
 from tests.engine.scripted import RAISES, REFUSED, ScriptedLoop, facts
@@ -263,6 +263,43 @@ def test_commands_are_not_held_up_by_copies_and_the_end_has_its_time() -> None:
             socket.close(0)
     assert loop.waits == [0.0, 0.0, 0.0]
     assert loop.ended == [7.0]
+
+
+class Resting(ScriptedLoop):
+    """Nobody waits; what is being copied has landed after two turns, and then the disk may be written to some time."""
+
+    busy = True
+    serving = False
+
+    @property
+    def copying(self) -> bool:
+        return len(self.waits) < 2
+
+
+class Commands:
+    """A socket that gets the word to stop with the fifth wait."""
+
+    def __init__(self) -> None:
+        self.waits: list[int] = []
+
+    def poll(self, milliseconds: int) -> bool:
+        if milliseconds:
+            self.waits.append(milliseconds)
+        return len(self.waits) == 5
+
+    def recv(self) -> bytes:
+        return messages.encode(messages.Stop())
+
+
+class Answers:
+    def send(self, answer: bytes) -> None: ...
+
+
+def test_copies_that_nobody_waits_for_are_looked_at_often_and_the_disk_less_so() -> None:
+    loop, commands = Resting(), Commands()
+    loop.gate.clear()
+    EngineService(loop, commands, Answers(), WallClock()).run(facts(CONFIG))  # type: ignore[arg-type]
+    assert commands.waits == [10, 10, 50, 50, 50]
 
 
 class Reading(ScriptedLoop):
