@@ -35,6 +35,9 @@ class Growing(Protocol):
     def ended(self) -> bool:
         """Whether no more will become ready."""
 
+    def give_way(self, wanted: bool) -> None:
+        """Whether copies are to go before what makes more of it ready."""
+
 
 class Counting(Protocol):
     """What a worker counts as it works."""
@@ -93,6 +96,8 @@ class OwnedLoop(EngineLoop):
                 "prompt_logprobs",
             )
         super().submit(request)
+        if self._pinning is not None:
+            self._pinning.give_way(True)
 
     def abort(self, request_id: str) -> None:
         """Drop a request, in whatever state it is, prepared or not."""
@@ -104,7 +109,16 @@ class OwnedLoop(EngineLoop):
         """One turn, with as much of host as there is by now. `wait`: seconds to wait at most for a copy where nothing can be computed."""
         if self._pinning is not None:
             self._widen(self._pinning)
-        return super().step(wait=wait)
+        events = super().step(wait=wait)
+        if self._pinning is not None:
+            self._pinning.give_way(self._copies_matter)
+        return events
+
+    @property
+    def _copies_matter(self) -> bool:
+        """Whether a request waits for room or for a load, or an idle engine makes use of its time."""
+        waits = self.queues.waiting or self.queues.parked
+        return bool(waits) or (self.copying and not self.serving)
 
     def _widen(self, pinning: Growing) -> None:
         """Use as much of host as is ready; once no more will be, that is all there is."""

@@ -33,6 +33,8 @@ _FIRST = 4
 """Slices that are locked before anyone serves: enough for the speed of copies to be measured."""
 _REST = 2.0
 """How long to leave the driver to the steps between two slices, in times that a slice takes."""
+_PATIENCE = 0.1
+"""Seconds between two slices while copies are to go before: all of host is to be had some time, however busy the engine is."""
 _TOUCHERS = 2
 """Threads that fetch zeroed memory from the system, ahead of the locking: it is most of the time."""
 _EVERY = 5.0  # seconds between two lines of the log
@@ -77,7 +79,9 @@ class Pinning:
         self._locked: list[int] = []
         self._began = self._clock.now()
         slices = iter(range(0, slots, self._step))
-        self._rest = _REST
+        self._rest, self._patience = _REST, _PATIENCE
+        self._clear = threading.Event()
+        self._clear.set()
         try:
             for first in islice(slices, _FIRST):
                 self._lock(first)
@@ -110,14 +114,23 @@ class Pinning:
         """True once `close` has been called: no more slots will become ready."""
         return self._stop.is_set()
 
+    def give_way(self, wanted: bool) -> None:
+        """Whether copies are to go before, from now on: the driver does one thing at a time, and locking a slice takes it some 7 ms."""
+        if wanted:
+            self._clear.clear()
+        else:
+            self._clear.set()
+
     def wait(self) -> None:
         """Return once no more slots will become ready; without rests from here on."""
-        self._rest = 0.0
+        self._rest = self._patience = 0.0
+        self._clear.set()
         self._ended.wait()
 
     def close(self) -> None:
         """Stop, and unlock everything. Twice does no harm."""
         self._stop.set()
+        self._clear.set()
         self._thread.join()
         self._unlock()
 
@@ -128,6 +141,7 @@ class Pinning:
             try:
                 for first, ahead in touched:
                     ahead.result()
+                    self._clear.wait(self._patience)
                     if self._stop.is_set():
                         break
                     began = self._clock.now()

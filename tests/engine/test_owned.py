@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from stepwell.sched.request import Request, SamplingParams
 from stepwell.server.disk_metrics import disk_metrics
 from stepwell.store.disk.stats import DiskStats
 from stepwell.testing import telltale
-from stepwell.testing.faults import InstantMover
+from stepwell.testing.faults import InstantMover, ManualMover
 
 DEAR = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1e9), latency_s=1e-6)
 
@@ -56,6 +56,10 @@ def loop(owned: ExitStack, budget: Budget | None = None) -> OwnedLoop:
 class Growing:
     ready: int
     ended: bool = False
+    told: list[bool] = field(default_factory=list)
+
+    def give_way(self, wanted: bool) -> None:
+        self.told.append(wanted)
 
 
 def test_host_is_used_as_far_as_it_is_ready_and_no_further() -> None:
@@ -93,6 +97,41 @@ def test_host_that_grows_no_more_is_all_that_there_is() -> None:
     growing.ready = 12
     made.step()
     assert host.total == 10
+
+
+def test_locking_of_host_memory_gives_way_to_whoever_waits_for_copies_and_to_idle_ones() -> None:
+    sizes, growing = telltale.geometry(), Growing(64)
+    memory = telltale.Memory(sizes, 30, 64, 4)
+    mover = ManualMover(memory.copy)
+    made = OwnedLoop(
+        CacheConfig(sizes, 30, 64, interval=32, clean_share=0.0, min_load_tokens=0), SchedConfig(2, 64, 400, 4),
+        telltale.TellTaleRunner(memory, sizes), mover, Ticking(), DEAR, pinning=growing,
+    )  # fmt: skip
+
+    def turn() -> bool:
+        made.step(wait=0.0)
+        return growing.told[-1]
+
+    prompt = np.arange(40, dtype=np.int32)
+    made.submit(Request("a", prompt, SamplingParams(max_tokens=4)))
+    assert growing.told == [True], "from the moment at which it comes"
+    told = []
+    while made.serving:
+        told.append(turn())
+    assert not any(told[:-1]), "it runs, and waits for no copy"
+    while made.busy:
+        assert turn() == bool(mover.pending)
+        for ticket in list(mover.pending):
+            mover.finish(ticket)
+    assert not turn()
+    for item in [item for node in made.directory.tree.nodes() for item in node.items()][::-1]:
+        if item.at[Tier.DEVICE] is not None:
+            made.directory.drop(item, Tier.DEVICE)
+    made.submit(Request("again", prompt, SamplingParams(max_tokens=4)))
+    assert turn() and made.queues.parked, "it loads"
+    for ticket in list(mover.pending):
+        mover.finish(ticket)
+    assert not turn() and made.queues.running
 
 
 def test_where_prompts_cannot_be_scored_a_request_for_it_is_refused() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.errors import StoreError
+from stepwell.store import pinned
 from stepwell.store.numa import node_of, prefer_node
 from stepwell.store.pinned import Pinning, mapped
 
@@ -36,6 +37,11 @@ class Locker:
 
     def unregister(self, address: int) -> None:
         self.unlocked.append(address)
+
+
+def until_ended(pinning: Pinning) -> None:
+    while not pinning.ended:
+        threading.Event().wait(0.001)
 
 
 def test_slots_count_slice_by_slice_and_the_first_at_once() -> None:
@@ -86,6 +92,30 @@ def test_closing_ends_it_after_the_slice_that_is_being_locked() -> None:
     locker.permits.release(9)
     closer.join(30)
     assert len(locker.locked) <= 5 and len(locker.unlocked) == len(locker.locked)
+
+
+def test_while_copies_are_to_go_before_a_slice_waits_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "_PATIENCE", 3600.0)
+    locker = Locker()
+    with Pinning(mapped(SLOTS, WIDTH), locker, slice_bytes=SLICE) as pinning:
+        for _ in range(5):
+            assert locker.entered.acquire(timeout=30)
+        pinning.give_way(True)
+        locker.permits.release(9)
+        assert not locker.entered.acquire(timeout=0.05), "the slice that was being locked as they came is the last"
+        pinning.give_way(False)
+        until_ended(pinning)
+        assert pinning.ready == SLOTS
+
+
+def test_however_busy_the_engine_is_all_is_locked_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "_PATIENCE", 0.001)
+    locker = Locker()
+    locker.permits.release(9)
+    with Pinning(mapped(SLOTS, WIDTH), locker, slice_bytes=SLICE) as pinning:
+        pinning.give_way(True)
+        until_ended(pinning)
+        assert pinning.ready == SLOTS
 
 
 def test_mapped_memory_is_zero_and_can_be_written() -> None:
