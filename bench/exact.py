@@ -6,8 +6,8 @@
     cold ─ again, at once (its prompt is on the device) ─ again, after `--lag` other prompts have come (out of host, if the pool is small)
 
 Lengths run from --least to --most, most of them short. A first asking must have read nothing from the cache. Where an answer differs, the
-server is asked by how many nats the model's first choice leads the token that came instead (0: a tie that rounding broke). With random
-weights such leads are small, and answers turn by rounding alone. `cold_again` says how often: the first --again prompts asked cold once
+server is asked by how many nats the token that came is behind the model's first choice (0: a tie that rounding broke). With random
+weights such distances are small, and answers turn by rounding alone. `cold_again` says how often: the first --again prompts asked cold once
 more, in other company; nothing of the cache is in that. Ends with one line of JSON:
 
     device, host, cold_again   for each asking but the first: answers identical, differ; prompts and share of tokens that came from the tier
@@ -72,20 +72,36 @@ class Play:
         self._client, self._new = client, new
         self._room = asyncio.Semaphore(at_once)
 
-    async def run(self, cases: list[Case], fillers: list[list[int]], lag: int) -> None:
-        """Raises an ExceptionGroup with the first call that fails; the others are given up."""
+    async def run(
+        self, cases: list[Case], fillers: list[list[int]], lag: int, seconds: float = float("inf")
+    ) -> list[Case]:
+        """The cases that were asked three times: all, or as many as were begun within `seconds`.
+
+        Raises an ExceptionGroup with the first call that fails; the others are given up."""
         firsts: list[asyncio.Task[None]] = []
+        until, asked = time.perf_counter() + seconds, 0
         async with asyncio.TaskGroup() as group:
+
+            async def third(at: int) -> None:
+                await firsts[at]
+                await self._room.acquire()
+                group.create_task(self._leaving(self._again(cases[at], "host")))
+
             for at in range(len(cases) + len(fillers)):
                 await self._room.acquire()
+                if time.perf_counter() > until:
+                    self._room.release()
+                    break
                 if at < len(cases):
                     firsts.append(group.create_task(self._leaving(self._first(cases[at]))))
                 else:
                     group.create_task(self._leaving(self._client.ask(fillers[at - len(cases)], 1)))
-                if lag <= at < lag + len(cases):
-                    await firsts[at - lag]
-                    await self._room.acquire()
-                    group.create_task(self._leaving(self._again(cases[at - lag], "host")))
+                asked = at + 1
+                if at >= lag:
+                    await third(at - lag)
+            for at in range(max(0, asked - lag), len(firsts)):
+                await third(at)
+        return cases[: len(firsts)]
 
     async def cold_again(self, cases: list[Case]) -> None:
         """Once more without the cache, in another order."""
@@ -130,7 +146,7 @@ async def flips(client: Client, cases: list[Case]) -> list[tuple[str, int, float
         apart = [(case, at) for case in cases if (at := case.flip(name)) is not None]
         for case, at in sorted(apart, key=lambda pair: len(pair[0].prompt))[: TOLD // len(LATER)]:
             try:
-                nats: float | None = (await client.lead(case.prompt, list(case.replies[name].tokens[: at + 1])))[at]
+                nats: float | None = (await client.behind(case.prompt, list(case.replies[name].tokens[: at + 1])))[at]
             except CallFailed:
                 nats = None
             found.append((name, at, nats))
@@ -149,7 +165,7 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
         cases = [Case(prompt) for prompt in prompts[: options.prompts]]
         began = time.perf_counter()
         play = Play(client, options.new, options.at_once)
-        await play.run(cases, prompts[options.prompts :], options.lag)
+        cases = await play.run(cases, prompts[options.prompts :], options.lag, options.seconds)
         again = cases[: options.again]
         await play.cold_again(again)
         took = time.perf_counter() - began
@@ -157,7 +173,7 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
         short = sorted((Sample(case.prompt, case.replies["cold"]) for case in cases), key=lambda one: len(one.prompt))
         found = {name: told(cases, name) for name in LATER} | {"cold_again": told(again, "cold_again")}
         turned = await flips(client, cases)
-        checked = await sound(client, spread(short[: len(short) // 2 + 1], SCORED))
+        checked = await sound(client, spread(short[: len(short) // 2 + 1], SCORED), options.vocab)
     known = [nats for _, _, nats in turned if nats is not None]
     return {
         "prompts": len(cases),
@@ -189,6 +205,9 @@ def main() -> None:
     parser.add_argument("--grown", metavar="TEXT", help="have the model write the prompts, from this beginning")
     parser.add_argument("--at-once", type=int, default=32, help="prompts at a time")
     parser.add_argument("--lag", type=int, default=0, help="other prompts between a prompt's second and third asking")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no prompt later; those begun are told"
+    )
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for an answer")
     parser.add_argument("--seed", type=int, default=0)
     print(json.dumps(asyncio.run(compare(parser.parse_args()))))

@@ -54,7 +54,22 @@ class Setting:
 
 TINY, TINY_MODEL = "tiny", HERE.parent / "tiny" / "model"
 STEP = ("--max-step-ms", "90")
-SAME = ("--prompts", "200", "--again", "0", "--most", "32000", "--new", "64", "--lag", "60", "--at-once", "24")
+SAME = (
+    "--prompts",
+    "200",
+    "--again",
+    "0",
+    "--most",
+    "32000",
+    "--new",
+    "64",
+    "--lag",
+    "30",
+    "--at-once",
+    "24",
+    "--seconds",
+    "55",
+)
 # the model was trained on 2,048 tokens
 GROWN = (*SAME, "--again", "100", "--least", "300", "--most", "1900", "--grown", "Question:")
 SMALL = ("resume", "agents")

@@ -70,8 +70,8 @@ class Client:
             await _expect_well(answer)
             return await _read(answer.content.iter_any(), sent)
 
-    async def lead(self, prompt: list[int], answer: list[int]) -> list[float]:
-        """For each token of the answer, by how many nats the token that the model likes best there leads it: 0 where it is that token.
+    async def behind(self, prompt: list[int], answer: list[int]) -> list[float]:
+        """For each token of the answer, by how many nats it is behind the token that the model likes best there: 0 where it is that token.
 
         Prompt and answer are computed anew in one pass, without the cache. Raises CallFailed, as where the server scores no prompts.
         """

@@ -66,7 +66,7 @@ async def decode(
     return {
         "itl_ms_p50": 1e3 * float(np.median(gaps)),
         "itl_ms_p99": 1e3 * float(np.percentile(gaps, 99)),
-        "sound": await sound(client, spread(samples, SCORED)),
+        "sound": await sound(client, spread(samples, SCORED), vocab),
     }
 
 

@@ -37,6 +37,7 @@ class FakeClient:
     """Answers each prompt with its first token; notes what was asked, and how many calls were open at once."""
 
     nats: list[float] = field(default_factory=lambda: [0.0])
+    random: float = 10.0
     refuses: bool = False
     asked: list[tuple[int, int]] = field(default_factory=list)
     open: int = 0
@@ -50,23 +51,31 @@ class FakeClient:
         self.open -= 1
         return reply(*[prompt[0]] * new)
 
-    async def lead(self, prompt: list[int], answer: list[int]) -> list[float]:
+    async def behind(self, prompt: list[int], answer: list[int]) -> list[float]:
         if self.refuses:
             raise client.CallFailed("400: prompt_logprobs are not to be had")
-        return self.nats[: len(answer)]
+        return (self.nats + [self.random] * judge.RANDOM)[: len(answer)]
 
 
 def judged(fake: Any, *tokens: int) -> dict[str, Any]:
     return asyncio.run(judge.sound(fake, [judge.Sample([1, 2], reply(*tokens))]))
 
 
-def test_a_token_far_behind_the_models_first_choice_is_garbage() -> None:
-    found = judged(FakeClient(nats=[0.0, 1.1, 15.0, 0.0]), 7, 8, 9, 9)
-    assert found == {"tokens": 4, "distinct": 3, "lead": 0.5, "behind_nats": 15.0, "garbage": 0.25}
+def test_an_answer_as_far_behind_as_random_words_is_garbage() -> None:
+    found = judged(FakeClient(nats=[0.0, 9.0, 9.0, 12.0]), 7, 8, 9, 9)
+    assert found == {
+        "tokens": 4, "distinct": 3, "first": 0.25, "behind_nats": 7.5, "worst_nats": 7.5, "random_nats": 10.0, "garbage": 1.0,
+    }  # fmt: skip
 
 
-def test_a_score_that_is_no_number_is_garbage() -> None:
-    assert judged(FakeClient(nats=[float("nan")]), 7)["garbage"] == 1.0
+def test_an_answer_that_rounding_turned_is_none() -> None:
+    assert judged(FakeClient(nats=[0.0, 1.1, 4.0, 0.0]), 7, 8, 9, 9)["garbage"] == 0.0
+
+
+@pytest.mark.parametrize("wrong", ["nats", "random"])
+def test_a_score_that_is_no_number_is_garbage(wrong: str) -> None:
+    fake = FakeClient(nats=[float("nan")]) if wrong == "nats" else FakeClient(random=float("nan"))
+    assert judged(fake, 7)["garbage"] == 1.0
 
 
 def test_a_server_that_scores_no_prompts_is_told_apart_from_a_sound_one() -> None:
@@ -172,3 +181,11 @@ def test_memory_of_the_card_is_told_by_the_server() -> None:
         'stepwell_kernels_compiled_total{when="serving"} 2\nstepwell_kernels_compiled_total{when="start"} 40\n'
     )
     assert served.memory(told) == {"planned": 100, "peak": 130, "over_plan": 1.3, "compiled_serving": 2}
+
+
+def test_prompts_that_were_begun_in_time_are_asked_three_times() -> None:
+    fake: Any = FakeClient()
+    cases = [exact.Case([n]) for n in range(50)]
+    done = asyncio.run(exact.Play(fake, 2, 2).run(cases, [[100]] * 5, 5, seconds=0.0005))
+    assert 0 < len(done) < 50
+    assert all(set(case.replies) == {"cold", "device", "host"} for case in done)
