@@ -3,6 +3,7 @@
     python bench/gpu.py --out docs/numbers/gpu.json                         everything, some twelve minutes
     python bench/gpu.py --out … --seconds 450                               no part is begun that would probably not end by then
     python bench/gpu.py --out … --parts M copies                            these parts; the file keeps what the others found
+    python bench/gpu.py --out … --parts M-small --runs resume               this run of it alone, in the same way
     python bench/gpu.py --out … --table                                     what the file holds beside what it must be; measures nothing
 
 The file keeps each part with its commit and the seconds that it took; `--missing` leaves out what it holds of this commit already, so that
@@ -54,7 +55,7 @@ def head() -> str:
 
 def main() -> None:
     options = parse_arguments()
-    bench = Bench(options.folder, tuple(options.flags), options.trace, Console(width=120))
+    bench = Bench(options.folder, tuple(options.flags), options.trace, frozenset(options.runs), Console(width=120))
     told: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     if not options.table:
         measure(bench, options, told)
@@ -74,7 +75,7 @@ def measure(bench: Bench, options: argparse.Namespace, told: dict[str, Any]) -> 
         if error := attempt(bench, name, options, parts):
             told["failed"][name] = error
         if name in parts:
-            parts[name]["commit"] = commit
+            parts[name] |= {"commit": commit, "runs": options.runs or "all"}
         head_of = {**summary(parts), "commit": commit, "date": datetime.date.today().isoformat()}
         told = {**head_of, "failed": told["failed"], "parts": parts}
         options.out.write_text(json.dumps(told, indent=1) + "\n")
@@ -94,7 +95,7 @@ def attempt(bench: Bench, name: str, options: argparse.Namespace, parts: dict[st
         if name in scripts:
             parts[name] = bench.command(*scripts[name])
         else:
-            parts[name] = {}
+            parts[name] = dict(parts.get(name, {})) if options.runs else {}
             bench.serve(SETTINGS[name], name, parts[name])
     except (ServerFailed, CallFailed, ClientError, subprocess.SubprocessError, OSError, ValueError) as error:
         bench.console.print(f"[red]{name}: {error}")
@@ -112,6 +113,9 @@ def parse_arguments() -> argparse.Namespace:
     every = list(SECONDS)
     parser.add_argument("--parts", nargs="+", default=every, choices=every, metavar="PART")
     parser.add_argument("--out", type=Path, required=True, help="JSON file; what it holds of other parts stays")
+    parser.add_argument(
+        "--runs", nargs="+", default=[], help="of parts over HTTP only these; the file keeps the others"
+    )
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="begin no part that would probably end later"
     )

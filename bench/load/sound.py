@@ -16,8 +16,8 @@ import numpy as np
 from load.client import VOCAB, CallFailed, Client, Reply, drawn
 
 FAR = 0.75
-"""On that scale, over an answer. Rounding alone goes a good part of the way through forty layers of random experts: of 256 tokens that M gave
-under load 3.5 % were its first choice anew, and the worst was 4.2 nats behind it, about as far as a word at random is on average there."""
+"""On that scale, over an answer. Rounding alone goes a good part of the way through forty layers of random experts: of 256 tokens that M
+gave under load 3.5 % were its first choice anew, and the worst was 4.2 nats behind it."""
 RANDOM = 8
 """Words drawn at random behind each answer."""
 
