@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stepwell.ops.scaled import Matrix
+from stepwell.ops.triton.overlap import follow, overlap
 from stepwell.ops.triton.stored import columns_of, operands, scales_in, scales_of, unpacked_product
 
 _BLOCK = 128
@@ -81,9 +82,11 @@ def sort_pairs(chosen: Tensor, experts: int) -> Sorted:
 
 
 @triton.jit(do_not_specialize=["ROWS"])
-def _silu_kernel(x, out, ROWS, WIDTH: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
-    row, i = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)[:, None], tl.arange(0, BLOCK)[None, :]
+def _silu_kernel(x, out, ROWS, WIDTH: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)[:, None]
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     seen = (row < ROWS) & (i < WIDTH)
+    follow(OVERLAP)
     gate = tl.load(x + row * (2 * WIDTH) + i, mask=seen, other=0.0).to(tl.float32)
     up = tl.load(x + row * (2 * WIDTH) + WIDTH + i, mask=seen, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + i, gate * tl.sigmoid(gate) * up, mask=seen)
@@ -92,9 +95,11 @@ def _silu_kernel(x, out, ROWS, WIDTH: tl.constexpr, N: tl.constexpr, BLOCK: tl.c
 def silu_gate(x: Tensor) -> Tensor:
     """`silu(first half) · second half` of each row: [rows, 2 · width] → [rows, width]."""
     rows, width = x.shape[0], x.shape[1] // 2
-    out, block = x.new_empty(rows, width), triton.next_power_of_2(width)
-    n = max(1, 2048 // block)
-    _silu_kernel[(triton.cdiv(rows, n),)](x, out, rows, WIDTH=width, N=n, BLOCK=block, num_warps=4)
+    out, block = x.new_empty(rows, width), min(1024, triton.next_power_of_2(width))
+    n = 2048 // block
+    _silu_kernel[(triton.cdiv(rows, n), triton.cdiv(width, block))](
+        x, out, rows, WIDTH=width, N=n, BLOCK=block, num_warps=4, **overlap(x, rows)
+    )
     return out
 
 

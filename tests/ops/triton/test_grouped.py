@@ -24,7 +24,7 @@ def test_places_sort_pairs_by_expert_and_keep_the_order_of_equal_ones(rows: int)
     assert torch.equal(found.ends[:, -1], torch.bincount(chosen.flatten(), minlength=EXPERTS + 1).cumsum(0))
 
 
-@pytest.mark.parametrize(("rows", "width"), [(1, 8), (7, 24)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (7, 24), (3, 2500)])
 def test_one_half_gates_the_other(rows: int, width: int) -> None:
     x = Made(2).normal(rows, 2 * width)
     assert close(grouped.silu_gate(x), torch.nn.functional.silu(x[:, :width]) * x[:, width:])
