@@ -46,11 +46,14 @@ def unit(x: Tensor) -> Tensor:
 
 
 def chained(kept: Tensor, added: Tensor) -> Tensor:
-    """The state before each chunk, from `kept` [batch, heads, chunks, d, d] and `added` [batch, heads, chunks, d, e]."""
+    """The state before each chunk, from `kept` [batch, heads, chunks, d, d] and `added` [batch, heads, chunks, d, e].
+
+    Chunks are taken apart all at once: a gradient of one slice would be as large as the whole.
+    """
     state = torch.zeros_like(added[:, :, 0])
     states = [state]
-    for chunk in range(kept.shape[2] - 1):
-        state = kept[:, :, chunk] @ state + added[:, :, chunk]
+    for factor, term in zip(kept.unbind(2)[:-1], added.unbind(2)[:-1], strict=True):
+        state = factor @ state + term
         states.append(state)
     return torch.stack(states, 2)
 
