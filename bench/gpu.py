@@ -14,7 +14,7 @@ a run that was cut off goes on. Parts, in the order in which they are worth thei
     M-small, D-small    a pool that holds a part of the agents, 40 GiB of host: resume and agents out of host
     copies, loop, profile, limits, truth    benches of these names (host time of a decode step, kernel time by operation)
     D-deterministic, M-deterministic    200 prompts of up to 32,000 tokens under that flag: cold, from the device, from host
-    trained             200 prompts that the model in tiny/model has written itself, in the same way without the flag
+    trained             200 prompts that the model in tiny/model, if it is there, has written itself: the same without the flag
     replay              an agent trace at 32 lanes, live beside simulated (bench/gpu_replay.py; --trace names it)
 
 M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B: random weights, bfloat16. M wants 130 GB. A part that fails is named under
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import ClientError
-from gpu_served import HERE, SETTINGS, Bench
+from gpu_served import HERE, SETTINGS, TINY_MODEL, Bench
 from gpu_summary import summary, table
 from load.client import CallFailed
 from rich.console import Console
@@ -68,6 +68,9 @@ def measure(bench: Bench, options: argparse.Namespace, told: dict[str, Any]) -> 
     told["failed"] = {}
     for name in options.parts:
         if options.missing and parts.get(name, {}).get("commit") == commit:
+            continue
+        if name == "trained" and not TINY_MODEL.exists():
+            bench.console.print(f"{name}: left out, there is no {TINY_MODEL}: train it first")
             continue
         if time.monotonic() - began + SECONDS[name] > options.seconds:
             bench.console.print(f"{name}: left out, {SECONDS[name]} s more would be too late")
