@@ -52,6 +52,12 @@ def test_a_flush_can_keep_what_comes_first() -> None:
     _ask(harness, "b")
     harness.drain()
     outcome = harness.told["b"].outcome
+    assert outcome is not None and (outcome.device, outcome.boundary) == (16, 24), "host had the rest"
+    for tier in (Tier.DEVICE, Tier.HOST):
+        harness.flush(tier, keep=16)
+    _ask(harness, "c")
+    harness.drain()
+    outcome = harness.told["c"].outcome
     assert outcome is not None and outcome.boundary == 16
 
 
