@@ -26,6 +26,7 @@ from stepwell.engine.sizes import Sizes
 from stepwell.engine.worker import Frame, build_worker
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
+from stepwell.sched.gain import Always, Measured
 from stepwell.store.device import DeviceArena, Precision
 from stepwell.store.pinned import Pinning
 
@@ -85,6 +86,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
         archive,
         auditor=auditor,
         guidance=guides,
+        gain=Always() if config.deterministic else Measured(),
         owned=owned,
         disk=store,
         grammars=grammars,
@@ -98,8 +100,6 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
         + (tier.rows(config) if tier is not None else ())
     )
     causes = doubts(config, sizes.geometry, sizes.pages, sizes.slots, sizes.max_model_len)
-    if config.num_speculative_tokens > frame.drafts:
-        causes += ("--num-speculative-tokens changes nothing: the kernels for CUDA do not draft yet",)
     if grammars.fault is not None:
         causes += (f"grammars are off (response_format, structured outputs, forced calls): {grammars.fault}",)
     report(EngineFacts(config.name, loop.longest, model.shape.vocab, plan, causes, model.ends, phases.taken()))

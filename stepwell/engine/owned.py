@@ -16,6 +16,7 @@ from stepwell.engine.grammar.grammars import Grammars
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import UNGUIDED
 from stepwell.sched.config import SchedConfig
+from stepwell.sched.gain import Gain
 from stepwell.sched.loop import IDLE_WAIT, EngineLoop
 from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats
@@ -64,6 +65,7 @@ class OwnedLoop(EngineLoop):
         archive: Archive | None = None,
         auditor: Auditor | None = None,
         guidance: Guidance = UNGUIDED,
+        gain: Gain | None = None,
         *,
         owned: ExitStack | None = None,
         disk: DiskStore | None = None,
@@ -72,7 +74,7 @@ class OwnedLoop(EngineLoop):
         counts: Counting | None = None,
         scores: bool = True,
     ) -> None:
-        super().__init__(cache, config, runner, mover, clock, costs, archive, auditor, guidance)
+        super().__init__(cache, config, runner, mover, clock, costs, archive, auditor, guidance, gain)
         self._time = clock
         self._owned = owned or ExitStack()
         self._disk = disk

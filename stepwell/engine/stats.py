@@ -9,7 +9,7 @@ from stepwell.sched.stats import EngineStats
 PHASES = ("waiting", "parked", "running", "draining")
 PAGE_STATES = ("free", "cached", "private", "leased", "clean", "kept")
 """free + cached + private = all; leased, clean and kept pages are cached ones."""
-GAUGES = ("leases", "nodes", "moves_in_flight", "moves_overdue", "page_bytes", "keeps", "sessions")
+GAUGES = ("leases", "nodes", "moves_in_flight", "moves_overdue", "page_bytes", "keeps", "sessions", "drafting")
 COPIES = (
     ("device", "host"),
     ("host", "device"),

@@ -82,6 +82,7 @@ class StepMessage(msgspec.Struct, array_like=True):
     histories: list[Piece]
     cuts: list[Piece]
     parts: list[Part]
+    drafting: bool
 
 
 class ResultMessage(msgspec.Struct, array_like=True):
@@ -132,6 +133,7 @@ class StepWriter:
             [self._history(row, slots[row], history) for row, history in decodes.histories],
             [Piece(row, cut.position, cut.pages.tobytes()) for row, cut in decodes.cuts],
             [_part(work) for work in step.parts],
+            step.drafting,
         )
         return _ENCODER.encode(message)
 
@@ -174,7 +176,7 @@ class StepReader:
             histories=tuple((piece.row, self._histories[rows[piece.row]].values) for piece in message.histories),
             cuts=tuple((piece.row, Cut(piece.first, _ints(piece.values))) for piece in message.cuts),
         )
-        return Step(tuple([self._work(part) for part in message.parts]), decodes)
+        return Step(tuple([self._work(part) for part in message.parts]), decodes, message.drafting)
 
     def _work(self, part: Part) -> Work:
         table = self._tables.setdefault(part.slot, _Array())

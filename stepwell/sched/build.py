@@ -77,7 +77,7 @@ def build(
         if place >= len(queues.running):
             break  # only the youngest are preempted, so that all from here on have been
         running = queues.running[place]
-        if not _can_decode(config, running) or _waits(running, guidance):
+        if not _can_decode(queues.drafting, running) or _waits(running, guidance):
             continue
         grown = not lacking[place] or _grow_or_preempt(maker, running, running.launched + 1, in_flight)
         if isinstance(grown, Drain):
@@ -134,7 +134,7 @@ def _images(directory: Directory, count: int) -> list[Ints]:
 
 def _decode(queues: Queues, directory: Directory, config: SchedConfig, running: Running) -> Share:
     """The next token of an answer, or the last of a prompt, and what is drafted behind it."""
-    drafts = drafts_of(directory, config, running)
+    drafts = drafts_of(directory, config, running) if queues.drafting else 0
     return share_of(queues, directory, config, running, running.launched + 1, drafts)
 
 
@@ -171,12 +171,15 @@ def _have_room(directory: Directory, pages: int) -> bool:
     return pages <= min(directory.pools[Tier.DEVICE].free, directory.spendable)
 
 
-def _can_decode(config: SchedConfig, running: Running) -> bool:
+def _can_decode(drafting: bool, running: Running) -> bool:
     """Whether one who decodes can compute one more token: of an answer at its limit none is left to draw, and one whose next token
     depends on the last one in ways that the model does not know of, or that may have come by several tokens further, waits until that is
-    collected."""
+    collected. So does one that is about to draft: the step with its drafts names the token before them."""
     job, drawn = running.job, running.drawn
-    return drawn < job.limit and (drawn == job.tokens.count or not (job.looks_back or config.drafts))
+    if running.guessing:
+        return False
+    waits = job.looks_back or (drafting and running.guessed)
+    return drawn < job.limit and (drawn == job.tokens.count or not waits)
 
 
 def _waits(running: Running, guidance: Guidance) -> bool:

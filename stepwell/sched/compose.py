@@ -66,22 +66,23 @@ def compose(
     board, lineup = queues.board, _lineup(queues, config, calm, going)
     rows = {lineup.at[slot]: share for slot, share in going.items()}
     decodes = _decodes(board, lineup, rows, turning) if len(lineup.slots) else NO_DECODES
-    step = Step(tuple([_work(board, share) for share in others]), decodes)
+    step = Step(tuple([_work(board, share) for share in others]), decodes, queues.drafting)
     board.launched[calm] += 1
     for share in shares:
         running = share.running
         if not share.calm:
             running.launched, running.start = share.end, CARRY
-            board.calm[running.slot] = calm_until(running, config)
+            running.guessed, running.guessing = queues.drafting, share.drafts > 0
+            board.calm[running.slot] = calm_until(running, queues.drafting)
     rows |= enumerate(others, len(lineup.slots))
     return Built(step, lineup, _rows(lineup, calm, config.max_num_seqs), rows)
 
 
-def calm_until(running: Running, config: SchedConfig) -> int:
+def calm_until(running: Running, drafting: bool) -> int:
     """The first position from `launched` on whose decode is to be looked at by itself, beside pages that it takes and blocks that it
     ends; 0: the next one is. It draws the last token that there may be, or is one of those that never draw like others."""
     job = running.job
-    if config.drafts or running.rungs or job.looks_back or job.request.params.logprobs is not None:
+    if drafting or running.rungs or job.looks_back or job.request.params.logprobs is not None:
         return 0
     return job.limit - 2 if running.launched >= max(running.given, running.shared) else 0
 

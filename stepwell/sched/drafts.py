@@ -33,20 +33,21 @@ class DraftCounts:
         self.accepted.update(range(1, min(drafts + 1, drawn)))
         if drafts and self.computed[1] == LEAST_KNOWN and self.accepted[1] < LEAST_SHARE * LEAST_KNOWN:
             log.warning(
-                "of the first %d drafts %d were right: drafting costs more than it saves; leave out --num-speculative-tokens",
+                "of the first %d drafts %d were right: they are turned off where they cost more than they save; "
+                "is this checkpoint's draft layer (mtp.*) trained?",
                 LEAST_KNOWN,
                 self.accepted[1],
             )
 
 
 def drafts_of(directory: Directory, config: SchedConfig, running: Running) -> int:
-    """Drafts that the next decode of an answer computes; none where the next token depends on the last in ways that the model does not
-    know of.
+    """Drafts that the next decode of an answer computes; none where none were made behind its last step, or where the next token depends
+    on the last in ways that the model does not know of.
 
     Takes the pages for these, and for those that the runner drafts next, if they are had at nobody's cost.
     """
     job, start = running.job, running.launched
-    if not config.drafts or job.looks_back or not running.goes_on:
+    if not running.guessed or job.looks_back or not running.goes_on:
         return 0
     wanted = min(config.drafts, job.limit - running.drawn - 1)
     count = directory.config.geometry.pages_for(min(job.limit, start + 1 + 2 * config.drafts)) - len(running.table)

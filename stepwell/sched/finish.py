@@ -60,6 +60,7 @@ def _settled(share: Share, drawn: int) -> Share:
         return share
     running = share.running
     end = running.launched = running.computed + drawn
+    running.guessing = False
     return replace(share, end=end, drafts=0)
 
 

@@ -192,6 +192,8 @@ class Running:
     shared    tokens whose pages are never written     rungs     prompt rungs still to be left, ascending
     image     hold on what `start` reads               rolling   the last rung left on the way, to be replaced by the next
     start     of the next step                         given     tokens that were known when it began to run
+    guessed   its last launched step drafts behind what it draws
+    guessing  its launched step has drafts in it: how far it gets is known once that is collected
     """
 
     job: Job
@@ -204,6 +206,8 @@ class Running:
     start: StateStart
     rungs: tuple[tuple[int, RungKind], ...]
     rolling: Rung | None = None
+    guessed: bool = False
+    guessing: bool = False
     given: int = field(init=False)
 
     def __post_init__(self) -> None:

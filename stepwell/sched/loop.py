@@ -35,6 +35,7 @@ from stepwell.sched.coalesce import Coalescing
 from stepwell.sched.compose import Built
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.finish import finish
+from stepwell.sched.gain import Always, Gain, timed
 from stepwell.sched.job import Draining, Job, Tokens
 from stepwell.sched.meter import Meter
 from stepwell.sched.order import Order
@@ -74,6 +75,7 @@ class EngineLoop:
         archive: Archive | None = None,
         auditor: Auditor | None = None,
         guidance: Guidance = UNGUIDED,
+        gain: Gain | None = None,
     ) -> None:
         config.validate(cache.geometry)
         self.config = config
@@ -87,6 +89,7 @@ class EngineLoop:
         self._runner = runner
         self._mover = mover
         self._guidance = guidance
+        self._gain = gain or Always()
         self._clock = clock
         self._copying: dict[int, tuple[Tier, int]] = {}  # by ticket: bytes, and where a load reads
         self._deadlines = Deadlines(config.load_timeout)
@@ -257,6 +260,7 @@ class EngineLoop:
             prefetched_tokens=self.retention.counts.prefetched_tokens,
             early_prefetches=self.retention.counts.early_prefetches,
             drafts={at: (count, queues.drafts.accepted[at]) for at, count in queues.drafts.computed.items()},
+            drafting=queues.drafting,
             pages_copied=dict(self._copied),
             page_bytes=directory.config.geometry.page_bytes,
         )
@@ -304,6 +308,8 @@ class EngineLoop:
     def _build(self) -> Built | None:
         """The next step. Where that takes a preemption, the launched step is collected first."""
         now = self._clock.now()
+        if self.config.drafts and self.queues.running:
+            self.queues.draft(self._gain.wants(len(self.queues.running)))
         given = self.queues, self.directory, self.config, self.costs, now
         built = build(*given, in_flight=bool(self._launched), guidance=self._guidance)
         if isinstance(built, Drain):
@@ -336,6 +342,7 @@ class EngineLoop:
             self._with_runner += now - began
             self.meter.computed(one.built.step, now - max(one.began, self._collected))
             self._collected = now
+            self._gain.saw(timed(one.built.step, result, now))
             dropped = finish(self.queues, self.directory, self.config, one.built, result, now)
             self.auditor.collect(self.directory, one.built, result, dropped)
             guide(one.built, self._guidance)

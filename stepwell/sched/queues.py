@@ -27,6 +27,7 @@ class Queues:
     """`waiting` and `running` are in the order of `Job.order`; `slots` are the live states that nobody holds.
 
     asking   of those who wait: the disk is still being asked, since then, what an earlier process left of their prompts; not planned yet
+    drafting answers draft now, where the runner can
     board    where those who run stand      lineup   the decodes of the last step, as long as the same requests run
     """
 
@@ -51,12 +52,19 @@ class Queues:
     rungs_skipped: int = 0
     preemptions: int = 0
     returns: int = 0
+    drafting: bool = False
 
     def line(self) -> Ints:
         """Live slots of `running`, in that order."""
         if self._line is None:
             self._line = np.array([running.slot for running in self.running], np.int32)
         return self._line
+
+    def draft(self, on: bool) -> None:
+        """Whether answers draft from now on: who begins to is looked at by itself in each step."""
+        if on and not self.drafting:
+            self.board.calm[:] = 0
+        self.drafting = on
 
     def regroup(self) -> None:
         """Others run from now on."""

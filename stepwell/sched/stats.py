@@ -14,7 +14,8 @@ from stepwell.cache.tally import Tally
 class EngineStats:
     """One look. `tiers` by number; `sched_seconds` of the control plane alone (plans, commits, step building, publishing);
     `moves_overdue`, a part of `moves_in_flight`: copies between tiers that nobody waits for any longer; `pages_copied` by (source, target)
-    as copies begin, a state's image counted by its pages; `drafts` computed, and accepted, by position behind a drawn token; `compiled`:
+    as copies begin, a state's image counted by its pages; `drafts` computed, and accepted, by position behind a drawn token, `drafting`:
+    answers draft now; `compiled`:
     kernels by when; `device_bytes` of a GPU's memory by kind; `disk` and `disk_problems`: what the disk store counts, by name, and causes
     of trouble; empty without a disk."""
 
@@ -48,6 +49,7 @@ class EngineStats:
     prefetched_tokens: int = 0
     early_prefetches: int = 0
     drafts: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    drafting: bool = False
     compiled: Mapping[str, int] = field(default_factory=dict)
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     disk: Mapping[str, float] = field(default_factory=dict)

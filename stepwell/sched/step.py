@@ -209,10 +209,11 @@ NO_DECODES = Decodes((), _EMPTY, _EMPTY.astype(np.int64), _EMPTY, _EMPTY, (), _E
 @dataclass(frozen=True, slots=True)
 class Step:
     """One forward pass: parts of prompts and answers with drafts, and answers that go on without. Results are aligned with `works`:
-    decodes come first."""
+    decodes come first. With `drafting`, a runner that can drafts behind what each work draws, for a later step."""
 
     parts: tuple[Work, ...]
     decodes: Decodes = NO_DECODES
+    drafting: bool = True
 
     def __len__(self) -> int:
         """Sequences."""

@@ -49,6 +49,7 @@ _TEXTS = {
     "page_bytes": "Bytes of one page, in every tier",
     "keeps": "Paths that are kept before all else",
     "sessions": "Sessions of which something is remembered",
+    "drafting": "Whether answers draft now (1): drafts turn themselves off where they cost more than they save",
     "prefetched_tokens": "Tokens that prefetches have brought to the device",
     "early_prefetches": "Prefetches that a session's think time has caused",
     "steps": "Forward passes",

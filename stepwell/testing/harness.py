@@ -28,6 +28,7 @@ from stepwell.cache.shed import demote
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import preempt
 from stepwell.sched.config import SchedConfig
+from stepwell.sched.gain import Gain
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
 from stepwell.sched.stats import EngineStats
@@ -77,6 +78,7 @@ class Harness:
         through: Callable[[Runner], Runner] = lambda runner: runner,
         checked: bool = True,
         slow_masks: int = 0,
+        gain: Gain | None = None,
     ) -> None:
         sched = sched or SchedConfig(max_num_seqs=4, max_num_batched_tokens=64)
         self.vocab = vocab
@@ -92,7 +94,7 @@ class Harness:
         self.shelf = Shelf(self.memories, cache.geometry.block, cache.chunk)
         self.past: list[EngineStats] = []
         self.suspicion = Suspicion(cache.geometry.block)
-        self._through = through
+        self._through, self._gain = through, gain
         self._audit, self._lazy = audit, random.Random(seed)
         self.masks = Masks(seed, slow_masks)
         self._plans, self._costs, self._budget = plans, costs, budget or Budget()
@@ -115,7 +117,9 @@ class Harness:
         guard = Guard(self, self._through(self.runner), self._lazy)
         archive = Archive(self.shelf.names, self.shelf, replace(self._budget))
         auditor = Auditor(self._audit)
-        self.loop = EngineLoop(cache, sched, guard, self._watch, self.clock, self._costs, archive, auditor, self.masks)
+        self.loop = EngineLoop(
+            cache, sched, guard, self._watch, self.clock, self._costs, archive, auditor, self.masks, self._gain
+        )
 
     # ---- what a caller does -----------------------------------------------------------------------------------
 

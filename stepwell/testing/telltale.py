@@ -240,6 +240,7 @@ class TellTaleRunner:
         self.draws = np.full(len(memory.live), UNDRAWN, np.int32)
         self._ranks = (memory, *others)
         self._block = sizes.block
+        self._drafted: set[int] = set()  # slots whose last step drafted behind its draw
 
     def launch(self, step: Step) -> Done:
         """Computes at once; decodes in batches of 1, 2, 4, 8 …, as a device does that has a graph for each size."""
@@ -252,6 +253,8 @@ class TellTaleRunner:
             for work in works:
                 self._start(memory, work)
         ran = [self._run(work) for work in works]
+        sampled = {work.slot for work in works if work.sample is not None}
+        self._drafted = self._drafted | sampled if step.drafting else self._drafted - sampled
         del ran[decodes : len(batch)]
         kept = [i for i, work in enumerate(step.works) if work.sample is not None and work.sample.keep_logits]
         return Done(StepResult(tuple(tokens for tokens, _ in ran), logits=tuple((i, _logits(ran[i][1])) for i in kept)))
@@ -278,6 +281,9 @@ class TellTaleRunner:
     def _verify(self, work: Work, drawn: list[int]) -> None:
         """Compute the drafts behind `drawn`, the draw of a work, and draw behind those that are right. The live states fold no other,
         but cells are written of all, and images left."""
+        assert not work.drafts or work.slot in self._drafted, (
+            f"slot {work.slot} has {work.drafts} drafts that nobody made"
+        )
         states, right = [memory.live[work.slot].copy() for memory in self._ranks], True
         for position in range(work.end, work.reach):
             right = right and (drawn[-1] * 40503 + position * 30011 >> 4) % 100 < self.acceptance

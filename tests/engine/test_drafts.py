@@ -16,11 +16,19 @@ from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.engine.llm import LLM  # noqa: E402
 from stepwell.model.config import HybridConfig  # noqa: E402
 from stepwell.model.loading import load_decoder  # noqa: E402
+from stepwell.sched.gain import Always  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
 from stepwell.sched.step import Cut, FromImage  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 from tests.model.test_loading import changed  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No measured time decides whether answers draft."""
+    monkeypatch.setattr("stepwell.engine.build.Measured", Always)
+
 
 FLAGS: dict[str, Any] = {"max_model_len": 512, "host_memory": "16MiB", "device_memory": "16MiB", "dtype": "float32"}
 DRAFTS: dict[str, Any] = {"num_speculative_tokens": 3}
@@ -72,6 +80,29 @@ def test_greedy_answers_are_the_same_and_a_third_of_the_first_drafts_is_right(ch
     assert tokens(drafted) == tokens(plain)
     first, accepted = stats.drafts[1]
     assert accepted > first / 3 and sorted(stats.drafts) == [1, 2, 3] and not before.drafts
+
+
+class Turning(Always):
+    """Drafts in turns of four steps."""
+
+    steps = 0
+
+    def wants(self, decodes: int) -> bool:
+        return self.steps % 8 < 4
+
+    def saw(self, step: Any) -> None:
+        self.steps += 1
+
+
+@pytest.mark.parametrize("ahead", ["off", "on"])
+def test_answers_are_the_same_where_drafts_turn_themselves_off_and_on(
+    checkpoint: Path, ahead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, params = prompts(8), SamplingParams(max_tokens=40, ignore_eos=True)
+    plain, _ = served(checkpoint, asked, params)
+    monkeypatch.setattr("stepwell.engine.build.Measured", Turning)
+    drafted, stats = served(checkpoint, asked, params, **DRAFTS, async_scheduling=ahead)
+    assert tokens(drafted) == tokens(plain) and stats.drafts[1][1]
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9, "min_p": 0.02}, {"top_k": 8}])

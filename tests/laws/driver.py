@@ -119,8 +119,26 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         checked=not corrupt or seed % 4 > 0,
         seed=seed,
         slow_masks=(0, 1, 6)[seed % 7 % 3],
+        gain=Flickering(seed) if seed % 3 != 1 else None,
         through=wired if seed % 3 == 1 and _WIRE else lambda runner: runner,
     )
+
+
+class Flickering:
+    """Turns drafts on and off as it likes."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(f"gain {seed}")
+        self._left, self._on = 0, True
+
+    def wants(self, decodes: int) -> bool:
+        self._left -= 1
+        if self._left < 0:
+            self._left, self._on = self._rng.choice((0, 1, 2, 5, 20)), not self._on
+        return self._on
+
+    def saw(self, step: object) -> None:
+        return None
 
 
 _WIRE = find_spec("msgspec") is not None

@@ -612,7 +612,25 @@ def a_rung_behind_a_rejected_draft_is_left_before_it(patch: pytest.MonkeyPatch) 
 @bug(0, 2, 10)
 def a_step_with_drafts_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     real = build._can_decode
-    patch.setattr(build, "_can_decode", lambda config, running: real(replace(config, drafts=0), running))
+
+    def hasty(drafting: bool, running: Any) -> bool:
+        running.guessing = False
+        return real(False, running)
+
+    patch.setattr(build, "_can_decode", hasty)
+
+
+@bug(0, 2, 3, 10)
+def drafts_are_taken_that_nobody_made(patch: pytest.MonkeyPatch) -> None:
+    real = compose.compose
+
+    def hopeful(queues: Any, *rest: Any) -> Any:
+        built = real(queues, *rest)
+        for running in queues.running:
+            running.guessed = True
+        return built
+
+    patch.setattr(build, "compose", hopeful)
 
 
 @bug(0, 2, 10)
@@ -640,7 +658,7 @@ def a_calm_answer_ends_a_block_unseen(patch: pytest.MonkeyPatch) -> None:
 @bug(5, 8)
 def a_calm_answer_runs_past_its_limit(patch: pytest.MonkeyPatch) -> None:
     real = compose.calm_until
-    patch.setattr(compose, "calm_until", lambda running, config: 2 * real(running, config))
+    patch.setattr(compose, "calm_until", lambda running, drafting: 2 * real(running, drafting))
 
 
 @bug(0, 2, 3, 10)

@@ -12,6 +12,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.drafts import DraftCounts
+from stepwell.sched.gain import Gain
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.sched.step import Runner, Step
 from stepwell.testing import telltale
@@ -20,7 +21,9 @@ from stepwell.testing.harness import Harness
 PROMPT = np.arange(7, 40, dtype=np.int32)
 
 
-def engine(drafts: int = 3, pages: int = 60, ahead: bool = False, acceptance: int = 60, **rules: Any) -> Harness:
+def engine(
+    drafts: int = 3, pages: int = 60, ahead: bool = False, acceptance: int = 60, gain: Gain | None = None, **rules: Any
+) -> Harness:
     sched = SchedConfig(
         max_num_seqs=4,
         max_num_batched_tokens=64,
@@ -29,7 +32,7 @@ def engine(drafts: int = 3, pages: int = 60, ahead: bool = False, acceptance: in
         async_scheduling=ahead,
         **rules,
     )
-    harness = Harness(CacheConfig(telltale.geometry(), device_pages=pages, host_slots=80), sched)
+    harness = Harness(CacheConfig(telltale.geometry(), device_pages=pages, host_slots=80), sched, gain=gain)
     harness.runner.acceptance = acceptance
     return harness
 
@@ -52,6 +55,28 @@ def test_answers_are_those_without_drafts(ahead: bool, acceptance: int) -> None:
     harness = engine(ahead=ahead, acceptance=acceptance)
     answers = served(harness, *(asking(f"r{i}", prompt) for i, prompt in enumerate(prompts)))
     assert answers == [telltale.answer(prompt, 20, harness.vocab) for prompt in prompts]
+
+
+class Turning:
+    """Drafts in turns of three steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def wants(self, decodes: int) -> bool:
+        return self.steps % 6 < 3
+
+    def saw(self, step: object) -> None:
+        self.steps += 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_drafts_may_be_turned_on_and_off_at_any_time(ahead: bool) -> None:
+    prompts = [PROMPT, PROMPT[:9], PROMPT[::-1].copy()]
+    harness = engine(ahead=ahead, gain=Turning())
+    answers = served(harness, *(asking(f"r{i}", prompt, max_tokens=50) for i, prompt in enumerate(prompts)))
+    assert answers == [telltale.answer(prompt, 50, harness.vocab) for prompt in prompts]
+    assert harness.stats().drafts
 
 
 @pytest.mark.parametrize(("acceptance", "steps"), [(0, 20), (100, 6)])
@@ -142,7 +167,8 @@ def test_drafts_that_are_hardly_ever_right_are_told_once(
     assert counts.computed == {1: 3000, 2: 3000} and counts.accepted == {1: 3000 * share}
     assert [record.getMessage() for record in caplog.records] == (
         [
-            "of the first 1000 drafts 100 were right: drafting costs more than it saves; leave out --num-speculative-tokens"
+            "of the first 1000 drafts 100 were right: they are turned off where they cost more than they save; "
+            "is this checkpoint's draft layer (mtp.*) trained?"
         ]
         * told
     )
