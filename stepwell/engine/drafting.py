@@ -16,38 +16,34 @@ from torch import Tensor
 from stepwell.engine.batching import Laid
 from stepwell.model.batch import Behind, Longs, Memory
 from stepwell.model.decoder import HybridDecoder
-from stepwell.ops.accept import Drawn, accept
+from stepwell.model.drafter import DraftBackend
+from stepwell.ops.accept import Drawn, Forced, Standing
 
 
 class Drafting:
     """The drafts of all live slots."""
 
-    __slots__ = ("_decoder", "_forced", "_memory")
+    __slots__ = ("_decoder", "_forced", "_memory", "_standing")
 
     def __init__(self, decoder: HybridDecoder, memory: Memory, forced: float | None = None) -> None:
         """`forced`: the share of drafts that is accepted whatever is drawn, for benches."""
         self._decoder = decoder
         self._memory = memory
-        self._forced = forced
+        self._standing = Standing(memory.draws, memory.pending, memory.live.hidden[0], memory.drafts)
+        self._forced = None if forced is None else Forced(round(1000 * forced), decoder.config.shape.vocab)
 
     def settle(self, laid: Laid, rows: Tensor, tokens: Tensor) -> Tensor:
         """See which drafts the drawn `tokens` accept; their live slots stand behind them then. `rows` are the decoder's, of each token.
         Returns the tokens, NO_TOKEN behind a draft that was not accepted."""
-        batch, memory = laid.batch, self._memory
+        batch, backend = laid.batch, self._decoder.backend
         sequences, firsts, counts = np.unique(laid.sampled, return_index=True, return_counts=True)
         if not len(counts) or int(counts.max()) == 1:
             return tokens
-        several = sequences[: batch.decodes]  # a decode always draws
+        assert isinstance(backend, DraftBackend), "a decoder that drafts has a backend that does"
         numbers = batch.slots[sequences], firsts, counts, batch.starts[sequences]
-        slot, first, count, start = self._decoder.backend.upload([array.astype(np.int64) for array in numbers])
-        found = accept(
-            tokens, memory.drafts, Drawn(slot, first, count, start), self._forced, self._decoder.config.shape.vocab
-        )
-        memory.draws.index_copy_(0, slot, found.last.clamp_min(0))
-        own, taken = slot[: len(several)], found.taken[: len(several)]
-        memory.pending.index_copy_(0, own, taken)
-        memory.live.hidden[0].index_copy_(0, own, rows.index_select(0, first[: len(several)] + taken - 1))
-        return found.tokens
+        drawn = Drawn(*backend.upload([array.astype(np.int64) for array in numbers]))
+        # a decode always draws
+        return backend.settle(tokens, rows, drawn, batch.decodes, self._standing, self._forced)
 
     def draft(self, laid: Laid) -> None:
         """Draft behind the last draw of each sequence whose next token the model alone decides."""

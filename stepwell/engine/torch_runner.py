@@ -113,7 +113,7 @@ class TorchRunner:
         if self._drafting is not None:
             tokens = self._drafting.settle(laid, output.hidden, tokens)
         told = TorchPass(len(step), chosen, *_on_its_way(tokens, backend), kept, targets)
-        if self._drafting is not None:
+        if self._drafting is not None and step.drafting:
             self._drafting.draft(laid)
         return told
 

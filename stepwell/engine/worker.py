@@ -74,7 +74,7 @@ class Frame:
         model = HybridConfig.from_file(directory)
         dtype = DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
         precision = Precision.of(dtype, config.kv_cache_dtype, config.state_dtype)
-        drafts = 0 if has_kernels(model, dtype, device) else config.num_speculative_tokens
+        drafts = config.num_speculative_tokens
         if drafts:
             model = replace(model, shape=model.shape.drafting())
         geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)

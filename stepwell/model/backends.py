@@ -28,7 +28,7 @@ def backend_for(config: HybridConfig, dtype: torch.dtype, device: torch.device) 
 
 
 def has_kernels(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether kernels compute such a model on this device. They do not draft yet; plain torch does."""
+    """Whether kernels compute such a model on this device."""
     if device.type != "cuda" or dtype != torch.bfloat16 or importlib.util.find_spec("triton") is None:
         return False
     return not importlib.import_module("stepwell.model.cuda.backend").unfit(config, dtype)

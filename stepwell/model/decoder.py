@@ -10,7 +10,7 @@ from torch import Tensor
 from stepwell.model.backend import Backend, Forward, Output, Prepared
 from stepwell.model.batch import Behind, Memory
 from stepwell.model.config import HybridConfig
-from stepwell.model.drafter import DraftBackend, Drafter, DraftForward
+from stepwell.model.drafter import DRAFT_WORDS, DraftBackend, Drafter, DraftForward
 from stepwell.model.layers import Half, Norm
 from stepwell.ops.linear import Linear
 
@@ -28,7 +28,19 @@ class Layer:
 class HybridDecoder:
     """Qwen3-Next or Qwen3.5, text only. Holds weights and nothing else: all state is in the memory that a pass is planned with."""
 
-    __slots__ = ("_embedding", "_head", "_layers", "_norm", "backend", "config", "device", "drafter", "dtype", "notes")
+    __slots__ = (
+        "_draft_head",
+        "_embedding",
+        "_head",
+        "_layers",
+        "_norm",
+        "backend",
+        "config",
+        "device",
+        "drafter",
+        "dtype",
+        "notes",
+    )
 
     def __init__(
         self,
@@ -52,6 +64,7 @@ class HybridDecoder:
         self._layers = layers
         self._norm = norm
         self._head = head
+        self._draft_head = backend.words(head, DRAFT_WORDS) if isinstance(backend, DraftBackend) else head
 
     @torch.inference_mode()
     def compute(self, forward: Forward) -> Output:
@@ -95,7 +108,7 @@ class HybridDecoder:
     def _further(self, forward: DraftForward, hidden: Tensor) -> tuple[Tensor, Tensor]:
         assert self.drafter is not None
         hidden = self.drafter(forward, self._embedding, hidden)
-        return hidden, self._head(hidden)
+        return hidden, self._draft_head(hidden)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

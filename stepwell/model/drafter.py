@@ -25,6 +25,7 @@ from torch import Tensor
 from stepwell.model.backend import Backend, Forward, Prepared
 from stepwell.model.batch import Ahead, Behind, Memory, States
 from stepwell.model.layers import Attention, Half, Norm
+from stepwell.ops.accept import Drawn, Forced, Standing
 from stepwell.ops.linear import Linear
 
 
@@ -43,6 +44,11 @@ class DraftForward(Forward, Protocol):
         in the checkpoints. A decode with drafts is left alone: which of its rows is the last is seen later."""
 
 
+DRAFT_WORDS = 1 << 17
+"""Words of the vocabulary that drafts are chosen among, the first ones: ids are given in the order in which a tokenizer was merged, so
+that frequent words come first. Reading the head is most of what a draft costs (Zhao et al., FR-Spec, 2025), and a rare word that is not
+drafted costs a draft, no answer."""
+
 Further: TypeAlias = Callable[[DraftForward, Tensor], tuple[Tensor, Tensor]]
 """One token further: of a pass of attention layers alone, a token a sequence, and of the rows `hidden` [rows, hidden] before these tokens,
 the rows that the next draft goes on from, and logits [rows, vocab] of the token after each."""
@@ -51,6 +57,14 @@ the rows that the next draft goes on from, and logits [rows, vocab] of the token
 @runtime_checkable
 class DraftBackend(Backend, Protocol):
     """A backend whose live slots keep inputs, and that drafts."""
+
+    def settle(
+        self, tokens: Tensor, rows: Tensor, drawn: Drawn, decodes: int, standing: Standing, forced: Forced | None
+    ) -> Tensor:
+        """Which drafts are accepted, as `ops.accept.settle` says. Waits for nothing that the device computes."""
+
+    def words(self, head: Linear, count: int) -> Linear:
+        """The head over its first `count` words alone, without a copy; the whole of it where it has fewer, or is not a plain tensor."""
 
     def look_ahead(self, ahead: Ahead, memory: Memory, states: States) -> None:
         """Write the states to `states`, [layers, entries, …], all but the hidden rows. Live states stay as they are."""

@@ -18,6 +18,7 @@ from stepwell.model.download import copied
 from stepwell.model.drafter import Further
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.model.torch_plans import Carrying, Folds, Held, Steps
+from stepwell.ops.accept import Drawn, Forced, Standing, settle
 from stepwell.ops.attention import PagedAttention, write_kv
 from stepwell.ops.chunks import Chunks
 from stepwell.ops.conv import ConvLayout, causal_conv, conv_update
@@ -93,6 +94,14 @@ class TorchBackend:
             draw_slots=self._upload(batch.draws.slots),
             plain=batch.plain,
         )
+
+    def words(self, head: Linear, count: int) -> Linear:
+        return Dense(head.weight[:count]) if isinstance(head, Dense) else head
+
+    def settle(
+        self, tokens: Tensor, rows: Tensor, drawn: Drawn, decodes: int, standing: Standing, forced: Forced | None
+    ) -> Tensor:
+        return settle(tokens, rows, drawn, decodes, standing, forced)
 
     def look_ahead(self, ahead: Ahead, memory: Memory, states: States) -> None:
         slots, starts, after = (self._upload(array) for array in (ahead.slots, ahead.starts, ahead.after))

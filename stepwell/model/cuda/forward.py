@@ -12,14 +12,13 @@ from torch import Tensor
 from stepwell.model.backend import Output
 from stepwell.model.batch import Memory, States
 from stepwell.model.cuda.matrices import KernelLinear, KernelStack
-from stepwell.model.cuda.plans import Decodes, Drawing, Paged, Prompts
+from stepwell.model.cuda.plans import Carrying, Decodes, Drawing, Paged, Prompts
 from stepwell.model.cuda.prompts import PromptKernels
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.ops.linear import Linear
-from stepwell.ops.pending import Ring
+from stepwell.ops.pending import Lanes, Ring
 from stepwell.ops.scaled import Matrix
 from stepwell.ops.triton import attention, chunked, experts, grouped, linear, norm, recurrent, sampling
-from stepwell.ops.triton.chunked import Chunks
 
 _FEW = 128
 """Most rows of a mixture that is bound by reading weights."""
@@ -33,6 +32,7 @@ class CudaForward:
     cos, sin               float32 [rows, rotary / 2]
     asked_rows             int64; None: all rows, in order
     drawing                how its tokens are drawn
+    carrying               the rows that drafts go on from; None: nothing drafts
     splits                 parts of the context in attention over pages; 0: as many as are fastest
     replay                 what computes and draws all of the pass at once; None: the operations do
     ring                   scratch between convolution and delta rule, shared by all layers
@@ -51,6 +51,7 @@ class CudaForward:
     prompts: Prompts | None
     kernels: PromptKernels
     drawing: Drawing
+    carrying: Carrying | None = None
     splits: int = 0
     replay: Callable[[], Output] | None = None
 
@@ -82,6 +83,22 @@ class CudaForward:
         return tokens
 
     def attention(self, layer: Attention, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        q, gate = self._store(layer, x)
+        k_pages, v_pages = self.memory.keys[layer.index], self.memory.values[layer.index]
+        y, first = torch.empty_like(gate, memory_format=torch.contiguous_format), 0
+        if (d := self.decodes) is not None:
+            first = d.rows
+            attention.paged_decode(
+                q[:first], k_pages, v_pages, d.table, d.lengths, gate[:first],
+                splits=d.splits, counts=d.counts, out=y[:first],
+            )  # fmt: skip
+        if self.prompts is not None:
+            attended = self._attend(q[first:], k_pages, v_pages, self.prompts)
+            norm.sigmoid_gate(attended.flatten(1), gate[first:], y[first:])
+        return _close(layer.out, y, residual, then)
+
+    def _store(self, layer: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values; returns queries [rows, heads, head_dim] and gates [rows, heads · head_dim]."""
         inner, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         qk, v, gate = layer.into(x).split_with_sizes((inner + kv, kv, inner), -1)
         k_pages, v_pages = self.memory.keys[layer.index], self.memory.values[layer.index]
@@ -89,27 +106,34 @@ class CudaForward:
         q = attention.qkv_step(
             qk, v, q_norm, k_norm, self.cos, self.sin, k_pages, v_pages, self.page, self.offset, layer.qk_norm.eps
         )  # fmt: skip
-        y, first = torch.empty_like(gate, memory_format=torch.contiguous_format), 0
-        if (d := self.decodes) is not None:
-            first = d.count
-            attention.paged_decode(
-                q[:first], k_pages, v_pages, d.table, d.lengths, gate[:first], splits=d.splits, out=y[:first]
-            )
-        if self.prompts is not None:
-            attended = self._attend(q[first:], k_pages, v_pages, self.prompts)
-            norm.sigmoid_gate(attended.flatten(1), gate[first:], y[first:])
-        return _close(layer.out, y, residual, then)
+        return q, gate
+
+    def before(self, x: Tensor) -> Tensor:
+        c = self.carrying
+        assert c is not None
+        return torch.cat((self.memory.live.hidden[0].index_select(0, c.slots), x)).index_select(0, c.before)
+
+    def keep(self, layer: Attention, x: Tensor) -> None:
+        self._store(layer, x)
+
+    def carry(self, x: Tensor) -> None:
+        c = self.carrying
+        assert c is not None
+        if c.kept.numel():
+            self.memory.live.hidden[0].index_copy_(0, c.kept, x.index_select(0, c.rows))
+        if c.cut_rows.numel():
+            self.checkpoints.hidden[0].copy_(x.index_select(0, c.cut_rows))
 
     def delta_net(self, layer: DeltaNet, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         heads, inner = layer.value_heads, layer.value_heads * layer.value_dim
         qkv, z, b, a = layer.into(x).split_with_sizes((layer.conv.shape[1], inner, heads, heads), -1)
         y, first = torch.empty_like(z, memory_format=torch.contiguous_format), 0
         if self.decodes is not None:
-            first = self.decodes.count
+            first = self.decodes.rows
             stepped = self._step(layer, qkv[:first], b[:first], a[:first], self.decodes)
             norm.gated_rms_norm(stepped, z[:first], layer.norm.weight, layer.norm.eps, y[:first])
         if self.prompts is not None:
-            self._fold(layer, qkv[first:], z[first:], b[first:], a[first:], self.prompts.chunks, y[first:])
+            self._fold(layer, qkv[first:], z[first:], b[first:], a[first:], self.prompts, y[first:])
         return _close(layer.out, y, residual, then)
 
     def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
@@ -126,14 +150,27 @@ class CudaForward:
         return mixture(x, chosen, weights, gate_up, down, shared_up, shared_down, residual, then.weight, then.eps)
 
     def _step(self, layer: DeltaNet, qkv: Tensor, b: Tensor, a: Tensor, decodes: Decodes) -> Tensor:
-        conv, pool = self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]
-        # rungs lie at the ends of works, and are copied from the live states
+        conv, pool, rings = (*self._live(layer), self.memory.rings)
+        ring, at_once, lanes = rings[layer.index] if rings else self.ring, not rings, decodes.lanes
+        # rungs are copied from the live states afterwards, or looked at ahead
         recurrent.conv_step(
-            qkv, b, a, layer.conv, layer.rate, layer.dt_bias, conv, conv, decodes.lanes, self.ring, fold_new=True
+            qkv, b, a, layer.conv, layer.rate, layer.dt_bias, conv, conv, lanes, ring, fold_new=at_once
         )  # fmt: skip
-        out = torch.empty(decodes.count, layer.value_heads, layer.value_dim, dtype=torch.float32, device=qkv.device)
-        recurrent.delta_step(pool, pool, decodes.lanes, self.ring, out, fold_new=True)
+        out = torch.empty(decodes.rows, layer.value_heads, layer.value_dim, dtype=torch.float32, device=qkv.device)
+        recurrent.delta_step(pool, pool, lanes, ring, out, fold_new=at_once)
         return out
+
+    def _live(self, layer: DeltaNet) -> tuple[Tensor, Tensor]:
+        return self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]
+
+    def _fold_pending(self, layer: DeltaNet, qkv: Tensor, b: Tensor, a: Tensor, before: Lanes) -> None:
+        """A step of no new tokens."""
+        (conv, pool), ring = self._live(layer), self.memory.rings[layer.index]
+        recurrent.conv_step(
+            qkv[:0], b[:0], a[:0], layer.conv, layer.rate, layer.dt_bias, conv, conv, before, ring, fold_new=False
+        )  # fmt: skip
+        none = torch.empty(0, layer.value_heads, layer.value_dim, dtype=torch.float32, device=qkv.device)
+        recurrent.delta_step(pool, pool, before, ring, none, fold_new=False)
 
     def _attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, p: Prompts) -> Tensor:
         keys = p.keys
@@ -144,8 +181,10 @@ class CudaForward:
         attention.gather_kv(k_pages, v_pages, keys.pages, keys.page_first, keys.page_count, k, v)
         return self.kernels.attend(q, k, v, keys)
 
-    def _fold(self, layer: DeltaNet, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, c: Chunks, out: Tensor) -> None:
-        conv, pool = self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]
+    def _fold(self, layer: DeltaNet, qkv: Tensor, z: Tensor, b: Tensor, a: Tensor, p: Prompts, out: Tensor) -> None:
+        (conv, pool), c = self._live(layer), p.chunks
+        if p.before is not None:
+            self._fold_pending(layer, qkv, b, a, p.before)
         windows, rungs = self.checkpoints.conv[layer.index], self.checkpoints.recurrent[layer.index]
         mixed = chunked.prepare(
             qkv, b, a, layer.conv, layer.rate, layer.dt_bias, conv, windows, c, layer.key_heads, layer.key_dim

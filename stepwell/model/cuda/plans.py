@@ -105,13 +105,41 @@ class Tables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decodes:
-    """The first `count` rows: one token each. `table` int32 [count, width], `lengths` int64 [count] with the new token."""
+    """The first rows: `width` for each of `count` sequences.
+
+    table    int32 [count, pages]
+    lengths  int64 [count], tokens with the new ones
+    counts   int64 [count], new ones: the rows behind them are padding; None: one each
+    """
 
     count: int
+    width: int
     lanes: Lanes
     table: Tensor
     lengths: Tensor
+    counts: Tensor | None
     splits: int
+
+    @property
+    def rows(self) -> int:
+        return self.count * self.width
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carrying:
+    """Where the rows come from and go to that drafts go on from, all int64.
+
+    slots     of all sequences
+    before    of each row, where the row before it lies: behind one row for each sequence's slot
+    kept      the slots that remember a row, and `rows`, these
+    cut_rows  the rows before cuts
+    """
+
+    slots: Tensor
+    before: Tensor
+    kept: Tensor
+    rows: Tensor
+    cut_rows: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,10 +179,14 @@ class Paged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
-    """The sequences of several new tokens; row numbers count from the first of these rows."""
+    """The sequences of several new tokens; row numbers count from the first of these rows.
+
+    before  what is pending in their slots, to be folded first; None where nothing can be
+    """
 
     chunks: Chunks
     keys: Gathered | Paged
+    before: Lanes | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,8 +220,13 @@ def settings_from(sent: Sequence[Tensor]) -> Settings:
     return Settings(temperature, top_k.int(), top_p, min_p, seed, index)
 
 
-def plan_prompts(batch: Batch, block: int) -> tuple[list[Longs], Callable[[Sequence[Tensor]], Prompts]]:
-    """What has to be sent for the sequences of several new tokens, and what makes their plan of it once it is there."""
+def plan_prompts(
+    batch: Batch, block: int, lanes: Callable[[Tensor, Tensor], Lanes | None]
+) -> tuple[list[Longs], Callable[[Sequence[Tensor]], Prompts]]:
+    """What has to be sent for the sequences of several new tokens, and what makes their plan of it once it is there.
+
+    `lanes` makes of slots and starts what is pending in these slots.
+    """
     first = batch.decodes
     starts, counts, slots = batch.starts[first:], batch.counts[first:], batch.slots[first:]
     lengths = starts + counts
@@ -202,12 +239,13 @@ def plan_prompts(batch: Batch, block: int) -> tuple[list[Longs], Callable[[Seque
     offsets = np.concatenate(inner)
     arrays: list[Longs] = [
         np.concatenate(tables), base + offsets, np.minimum(block, total - offsets),
-        np.concatenate(([0], np.cumsum(counts))), np.concatenate(([0], key_ends)), *plan_chunks(counts, slots, cuts),
+        np.concatenate(([0], np.cumsum(counts))), np.concatenate(([0], key_ends)), starts, *plan_chunks(counts, slots, cuts),
     ]  # fmt: skip
 
     def made(sent: Sequence[Tensor]) -> Prompts:
-        pages, page_first, page_count, queries, keys, *chunks = sent
-        sizes = tuple(counts.tolist()), tuple(lengths.tolist())
-        return Prompts(Chunks(*chunks), Gathered(pages, page_first, page_count, queries.int(), keys.int(), *sizes))
+        pages, page_first, page_count, queries, keys, first, *fields = sent
+        chunks, sizes = Chunks(*fields), (tuple(counts.tolist()), tuple(lengths.tolist()))
+        gathered = Gathered(pages, page_first, page_count, queries.int(), keys.int(), *sizes)
+        return Prompts(chunks, gathered, lanes(chunks.slots, first))
 
     return arrays, made

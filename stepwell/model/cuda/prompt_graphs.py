@@ -2,7 +2,8 @@
 
 All that a pass has to know lies in one int64 tensor that stays:
 
-    tokens, positions, page, offset [rows each] │ chunks [5 each] │ of each prompt: where it stands, its slot │ of each draw
+    tokens, positions, page, offset, row before [rows each] │ chunks [5 each] │ rows before cuts │ of each prompt: where it stands, its
+    slot │ of each draw
 
 Rows left over are padding: they write to the spare page, what they attend to is dropped, and they are folded into no state. Prompts left
 over have no rows and the spare slot.
@@ -32,8 +33,9 @@ from stepwell.model.batch import Batch, Longs, Memory, States
 from stepwell.model.cuda.chunk_plan import plan_chunks
 from stepwell.model.cuda.forward import CudaForward
 from stepwell.model.cuda.graphs import Recorded, Recorder
-from stepwell.model.cuda.plans import SETTINGS, Drawing, Paged, Prompts, setting_columns
+from stepwell.model.cuda.plans import SETTINGS, Carrying, Drawing, Paged, Prompts, setting_columns
 from stepwell.ops.triton.chunked import CHUNK, PAD, Chunks
+from stepwell.ops.triton.recurrent import TAPS
 
 if TYPE_CHECKING:
     from stepwell.model.cuda.backend import CudaBackend
@@ -44,8 +46,8 @@ SEQUENCES = 4
 """Most prompts of a recorded pass."""
 MOST = 2
 """Passes for the prompts of a step: each reads the weights once more. Beyond that, prompts are computed as they come."""
-_PLACES = ("slot", "last", "pages", "length")
-"""What there is of each prompt: its live slot, the row behind its last, pages and tokens with those of this pass."""
+_PLACES = ("slot", "last", "pages", "length", "start")
+"""What there is of each prompt: its live slot, the row behind its last, pages and tokens with those of this pass, tokens before it."""
 _DRAWS = ("slot", "asked")
 """What there is of each draw, before its settings: a live slot, a row."""
 
@@ -117,13 +119,15 @@ class Room:
         return _even(self.sequences + 1)
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        return 4 * self.rows, 5 * self.chunks, self.width * (2 + len(_PLACES) + len(_DRAWS) + SETTINGS)
+    def sizes(self) -> tuple[int, int, int, int]:
+        numbers = self.width * (2 + len(_PLACES) + len(_DRAWS) + SETTINGS)
+        return 5 * self.rows, 5 * self.chunks, CUTS, numbers
 
-    def split(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[4, rows], [5, chunks], and the numbers [n, width]: lead and end, `ends` of the chunks, places, draws, settings."""
-        rows, chunks, numbers = inputs.split_with_sizes(self.sizes)
-        return rows.view(4, -1), chunks.view(5, -1), numbers.view(-1, self.width)
+    def split(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[5, rows], [5, chunks], the rows before cuts, and the numbers [n, width]: lead and end, `ends` of the chunks, places, draws,
+        settings."""
+        rows, chunks, cut_rows, numbers = inputs.split_with_sizes(self.sizes)
+        return rows.view(5, -1), chunks.view(5, -1), cut_rows, numbers.view(-1, self.width)
 
     def inputs(self, piece: Piece, block: int, page: int, slot: int) -> Longs:
         """What the pass reads for this piece; `page` and `slot` are spare."""
@@ -134,14 +138,18 @@ class Room:
         rows = self._rows(piece, lasts.tolist(), page)
         chunks = self._chunks(piece.lead, int(lasts[-1]), plan, slot)
         numbers = self._numbers(piece, lasts, plan[5], block, slot)
-        return np.concatenate((rows.ravel(), chunks.ravel(), numbers.ravel()))
+        cut_rows = np.zeros(CUTS, np.int64)
+        cut_rows[: len(piece.cuts)] = [lasts[at] - counts[at] + after - 1 for at, after in piece.cuts]
+        return np.concatenate((rows.ravel(), chunks.ravel(), cut_rows, numbers.ravel()))
 
     def _rows(self, piece: Piece, lasts: Sequence[int], page: int) -> Longs:
-        rows = np.zeros((4, self.rows), np.int64)
+        rows = np.zeros((5, self.rows), np.int64)
         rows[2] = page
-        for part, last in zip(piece.parts, lasts, strict=True):
+        rows[4] = np.arange(self.rows) + self.sequences - 1
+        for at, (part, last) in enumerate(zip(piece.parts, lasts, strict=True)):
             own = slice(last - len(part.tokens), last)
-            rows[:, own] = part.tokens, np.arange(part.start, part.end), part.page, part.offset
+            rows[:4, own] = part.tokens, np.arange(part.start, part.end), part.page, part.offset
+            rows[4, own.start] = at
         return rows
 
     def _chunks(self, lead: int, end: int, plan: Sequence[Longs], slot: int) -> Longs:
@@ -161,8 +169,9 @@ class Room:
         whole, own_ends = np.zeros((1, self.width), np.int64), np.full((1, self.width), ends[-1])
         whole[0, :2], own_ends[0, : len(ends)] = (piece.lead, end), ends
         lengths = np.array([part.end for part in piece.parts])
-        places = np.repeat(np.array([[slot], [end], [0], [1]]), self.width, 1)
-        places[:, :count] = [part.slot for part in piece.parts], lasts, -(-lengths // block), lengths
+        places = np.repeat(np.array([[slot], [end], [0], [1], [0]]), self.width, 1)
+        starts = [part.start for part in piece.parts]
+        places[:, :count] = [part.slot for part in piece.parts], lasts, -(-lengths // block), lengths, starts
         drawn = np.zeros((len(_DRAWS) + SETTINGS, self.width), np.int64)
         drawn[0] = slot
         drawing = [at for at, part in enumerate(piece.parts) if part.settings is not None]
@@ -188,7 +197,7 @@ class PromptGraphs:
         self._backend = backend
         self._memory = memory
         self._checkpoints = States(
-            conv.new_zeros(conv.shape[0], CUTS, *conv.shape[2:]),
+            conv.new_zeros(conv.shape[0], CUTS, TAPS - 1, conv.shape[3]),
             recurrent.new_zeros(recurrent.shape[0], CUTS, *recurrent.shape[2:]),
             hidden.new_zeros(hidden.shape[0], CUTS, *hidden.shape[2:]),
         )
@@ -244,6 +253,7 @@ class PromptGraphs:
         if left:
             checkpoints.conv[:, columns].copy_(self._checkpoints.conv[:, :left])
             checkpoints.recurrent[:, columns].copy_(self._checkpoints.recurrent[:, :left])
+            checkpoints.hidden[:, columns].copy_(self._checkpoints.hidden[:, :left])
         return output
 
     @property
@@ -295,10 +305,10 @@ class PromptGraphs:
 
     def _static(self, room: Room, inputs: Tensor) -> CudaForward:
         memory, backend = self._memory, self._backend
-        rows, chunks, numbers = room.split(inputs)
+        rows, chunks, cut_rows, numbers = room.split(inputs)
         lead, end = numbers[0, 0], numbers[0, 1]
-        ends, (slot, last, pages, length) = numbers[1, : room.sequences + 1], numbers[2:6, : room.sequences]
-        drawers, asked = numbers[6:8, : room.sequences]
+        ends, (slot, last, pages, length, start) = numbers[1, : room.sequences + 1], numbers[2:7, : room.sequences]
+        drawers, asked = numbers[7:9, : room.sequences]
         tables, place = backend.tables(memory, 1), torch.arange(room.rows, device=inputs.device)
         table = tables.rows.index_select(0, slot)
         held = torch.arange(tables.width, device=inputs.device) < pages[:, None]
@@ -306,11 +316,15 @@ class PromptGraphs:
         queries = torch.cat((torch.zeros_like(last[:1]), last)).int()
         paged = Paged(table, length.int(), queries, (place < lead) | (place >= end))
         first, size, column, begin, own_slot = chunks
-        prompts = Prompts(Chunks(first, size, column, begin, own_slot, ends, slot, last), paged)
+        chunked = Chunks(first, size, column, begin, own_slot, ends, slot, last)
+        prompts = Prompts(chunked, paged, backend.pending(slot, start, memory))
         cos, sin = backend.angles(rows[1])
+        carrying = None
+        if memory.live.hidden.shape[0]:
+            carrying = Carrying(slot, rows[4], slot, last - 1, cut_rows)
         return CudaForward(
             memory, self._checkpoints, rows[0], rows[2], rows[3], cos, sin, asked, backend.ring(memory), None, prompts,
-            backend.kernels, Drawing(room.sequences, True, drawers, None), splits=1 if self._fixed else 0,
+            backend.kernels, Drawing(room.sequences, True, drawers, None), carrying, splits=1 if self._fixed else 0,
         )  # fmt: skip
 
 
@@ -339,4 +353,4 @@ def _cuts_of(batch: Batch) -> Longs:
 
 
 def _settings(room: Room, inputs: Tensor) -> Sequence[Tensor]:
-    return room.split(inputs)[2][-SETTINGS:, : room.sequences].unbind()
+    return room.split(inputs)[3][-SETTINGS:, : room.sequences].unbind()

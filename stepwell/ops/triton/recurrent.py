@@ -133,6 +133,18 @@ def conv_step(
 
 
 @triton.jit
+def _token(q, k, v, g, beta, place, KEYS: tl.constexpr, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr):
+    """The inputs of the token at `place` of the rings."""
+    return (
+        tl.load(q + place * KEYS),
+        tl.load(k + place * KEYS),
+        tl.load(v + place * VALUE_HEADS * VALUE_DIM),
+        tl.load(g + place * VALUE_HEADS),
+        tl.load(beta + place * VALUE_HEADS),
+    )
+
+
+@triton.jit
 def _delta_kernel(
     pool, pool_slot, slots, committed, pending, rung, rung_after, rungs, rung_column,
     ring_q, ring_k, ring_v, ring_g, ring_beta, out, scale,
@@ -148,18 +160,25 @@ def _delta_kernel(
     tile = head * KEY_DIM * VALUE_DIM + i[:, None] * VALUE_DIM + j[None, :]
     own = pool + slot * pool_slot + tile
     state = tl.load(own).to(tl.float32)
-    folded = waiting + (T if FOLD_NEW else 0)
-    for t in range(waiting + T):
-        place = slot * R + (start + t) % R
-        k = tl.load(ring_k + (place * KEY_HEADS + key_head) * KEY_DIM + i)
-        v = tl.load(ring_v + (place * VALUE_HEADS + head) * VALUE_DIM + j)
-        state = state * tl.exp(tl.load(ring_g + place * VALUE_HEADS + head))
-        delta = (v - tl.sum(state * k[:, None], 0)) * tl.load(ring_beta + place * VALUE_HEADS + head)
+    folded, end = waiting + (T if FOLD_NEW else 0), waiting + T
+    q_at, k_at = ring_q + key_head * KEY_DIM + i, ring_k + key_head * KEY_DIM + i
+    v_at, g_at, beta_at = ring_v + head * VALUE_DIM + j, ring_g + head, ring_beta + head
+    width: tl.constexpr = KEY_HEADS * KEY_DIM
+    first = slot * R + start % R
+    q, k, v, g, beta = _token(q_at, k_at, v_at, g_at, beta_at, first, width, VALUE_HEADS, VALUE_DIM)
+    for t in range(end):
+        # the next token's inputs are on their way while this one is folded; behind the last, its own once more
+        then = slot * R + (start + tl.minimum(t + 1, end - 1)) % R
+        next_q, next_k, next_v, next_g, next_beta = _token(
+            q_at, k_at, v_at, g_at, beta_at, then, width, VALUE_HEADS, VALUE_DIM
+        )
+        state = state * tl.exp(g)
+        delta = (v - tl.sum(state * k[:, None], 0)) * beta
         state = state + k[:, None] * delta[None, :]
         if t >= waiting:
-            q = tl.load(ring_q + (place * KEY_HEADS + key_head) * KEY_DIM + i) * scale
             token = row * T + t - waiting
-            tl.store(out + (token * VALUE_HEADS + head) * VALUE_DIM + j, tl.sum(state * q[:, None], 0))
+            tl.store(out + (token * VALUE_HEADS + head) * VALUE_DIM + j, tl.sum(state * (q * scale)[:, None], 0))
+        q, k, v, g, beta = next_q, next_k, next_v, next_g, next_beta
         if (at_rung >= 0) & (t + 1 == after):
             tl.store(rungs + at_rung * rung_column + tile, state)
         if t + 1 == folded:

@@ -148,12 +148,13 @@ class Counted(Uploader):
         self.sent: list[str] = []
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        self.sent.append("by itself")
-        return super().__call__(arrays)
+        before = len(self.sent)
+        found = super().__call__(arrays)
+        self.sent[before:] = ["by itself"]
+        return found
 
     def into(self, target: torch.Tensor, arrays: Sequence[np.ndarray]) -> None:
-        if target.dim() > 1:
-            self.sent.append("inputs")
+        self.sent.append("inputs")
         super().into(target, arrays)
 
 

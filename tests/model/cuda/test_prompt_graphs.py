@@ -81,7 +81,7 @@ def overwriting(rig: Rig) -> None:
         left[:] = [output.hidden, output.logits, *([output.tokens] if output.tokens is not None else [])]
         return output
 
-    for passes in (backend._prompts_of._passes, backend._decodes_of._passes):
+    for passes in (backend._prompts_of._passes, backend._decodes_of[1]._passes):
         for size, passed in list(passes.items()):
             passes[size] = replace(passed, compute=partial(run, passed.compute))
 
@@ -233,7 +233,7 @@ def test_what_could_not_be_recorded_is_not_used(tmp_path: Path, monkeypatch: pyt
 
     with pytest.raises(RuntimeError, match="capturing"):
         backend.prepare(rig.runner._memory, failing, Prepared((1,), (64,), 5))
-    assert backend._prompts_of is None and backend._decodes_of is None
+    assert backend._prompts_of is None and not backend._decodes_of
     pages = rig.table(20)
     assert rig.run(work(TOKENS, pages, 0, 3))[0].sampled[0] and rig.run(work(TOKENS, pages, 3, 4))[0].sampled[0]
     monkeypatch.setattr(PromptGraphs, "record", lambda self, recorder: None)
