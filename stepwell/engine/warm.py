@@ -144,6 +144,11 @@ def _steps(sizes: Sizes, config: EngineConfig) -> Iterator[Step]:
             yield Step((work(0, 16, min(64, room - 16), FromImage(image), drawn),))
     if room >= 16 and len(image) == sizes.geometry.image_pages:
         yield Step((work(0, 0, 16, Fresh(), greedy, (Cut(16, image),)),))  # a rung of what is live behind the pass
+    if drafts := config.num_speculative_tokens:
+        pages, cuts = np.arange(sizes.geometry.pages_for(2 + drafts), dtype=np.int32), (Cut(2, image),)
+        for params in (greedy, drawn, looked_at):
+            drafted = work(0, 1, 1, Carry(), params, cuts if len(image) == sizes.geometry.image_pages else ())
+            yield Step((replace(drafted, pages=pages, drafts=drafts),))
     for counts in _TOGETHER:
         fitting = [count for count in counts if sum(counts) <= room][: max(0, slots - 1)]
         if fitting:

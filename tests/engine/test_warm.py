@@ -150,3 +150,11 @@ def test_a_compilation_while_serving_is_counted_and_told(caplog: pytest.LogCaptu
     finally:
         knobs.compilation.listener = None
     assert (compiles.at_start, compiles.serving) == (1, 1) and "_row_kernel (1 since the start)" in caplog.text
+
+
+def test_with_drafts_steps_that_verify_some_and_leave_a_rung_among_them_are_tried() -> None:
+    recording = Recording()
+    warm_up(recording, SIZES, EngineConfig("m", num_speculative_tokens=3))
+    drafted = [work for step in recording.steps for work in step.works if work.drafts]
+    assert {work.drafts for work in drafted} == {3} and all(work.cuts and work.reach <= 16 for work in drafted)
+    assert {work.sample.params.temperature > 0 for work in drafted if work.sample} == {True, False}
