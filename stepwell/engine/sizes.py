@@ -43,6 +43,7 @@ def sizes_of(
 def _device_budget(config: EngineConfig, device: torch.device, live: int) -> int:
     """Bytes for the arena: what was asked for, or a share of what is free beside the weights and `live` bytes of states."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what reading weights took and gave back is free, and is to be seen as such
         free, total = torch.cuda.mem_get_info(device)
         budget = config.device_memory or int(total * config.gpu_memory_utilization) - (total - free) - live
         taken = live

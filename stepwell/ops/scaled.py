@@ -117,10 +117,9 @@ def put(stack: Matrix, at: int, matrix: Matrix, dtype: torch.dtype) -> Matrix:
 def packed(weight: Tensor, rows: int, columns: int) -> Scaled:
     """A matrix, or a stack of them, in FP8: the largest value of each block becomes the largest of e4m3."""
     if weight.ndim == 3:
-        first, *rest = (packed(one, rows, columns) for one in weight)
-        stack = stack_like(first, len(weight))
-        for at, one in enumerate((first, *rest)):
-            stack = put(stack, at, one, weight.dtype)
+        stack = stack_like(packed(weight[0], rows, columns), len(weight))
+        for at, one in enumerate(weight):  # one by one: each takes several times its size on the way
+            stack = put(stack, at, packed(one, rows, columns), weight.dtype)
         assert isinstance(stack, Scaled)
         return stack
     out, depth = weight.shape

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stepwell.ops.scaled import Matrix
+from stepwell.ops.scaled import Matrix, Scaled
 from stepwell.ops.triton.overlap import follow, overlap
 from stepwell.ops.triton.stored import columns_of, operands, scales_in, scales_of, unpacked_product
 
@@ -204,12 +204,14 @@ class Tiles:
     down: Tile
 
 
-def tiles_for(pairs: int, experts: int) -> Tiles:
+def tiles_for(pairs: int, experts: int, scaled: bool = False) -> Tiles:
     """The fastest of those tried on an H200: large tiles where an expert has enough pairs to fill them."""
-    if pairs < 16 * experts:
+    if pairs < (64 if scaled else 16) * experts:
         return Tiles(Tile(32, 64, 128, 3, 4), Tile(32, 128, 128, 3, 4))
     if pairs < 64 * experts:
         return Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))
+    if scaled and pairs < 256 * experts:
+        return Tiles(Tile(128, 64, 64, 4, 8), Tile(128, 128, 64, 4, 8))
     return Tiles(Tile(128, 128, 64, 4, 8), Tile(128, 256, 64, 4, 8))
 
 
@@ -222,7 +224,7 @@ def mixture_of_many(
     tiles   None: the fastest tried
     """
     (rows, hidden), (experts, double, _), pairs = x.shape, gate_up.shape, chosen.numel()
-    width, tiles = double // 2, tiles or tiles_for(pairs, experts)
+    width, tiles = double // 2, tiles or tiles_for(pairs, experts, isinstance(gate_up, Scaled))
     assert shared_down.shape == (hidden, width)
     order = sort_pairs(chosen, experts)
     sizes = {"EXPERTS": experts, "BINS": triton.next_power_of_2(experts + 2), "HIDDEN": hidden, "WIDTH": width}

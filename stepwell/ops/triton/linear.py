@@ -44,8 +44,8 @@ class Tile:
 
 def tile_for(rows: int, scaled: bool = False) -> Tile:
     """The fastest of those tried on an H200."""
-    if scaled:  # more stages with many rows would leave one program a multiprocessor
-        return Tile(64, 128, 6, 4) if rows <= 16 else Tile(64, 128, 4, 4)
+    if scaled:
+        return Tile(32, 128, 6, 4) if rows <= 16 else Tile(64, 128, 3, 4)
     return Tile(64, 128, 4, 4) if rows <= 16 else Tile(64, 64, 6, 4)
 
 
@@ -291,7 +291,7 @@ def _one_row(x: Tensor, weight: Matrix, tail: Tensor | None) -> Tensor:
     if isinstance(weight, Scaled):
         values, scales, stored = operand(weight)
         k = max(weight.columns, depth if whole else 1024)
-        n = max(1, _ONE_ROW // k)
+        n = max(1, 2 * _ONE_ROW // k)  # as many bytes
         _scaled_row_kernel[(triton.cdiv(width - more, n) + triton.cdiv(more, n),)](
             x, values, scales, x if tail is None else tail, out, width, DEPTH=depth, N=n, K=k, TAIL=more, **stored,
             num_warps=4, **overlap(x, 1),
