@@ -55,7 +55,9 @@ def product(acc, x, weight, scale, HIGH: tl.constexpr):
     if HIGH == 0:
         acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
     else:
-        acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee") * scale[None, :]
+        # by way of float32: from float16, which e4m3 becomes first, to bfloat16 Hopper converts one value at a time
+        weight = weight.to(tl.float32).to(x.dtype)
+        acc += tl.dot(x, tl.trans(weight), input_precision="ieee") * scale[None, :]
     return acc
 
 
