@@ -103,18 +103,26 @@ def leave_rung(
     rung = node.rung
     if rung is not None and rung.image.has(Tier.DEVICE):
         directory.give(Tier.DEVICE, pages)
-        rung.kind = min(rung.kind, kind)
+        _raise(directory, rung, kind)
         return None
     if rung is None:
         rung = directory.add_rung(node, kind, now)
     rung.used = now
-    rung.kind = min(rung.kind, kind)
+    _raise(directory, rung, kind)
     directory.place(rung.image, Tier.DEVICE, pages)
     if kind != RungKind.ROLLING:
         _lengthen_line(directory, rung)
     if directory.policy.thins:
         _thin(directory, rung, kind)
     return rung
+
+
+def _raise(directory: Directory, rung: Rung, kind: RungKind) -> None:
+    """The better reason to keep a rung counts. What was a waypoint is no longer among the first to go."""
+    if rung.kind == RungKind.WAYPOINT and kind != RungKind.WAYPOINT:
+        rung.depth = 0
+        directory.offer(rung.image)
+    rung.kind = min(rung.kind, kind)
 
 
 def _lengthen_line(directory: Directory, rung: Rung) -> None:
@@ -207,6 +215,16 @@ def retract(directory: Directory, rung: Rung) -> None:
     stays = node.rung is not rung or rung.kind != RungKind.ROLLING or len(node.children) > 1
     if not stays and not rung.image.kept and not any(rung.image.locks) and rung.image.pending is None:
         directory.remove_rung(rung)
+
+
+def pass_by(directory: Directory, rung: Rung) -> None:
+    """A rolling rung stays where it is while its answer goes on: whoever goes on from the middle of that resumes here. It is among the
+    first to go, and makes no other rung less valuable."""
+    if rung.image.node.rung is rung and rung.kind == RungKind.ROLLING:
+        rung.kind = RungKind.WAYPOINT
+        if directory.policy.thins:
+            rung.depth = OLD
+        directory.offer(rung.image)
 
 
 def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int, now: float) -> None:

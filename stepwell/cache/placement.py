@@ -53,20 +53,31 @@ def overtaken(node: Node) -> tuple[list[Rung], list[Rung]]:
         if len(parent.children) > 1:
             if len(parent.children) > _FEW:
                 break
-            others = [child for child in parent.children.values() if child is not below]
-            if not all(map(is_answer, others)):
+            others = [answer_rungs(child) for child in parent.children.values() if child is not below]
+            if None in others:
                 break
-            answers += [other.rung for other in others if other.rung is not None]
-        if parent.rung is not None:
+            answers += [rung for rungs in others for rung in rungs or ()]
+        if parent.rung is not None and parent.rung.kind != RungKind.WAYPOINT:
             above.append(parent.rung)
         below = parent
     return above, answers
 
 
-def is_answer(node: Node) -> bool:
-    """True for an unleased leaf that only a finished answer left behind: it has no rung but a rolling one."""
-    kind = None if node.rung is None else node.rung.kind
-    return not node.children and kind in (None, RungKind.ROLLING) and not any(node.kv.locks) and not node.awaited
+def answer_rungs(node: Node) -> list[Rung] | None:
+    """The rungs of a branch that a finished answer alone left behind: unleased, without a fork, without rungs but its own. None for any
+    other branch, and for one of too many nodes to look at. O(its nodes)."""
+    found: list[Rung] = []
+    for _ in range(_FAR):
+        if any(node.kv.locks) or node.awaited or len(node.children) > 1:
+            return None
+        if node.rung is not None:
+            if node.rung.kind not in (RungKind.ROLLING, RungKind.WAYPOINT):
+                return None
+            found.append(node.rung)
+        if not node.children:
+            return found
+        (node,) = node.children.values()
+    return None
 
 
 def left_by(node: Node) -> list[list[Node]]:
@@ -78,7 +89,7 @@ def left_by(node: Node) -> list[list[Node]]:
     if parent is None or parent.parent is None or len(parent.children) > _FEW:
         return []
     others = [child for child in parent.children.values() if child is not node]
-    return [_idle(other) for other in others if not (other.left or any(other.kv.locks) or is_answer(other))]
+    return [_idle(one) for one in others if not (one.left or any(one.kv.locks)) and answer_rungs(one) is None]
 
 
 def _idle(top: Node) -> list[Node]:
@@ -100,7 +111,7 @@ def needed(rung: Rung, image_tokens: int) -> bool:
     nowhere. O(nodes between its neighbours), `_FAR` at most to each side.
     """
     node = rung.image.node
-    if rung.kind == RungKind.ROLLING or node.kv.best() is None:
+    if rung.kind in (RungKind.ROLLING, RungKind.WAYPOINT) or node.kv.best() is None:
         return False
     return gap(rung) > max(rung.line // 8, image_tokens)
 

@@ -30,12 +30,14 @@ MOST_JOINED = 8192
 
 
 class RungKind(IntEnum):
-    """Why a rung was left. Rolling rungs are replaced by the next one of the same request."""
+    """Why a rung was left. Rolling rungs are replaced by the next one of the same request; of a long answer some of them stay as
+    waypoints, for whoever goes on from the middle of it."""
 
     PROMPT_END = 0
     INTERVAL = 1
     BRANCH = 2
     ROLLING = 3
+    WAYPOINT = 4
 
 
 @dataclass(slots=True, eq=False)

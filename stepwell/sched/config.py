@@ -28,6 +28,7 @@ class SchedConfig:
     deterministic            costs stay as they were given: no measured time is used
     think_prefetch           bring back what a session is about to ask for (`stepwell.sched.retention`)
     records_a_turn           records of an earlier process, at most, that a turn looks up on disk for those who wait
+    waypoint_tokens          a running answer's rolling rung stays where it is, this often
     drafts                   tokens that the runner may draft for each answer and step; 0: it does not draft
     """
 
@@ -48,6 +49,7 @@ class SchedConfig:
     deterministic: bool = False
     records_a_turn: int = 64
     drafts: int = 0
+    waypoint_tokens: int = 1024
 
     def validate(self, geometry: Geometry) -> None:
         """Raise ConfigError where a step could not make progress."""

@@ -8,7 +8,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeVar
 
-from stepwell.cache.content import advance, leave_rung, publish, retract
+from stepwell.cache.content import advance, leave_rung, pass_by, publish, retract
 from stepwell.cache.directory import Directory
 from stepwell.cache.ladder import Trail
 from stepwell.cache.moves import Tier
@@ -16,7 +16,7 @@ from stepwell.cache.tree import RungKind
 from stepwell.sched.build import dismiss, release
 from stepwell.sched.compose import Built, Share
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.job import Job
+from stepwell.sched.job import Job, Running
 from stepwell.sched.queues import Queues
 from stepwell.sched.request import Finished, FinishReason, Tokens
 from stepwell.sched.step import StepResult
@@ -37,7 +37,7 @@ def finish(
     surprised = _hand_out(queues, built, result, errors)
     for index, share in _shares(built, surprised):
         if share.calm and index not in surprised:
-            _publish(directory, share, now)
+            _publish(directory, config, share, now)
         elif queues.leaving and queues.is_leaving(share.running):
             dismiss(queues, directory, share)
             dropped.add(index)
@@ -128,7 +128,7 @@ def _apply(
         directory.release(running.image)
         running.image = None
     if config.cache and job.request.write_cache:
-        _publish(directory, share, now)
+        _publish(directory, config, share, now)
     if said.tokens or said.prompt_scores:
         queues.events.append(said)
     if reason is not None:
@@ -141,7 +141,7 @@ def _apply(
         queues.events.append(Finished(job.request.id, reason))
 
 
-def _publish(directory: Directory, share: Share, now: float) -> None:
+def _publish(directory: Directory, config: SchedConfig, share: Share, now: float) -> None:
     """Make the whole blocks findable, then the rungs; pages that are replaced by it stay for a step that has been launched."""
     running = share.running
     if running.table.has_retired:  # steps launched since do not name them
@@ -149,16 +149,16 @@ def _publish(directory: Directory, share: Share, now: float) -> None:
     known = min(share.end, running.job.tokens.count)
     end = known - known % directory.tree.block
     if end > running.path.item.node.end or share.rungs:
-        if not _advance(directory, share, end, now):
-            _lengthen(directory, share, end, now)
+        if not _advance(directory, config, share, end, now):
+            _lengthen(directory, config, share, end, now)
         if running.table.has_retired and not running.in_flight:
             directory.give(Tier.DEVICE, running.table.take_retired())
         if not running.table.is_named:
             running.board.calm[running.slot] = 0  # the next step names the pages that have changed
 
 
-def _lengthen(directory: Directory, share: Share, end: int, now: float) -> None:
-    """Publish the blocks up to `end`; each new rung replaces the last rolling one."""
+def _lengthen(directory: Directory, config: SchedConfig, share: Share, end: int, now: float) -> None:
+    """Publish the blocks up to `end`; each new rung replaces the last rolling one, but for waypoints."""
     running, job = share.running, share.running.job
     publish(directory, running.path, job.tokens.view, end, running.table, now, adopt=job.request.read_cache)
     published = running.path.item.node.end
@@ -166,17 +166,24 @@ def _lengthen(directory: Directory, share: Share, end: int, now: float) -> None:
         if position > min(end, published):
             directory.give(Tier.DEVICE, pages)
             continue
-        if running.rolling is not None:
-            retract(directory, running.rolling)  # first: a rung about to go must not make others seem superseded
+        if running.rolling is not None:  # first: a rung about to go must not make others seem superseded
+            (pass_by if _is_waypoint(running, config) else retract)(directory, running.rolling)
         rung = leave_rung(directory, running.path, position, pages, kind, now)
         running.rolling = rung if kind == RungKind.ROLLING else None
     running.rungs = tuple(r for r in running.rungs if r[0] > share.end)
 
 
-def _advance(directory: Directory, share: Share, end: int, now: float) -> bool:
+def _is_waypoint(running: Running, config: SchedConfig) -> bool:
+    """Whether the rolling rung of a request is to stay where it is."""
+    assert running.rolling is not None
+    position = running.rolling.image.node.end
+    return position % config.waypoint_tokens == 0 and position > len(running.job.request.prompt)
+
+
+def _advance(directory: Directory, config: SchedConfig, share: Share, end: int, now: float) -> bool:
     """Move the rolling rung of an answer on, where that is all there is to do: by far the most frequent case."""
     running = share.running
-    if running.rolling is None or len(share.rungs) != 1:
+    if running.rolling is None or len(share.rungs) != 1 or _is_waypoint(running, config):
         return False
     position, kind, pages = share.rungs[0]
     if position != end or kind != RungKind.ROLLING:

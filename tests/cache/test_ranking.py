@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stepwell.cache.content import touch
+from stepwell.cache.content import pass_by, touch
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.placement import is_answer, overtaken
+from stepwell.cache.placement import answer_rungs, overtaken
 from stepwell.cache.policy import Ladder
 from stepwell.cache.ranking import Ranking, exposed
 from stepwell.cache.tree import Item, RungKind
@@ -166,11 +166,32 @@ class TestAnswers:
         keep(shelf, PROMPT, 48, rungs=(32, 48))
         assert rung_at(shelf, PROMPT, 16).superseded
 
+    def test_a_long_one_goes_with_its_waypoints(self) -> None:
+        shelf = directory(host=64)
+        keep(shelf, PROMPT, 16, rungs=(16,))
+        long = join(self.FIRST, numbers(20, 2))
+        for position in (24, 32):
+            keep(shelf, long, position, rungs=(position,), kind=RungKind.ROLLING)
+            pass_by(shelf, rung_at(shelf, long, position))
+        keep(shelf, long, 48, rungs=(48,), kind=RungKind.ROLLING)
+        assert [rung_at(shelf, long, p).superseded for p in (16, 24, 32, 48)] == [False, True, True, False]
+        assert rung_at(shelf, long, 16).depth == 1, "waypoints make no other rung less valuable"
+        keep(shelf, PROMPT, 48, rungs=(48,))
+        assert all(rung_at(shelf, long, p).superseded for p in (24, 32, 48))
+        assert set(order(shelf)[:3]) == {"image 24", "image 32", "image 48"}
+
+    def test_a_waypoint_that_a_prompt_ends_at_is_one_no_more(self) -> None:
+        shelf = self.turns()
+        rung = rung_at(shelf, self.FIRST, 28)
+        pass_by(shelf, rung)
+        keep(shelf, self.FIRST, 28, rungs=(28,))
+        assert rung.kind is RungKind.PROMPT_END and not rung.superseded
+
     def test_an_answer_still_being_given_is_not_passed_over(self) -> None:
         shelf = self.turns()
         lease = shelf.lease(node_ending(shelf, self.FIRST, 28).kv, Tier.DEVICE)
         keep(shelf, PROMPT, 48, rungs=(48,))
-        assert not rung_at(shelf, self.FIRST, 28).superseded and not is_answer(lease.item.node)
+        assert not rung_at(shelf, self.FIRST, 28).superseded and answer_rungs(lease.item.node) is None
         shelf.release(lease)
 
     def test_a_prompt_is_no_answer(self) -> None:

@@ -85,6 +85,8 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         max_num_batched_tokens=(seqs - 1) * (1 + drafts) + grid + rng.randint(0, 30),
         max_model_len=number(rng, 200, rng.randint(2, 60)),
         decode_rung_tokens=block * number(rng, 1, 2, 4),
+        waypoint_tokens=block
+        * random.Random(f"waypoints {seed}").choice((1, 2, 4, 8, 256)),  # drawn apart, as drafts are
         eos=(3,) if chance(rng, 30) else (),
         vocab=VOCAB,
         cache=not chance(rng, 4),

@@ -93,6 +93,7 @@ class Rig:
         seqs: int = 4,
         budget: int = 64,
         rolling: int = 8,
+        waypoint: int = 1024,
         longest: int = 1 << 20,
         eos: tuple[int, ...] = (),
         cache: bool = True,
@@ -128,6 +129,7 @@ class Rig:
             priority_ageing=ageing,
             fair_salts=fair,
             async_scheduling=ahead,
+            waypoint_tokens=waypoint,
         )
         self.memory = Memory(self.sizes, pages, host, seqs)
         self.mover = ManualMover(self.memory.copy)

@@ -475,3 +475,39 @@ class TestIsolation:
         assert rig.ask("b", PROMPT).cached == 0
         assert rig.directory.use(Tier.DEVICE).cached == 0
         rig.drained()
+
+
+class TestLongAnswers:
+    """A rolling rung every 8 tokens; one in 32 tokens stays."""
+
+    def answered(self, rig: Rig, tokens: int = 120) -> Ints:
+        rig.ask("first", PROMPT, tokens)
+        return join(PROMPT, rig.answer("first"))
+
+    @pytest.mark.parametrize(("parts_at", "resumed"), [(60, 40), (75, 64), (110, 96), (158, 152)])
+    def test_whoever_goes_on_from_the_middle_resumes_near_it(self, parts_at: int, resumed: int) -> None:
+        """The prompt itself ends at 40; rungs stay at 64, 96 and 128, and the last one rolls."""
+        rig = Rig(waypoint=32)
+        told = self.answered(rig)
+        outcome = rig.ask("edited", join(told[:parts_at], numbers(9, 5)), 2)
+        assert outcome.cached == resumed
+        rig.drained()
+
+    def test_one_that_is_cut_off_is_gone_on_from_near_where_its_client_stopped_listening(self) -> None:
+        rig = Rig(waypoint=32, budget=64)
+        rig.submit("cut", PROMPT, 400)
+        while len(rig.answer("cut")) < 103:
+            rig.step()
+        heard = join(PROMPT, rig.answer("cut")[:92])
+        rig.loop.abort("cut")
+        rig.run()
+        assert rig.ask("on", join(heard, numbers(9, 5)), 2).cached == 128
+        rig.drained()
+
+    def test_they_go_before_anything_that_somebody_is_likely_to_ask_for(self) -> None:
+        rig = Rig(pages=64, host=0, waypoint=32)
+        self.answered(rig)
+        rig.ask("other", numbers(120, 7), 4)
+        again = rig.ask("again", PROMPT, 2)
+        assert again.cached >= 36, "the prompt's own rung outlives them"
+        rig.drained()
