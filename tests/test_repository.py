@@ -29,6 +29,7 @@ LONG_ON_PURPOSE = frozenset({"stepwell/cli.py:serve"})  # a parameter for each f
 # Flags of other programs that the documents may name.
 FOREIGN_FLAGS = frozenset(
     {
+        "--input",
         "--apply",
         "--benchmark-duration",
         "--concurrency",

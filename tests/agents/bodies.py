@@ -1,4 +1,5 @@
-"""What real coding agents sent, made into calls again: `sent/` holds their bodies with the length of each text in its place."""
+"""What real programs sent, made into calls again: `sent/` holds their bodies with the length of each text in its place. Those of Roo Code
+were made by its client library alone."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ from stepwell.cache import directory as directories
 from stepwell.cache.moves import Tier
 from stepwell.cache.table import BlockTable
 from stepwell.sched import admit, board, build, compose, finish, loop, queues, retention, step
+from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Finished, Tokens
 from stepwell.sched.step import Fresh
 from stepwell.testing import telltale
@@ -519,7 +520,7 @@ def an_extra_rung_is_published(patch: pytest.MonkeyPatch) -> None:
 
     def publishing(queues: Any, directory: Any, share: Any) -> None:
         if share.rungs and share.end <= share.running.job.tokens.count:
-            finish._publish(directory, share, 0.0)
+            finish._publish(directory, SchedConfig(), share, 0.0)
             share = replace(share, rungs=())
         real(queues, directory, share)
 
