@@ -593,19 +593,21 @@ def rejected_drafts_count(patch: pytest.MonkeyPatch) -> None:
 @bug(3)
 def the_block_of_a_rejected_draft_is_published(patch: pytest.MonkeyPatch) -> None:
     real = finish._publish
-    patch.setattr(
-        finish, "_publish", lambda directory, share, now: real(directory, replace(share, end=share.end + 1), now)
-    )
+
+    def beyond(directory: Any, config: Any, share: Any, now: float) -> None:
+        real(directory, config, replace(share, end=share.end + 1), now)
+
+    patch.setattr(finish, "_publish", beyond)
 
 
 @bug(0, 3)
 def a_rung_behind_a_rejected_draft_is_left_before_it(patch: pytest.MonkeyPatch) -> None:
     real = finish._publish
 
-    def moved(directory: Any, share: Any, now: float) -> None:
+    def moved(directory: Any, config: Any, share: Any, now: float) -> None:
         end = floor_to(share.end, directory.tree.block)
         rungs = tuple((min(position, end), kind, pages) for position, kind, pages in share.rungs)
-        real(directory, replace(share, rungs=rungs), now)
+        real(directory, config, replace(share, rungs=rungs), now)
 
     patch.setattr(finish, "_publish", moved)
 
