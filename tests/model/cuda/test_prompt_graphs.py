@@ -118,16 +118,22 @@ def test_inputs_lie_where_the_pass_reads_them() -> None:
     one = Part(tokens, tokens + 7, tokens % 16, 144, 5, (48,))
     two = Part(more, more + 9, more % 16, 16, 2, (16, 40), (1, 2, 3, 4, 5, 6))
     inputs = torch.from_numpy(room.inputs(Piece(192, 16, (one, two), 3), 16, page=99, slot=8))
-    rows, chunks, numbers = room.split(inputs)
+    rows, chunks, cut_rows, numbers = room.split(inputs)
     assert rows[0, 16:76].tolist() == tokens.tolist() and rows[0, 76:116].tolist() == more.tolist()
     assert rows[1, 16:76].tolist() == list(range(144, 204)) and rows[1, 76:116].tolist() == list(range(16, 56))
     assert rows[2, 16:76].tolist() == (tokens + 7).tolist() and rows[3, 76:116].tolist() == (more % 16).tolist()
     assert set(rows[2, :16].tolist()) == set(rows[2, 116:].tolist()) == {99}
-    whole, ends, slot, last, pages, length, drawers, asked = (row[:3].tolist() for row in numbers[:8])
+    before = rows[4].tolist()
+    assert (before[16], before[76]) == (0, 1) and before[17:76] == list(range(19, 78)), (
+        "behind a row for each of three slots"
+    )
+    assert cut_rows.tolist() == [63, 91, 115, 0, 0, 0]
+    whole, ends, slot, last, pages, length, start, drawers, asked = (row[:3].tolist() for row in numbers[:9])
     assert whole[:2] == [16, 116] and [*ends, int(numbers[1, 3])] == [0, 2, 4, 4]
     assert (slot, last, pages, length) == ([5, 2, 8], [76, 116, 116], [13, 4, 0], [204, 56, 1])
+    assert start == [144, 16, 0]
     assert (drawers, asked) == ([2, 8, 8], [115, 0, 0]), "only the second prompt draws"
-    assert numbers[8:, 0].tolist() == [1, 2, 3, 4, 5, 6] and not numbers[8:, 1:].any()
+    assert numbers[9:, 0].tolist() == [1, 2, 3, 4, 5, 6] and not numbers[9:, 1:].any()
     first, count, column, begin, own = chunks.tolist()
     # each prompt up to its cuts and the rest, then padding before and behind
     assert list(zip(first, count, column, begin, own, strict=True))[:7] == [
