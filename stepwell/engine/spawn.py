@@ -50,7 +50,7 @@ class EngineLink:
         self.commands.send(messages.encode(command), zmq.NOBLOCK)
 
     def receive(self) -> messages.Answer | None:
-        """The next answer, or None where none waits."""
+        """The next answer, or None where none waits. Raises msgspec.DecodeError for what is none."""
         try:
             return messages.decode_answer(self.answers.recv(zmq.NOBLOCK))
         except zmq.Again:

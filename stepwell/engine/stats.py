@@ -41,7 +41,7 @@ def stats_message(stats: EngineStats) -> Stats:
     return Stats(
         queues={phase: getattr(stats, phase) for phase in PHASES},
         pages={tier.name.lower(): {state: getattr(stats.tiers[tier], state) for state in PAGE_STATES} for tier in Tier},
-        gauges={name: getattr(stats, name) for name in GAUGES},
+        gauges={name: int(getattr(stats, name)) for name in GAUGES},
         counters={name: getattr(stats, name) for name in COUNTERS},
         copied=[stats.pages_copied.get(pair, 0) * stats.page_bytes for pair in _COPIES],
         joint=stats.joint,

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -205,7 +206,7 @@ class EngineClient:
         """The engine has ended: every open call hears it, new ones are refused. The first reason stands."""
         if self.dead is not None:
             return
-        while (answer := self._link.receive()) is not None:  # its last words know better than its exit status
+        while (answer := self._heard()) is not None:  # its last words know better than its exit status
             self._handle(answer)
         if self.dead is None:
             self._lament(reason)
@@ -238,12 +239,21 @@ class EngineClient:
 
     def _read(self) -> None:
         for _ in range(0 if self._closed else _READ_AT_ONCE):
-            answer = self._link.receive()
+            answer = self._heard()
             if answer is None:
                 return
             self._handle(answer)
         if not self._closed:
             self._loop.call_soon(self._read)
+
+    def _heard(self) -> messages.Answer | None:
+        """The next message, or None where none waits. One that cannot be read ends the engine: what it said may be missed by a caller."""
+        try:
+            return self._link.receive()
+        except msgspec.DecodeError as error:
+            self._lament(reason := f"a message of the engine cannot be read ({error})")
+            self._mark_dead(reason)
+            return None
 
     def _handle(self, answer: messages.Answer) -> None:
         match answer:

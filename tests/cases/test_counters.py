@@ -11,7 +11,7 @@ import pytest
 from stepwell.base.clock import WallClock
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import Reason
-from stepwell.engine.messages import Stats
+from stepwell.engine.messages import Batch, Stats, decode_answer, encode
 from stepwell.engine.stats import stats_message
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
@@ -26,8 +26,8 @@ from tests.cases.serving import PROMPT, VOCAB, ask, engine, rules, submit
 from tests.cases.test_exact_fit import PAGES, shelf
 from tests.laws.driver import fuzz
 
-OF_THE_SERVER = ("http_errors", "empty_completions", "generation_tokens", "look_ahead", "disk_", "seconds_")
-"""Series that the server counts itself, or the disk's store, and the time of decisions, which stands still on a virtual clock."""
+OF_THE_SERVER = ("http_errors", "empty_completions", "generation_tokens", "look_ahead", "disk_", "kernels_", "seconds_")
+"""Series that the server counts itself, the disk's store or a GPU's worker, and the time of decisions, which stands still here."""
 STAYS = f'stepwell_admissions_total{{reason="{Reason.OFF_CHUNK_GRID.value}"}}'
 """What the split of a chunk abolishes: it is shown so that everyone sees that it stays 0."""
 
@@ -35,7 +35,10 @@ STAYS = f'stepwell_admissions_total{{reason="{Reason.OFF_CHUNK_GRID.value}"}}'
 def shown(harness: Harness) -> Counter[str]:
     """What /metrics says after all that `harness` has served, as the server would have counted it."""
     metrics = Metrics()
-    message: Stats = stats_message(harness.stats())
+    sent = encode(Batch([], stats_message(harness.stats())))  # as it comes over the wire
+    heard = decode_answer(sent)
+    assert isinstance(heard, Batch) and heard.stats is not None
+    message: Stats = heard.stats
     metrics.watch(lambda: message, lambda: True)
     for told in harness.told.values():
         if told.outcome is not None:

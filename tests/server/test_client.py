@@ -79,3 +79,16 @@ def test_dead_engine_ends_open_calls_at_once_and_refuses_new_ones(tokenizer: Tok
         assert httpx.post(url, json={"prompt": "x"}).status_code == 503
         assert "stepwell_engine_up 0.0" in httpx.get(server.url + "/metrics").text
         assert server.client.open == 0
+
+
+def test_message_that_cannot_be_read_ends_every_call_instead_of_leaving_it_without_an_answer(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tokenizer) as server:
+        monkeypatch.setattr("stepwell.engine.process.stats_message", lambda stats: "no statistics")
+        for _ in range(2):
+            answer = httpx.post(
+                server.url + "/v1/completions", json={"prompt": [SLOW, 5], "max_tokens": 400}, timeout=20
+            )
+            assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_dead"
+            assert "cannot be read" in answer.text
