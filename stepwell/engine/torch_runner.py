@@ -56,9 +56,24 @@ class TorchPass:
 
 
 class TorchRunner:
-    """The `Runner` that serves. Owns no bytes but the last draws: pages are the arena's, live states the running set's."""
+    """The `Runner` that serves. Owns no bytes but the last draws: pages are the arena's, live states the running set's.
 
-    __slots__ = ("_arena", "_decoder", "_drafting", "_images", "_layout", "_live", "_memory", "_sampler", "_wishes")
+    drafted   behind the drafts of the last step that drafted. They are made behind that step's result, and write keys and values to pages
+              that may be free by then: what else is to write there waits for this event
+    """
+
+    __slots__ = (
+        "_arena",
+        "_decoder",
+        "_drafting",
+        "_images",
+        "_layout",
+        "_live",
+        "_memory",
+        "_sampler",
+        "_wishes",
+        "drafted",
+    )
 
     def __init__(
         self,
@@ -85,6 +100,7 @@ class TorchRunner:
             arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws, guesses
         )
         self._drafting = Drafting(decoder, self._memory, forced) if drafts else None
+        self.drafted: torch.cuda.Event | None = None
 
     def prepare(self, wanted: Prepared) -> None:
         """Compile and record what steps will need; before the first."""
@@ -115,6 +131,7 @@ class TorchRunner:
         told = TorchPass(len(step), chosen, *_on_its_way(tokens, backend), kept, targets)
         if self._drafting is not None and step.drafting:
             self._drafting.draft(laid)
+            self.drafted = _recorded(self._arena.device)
         return told
 
     def _restore(self, parts: Sequence[Work]) -> None:
@@ -149,7 +166,13 @@ def _on_its_way(tokens: Tensor, backend: Backend) -> tuple[Tensor, torch.cuda.Ev
     """`tokens` on the host, and when they have arrived there: nothing waits for the device here."""
     if tokens.device.type != "cuda":
         return tokens, None
-    here = backend.download(tokens)
-    ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    ready.record()
-    return here, ready
+    return backend.download(tokens), _recorded(tokens.device)
+
+
+def _recorded(device: torch.device) -> torch.cuda.Event | None:
+    """An event behind all that the device has been told to do; None where it does it at once."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -47,7 +47,7 @@ from stepwell.store.mover import CopyMover
 from stepwell.store.numa import node_of, prefer_node
 from stepwell.store.pinned import Pinning, mapped
 from stepwell.store.route import RoutingMover
-from stepwell.store.streams import StreamCopier, cuda_lanes
+from stepwell.store.streams import Behind, StreamCopier, cuda_lanes
 
 log = logging.getLogger("stepwell.engine")
 
@@ -157,7 +157,7 @@ def build_worker(
     with phases("taking host memory"):
         host = _host(config, sizes, device)
         pinning = _pinning(config, host, device, owned)
-    copier = _copier(arena, host, live)
+    copier = _copier(arena, host, live, lambda: runner.drafted)
     copies = owned.enter_context(CopyMover(copier))
     if not config.deterministic:
         with phases("measuring copies"):
@@ -223,10 +223,11 @@ def _pinning(config: EngineConfig, host: HostArena | None, device: torch.device,
     return pinning
 
 
-def _copier(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Copier:
+def _copier(arena: DeviceArena, host: HostArena | None, live: LiveStates, behind: Behind) -> Copier:
+    """`behind`: what is still written to the device behind a step's result."""
     cuda = arena.device.type == "cuda"
     if cuda and host is not None:
-        up, down = cuda_lanes(arena.device)
+        up, down = cuda_lanes(arena.device, behind)
         return StreamCopier(arena.rows, host, live, up=up, down=down)
     rows = arena.rows if not cuda else torch.empty(0, arena.page_bytes, dtype=torch.uint8)  # no tier below: no move
     arenas: dict[Tier, Arena] = {Tier.DEVICE: PlainArena(rows.numpy())}

@@ -4,14 +4,15 @@
     a thread a lane    copy stream    ── begin ▸ pieces ▸ end ──▶ land: wait for `end`, checksums, report
 
 No copy waits for the compute. What a save reads has been published, so the step that wrote it has been collected; what a load
-overwrites is free, so no launched step names it. Nobody touches either before the report.
+overwrites is free, so no launched step names it. Nobody touches either before the report. What a collected step still writes behind its
+result, drafts for the next one, is an exception that loads wait for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -75,13 +76,18 @@ class _OnStream:
         return milliseconds / 1e3
 
 
+Behind: TypeAlias = Callable[[], "torch.cuda.Event | None"]
+"""What the compute stream does behind results: an event at its end; None where there is nothing. Called in any thread."""
+
+
 class CudaLane:
-    """A stream of one device."""
+    """A stream of one device. `behind`: each copy waits for what that names when it is sent."""
 
-    __slots__ = ("_device", "_send", "_stream", "name")
+    __slots__ = ("_behind", "_device", "_send", "_stream", "name")
 
-    def __init__(self, device: torch.device, cudart: Cudart) -> None:
+    def __init__(self, device: torch.device, cudart: Cudart, behind: Behind | None = None) -> None:
         self._device = device
+        self._behind = behind
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._send, self.name = cudart.sender()
 
@@ -89,6 +95,8 @@ class CudaLane:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             # blocking: whoever waits for it sleeps, and leaves the interpreter to the engine
             begin, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            if self._behind is not None and (event := self._behind()) is not None:
+                self._stream.wait_event(event)
             begin.record(self._stream)
             try:
                 self._send(pieces, self._stream.cuda_stream)
@@ -101,10 +109,11 @@ class CudaLane:
         return _OnStream(begin, end)
 
 
-def cuda_lanes(device: torch.device) -> tuple[CudaLane, CudaLane]:
-    """A lane into the device and one out of it. StoreError where CUDA's runtime cannot be loaded."""
+def cuda_lanes(device: torch.device, behind: Behind | None = None) -> tuple[CudaLane, CudaLane]:
+    """A lane into the device, whose copies wait for what is `behind` results, and one out of it. StoreError where CUDA's runtime cannot
+    be loaded."""
     cudart = Cudart.load(libraries(torch.version.cuda))
-    return CudaLane(device, cudart), CudaLane(device, cudart)
+    return CudaLane(device, cudart, behind), CudaLane(device, cudart)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
