@@ -221,6 +221,11 @@ class EngineConfig:
             raise ConfigError(
                 f"--deterministic needs a --rung-grid that is a multiple of 64, in which states are summed, not {self.rung_grid}"
             )
+        if self.deterministic and self.state_dtype != "float32":
+            raise ConfigError(
+                f"--deterministic needs --state-dtype float32: a state would be rounded to {self.state_dtype} where a prompt "
+                "is resumed, and not where it is computed in one go"
+            )
         interval = self.state_checkpoint_interval_tokens
         if interval < 1:
             raise ConfigError(

@@ -60,6 +60,8 @@ def test_what_is_the_same_to_the_bit_needs_rungs_where_states_are_summed() -> No
     assert EngineConfig("m", rung_grid=128, deterministic=True).rung_grid == 128
     with pytest.raises(ConfigError, match="--deterministic needs a --rung-grid"):
         EngineConfig("m", rung_grid=32, deterministic=True)
+    with pytest.raises(ConfigError, match="--deterministic needs --state-dtype float32"):
+        EngineConfig("m", state_dtype="bfloat16", deterministic=True)
 
 
 def test_disk_cache_is_a_folder_and_a_size() -> None:
