@@ -13,12 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepwell.base.errors import ConfigError  # noqa: E402
+from stepwell.engine import torch_runner  # noqa: E402
 from stepwell.engine.llm import LLM  # noqa: E402
 from stepwell.model.config import HybridConfig  # noqa: E402
 from stepwell.model.loading import load_decoder  # noqa: E402
 from stepwell.sched.gain import Always  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
-from stepwell.sched.step import Cut, FromImage  # noqa: E402
+from stepwell.sched.step import Cut, FromImage, Step  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 from tests.model.test_loading import changed  # noqa: E402
@@ -264,6 +265,34 @@ def test_a_rung_among_drafts_is_the_state_there(checkpoint: Path, kept: int) -> 
     after = rig.last(work(text, pages, 77 + kept, 100))
     whole = straight.last(work(text, straight.table(120), 0, 100, slot=1))
     assert torch.allclose(after, whole, atol=1e-3)
+
+
+def test_the_runner_tells_of_drafts_that_are_made_behind_a_result(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may write to pages that are free by then: loads wait for this event."""
+    rig = Rig(load_decoder(checkpoint, drafts=True), pages=60, depth=8, drafts=3)
+    text = np.array(prompts(1, seed=8)[0] * 2, np.int32)[:60]
+    told: list[str] = []
+    draft = rig.runner._drafting.draft  # type: ignore[union-attr]
+
+    def drafting(self: Any, laid: Any) -> None:
+        draft(laid)
+        told.append("drafted")
+
+    def recorded(device: Any) -> Any:
+        told.append("event")
+        return len(told)
+
+    monkeypatch.setattr(torch_runner.Drafting, "draft", drafting)
+    monkeypatch.setattr(torch_runner, "_recorded", recorded)
+    pages = rig.table(70)
+    rig.runner.launch(Step((work(text, pages, 0, 50),), drafting=False))
+    assert told == [] and rig.runner.drafted is None
+    rig.runner.launch(Step((work(text, pages, 50, 51),)))
+    assert told == ["drafted", "event"] and rig.runner.drafted == 2
+    rig.runner.launch(Step((work(text, pages, 51, 52),), drafting=False))
+    assert rig.runner.drafted == 2
 
 
 def test_a_broken_row_ends_its_request_and_no_other(checkpoint: Path) -> None:
