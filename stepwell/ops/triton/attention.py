@@ -146,8 +146,10 @@ def _decode_kernel(
         else:
             scores = tl.where(seen[None, :], scores, float("-inf"))
         best = tl.maximum(top, tl.max(scores, 1))
-        if T > 1:  # a tile may hold nothing that the first of the tokens looks on
-            best = tl.maximum(best, -1e30)
+        if (
+            T > 1
+        ):  # a tile may hold nothing that the first of the tokens looks on; NaN stays NaN, so that a broken row is seen
+            best = tl.where(best == float("-inf"), -1e30, best)
         chances = tl.exp2(scores - best[:, None])
         fade = tl.exp2(top - best)
         total = total * fade + tl.sum(chances, 1)
@@ -174,9 +176,10 @@ def _merge_kernel(
     share = tl.load(sums + item * SPLITS + s, mask=mask, other=0.0)
     # a row without tokens (padding) is 0, not NaN
     weight = tl.exp2(top - tl.maximum(tl.max(top, 0), -1e30))
-    used = share > 0.0
+    used = share != 0.0  # what is not a number is used, and seen
     parts = tl.load(acc + (item * SPLITS + s)[:, None] * DIM + d[None, :], mask=used[:, None], other=0.0)
-    y = tl.sum(parts * weight[:, None], 0) / tl.maximum(tl.sum(share * weight, 0), 1e-30)
+    total = tl.sum(share * weight, 0)
+    y = tl.sum(parts * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     if GATED:
         y = y * tl.sigmoid(tl.load(gate + row * gate_row + head * DIM + d).to(tl.float32))
     tl.store(out + item * DIM + d, y)

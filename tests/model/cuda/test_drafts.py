@@ -165,15 +165,25 @@ def test_drafts_end_with_the_pages(rigs: tuple[Rig, Rig]) -> None:
     assert (rigs[0].arena.rows[untouched] == 0xFF).all()
 
 
-@pytest.mark.parametrize("wishes", [{"temperature": 1.0, "seed": 5}, {"temperature": 0.7, "top_k": 5, "seed": 9}])
-def test_rows_draw_as_their_request_asks(rigs: tuple[Rig, Rig], wishes: dict[str, Any]) -> None:
-    """Two drawn beside a greedy one, uneven; then all with log-probabilities, which no recorded pass draws by itself."""
-    tables = [rigs[0].table(60) for _ in range(3)]
-    agree(rigs, *(replace(work(TOKENS[9 * s :], t, 0, 7 + s, slot=s), pages=t) for s, t in enumerate(tables)))
-    for more in ({}, {"logprobs": 1}):
-        at = [7 + s + int(rigs[0].live.pending[s]) for s in range(3)] if more else [7, 8, 9]
-        works = [answering(tables[s], s, at[s], (2, 1, 2)[s], **more, **(wishes if s else {})) for s in range(3)]
-        agree(rigs, *works)
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}], ids=["as the pass draws", "looked at"])
+def test_rows_draw_as_without_drafts(directory: Path, more: dict[str, Any]) -> None:
+    """One at a time on one rig; on the other all at once, with what was drawn for drafts, beside a greedy one that has fewer."""
+    wishes: list[dict[str, Any]] = [{"temperature": 1.0, "seed": 5}, {}, {"temperature": 0.7, "top_k": 5, "seed": 9}]
+    single, drafting = rig_of(directory, CudaBackend), rig_of(directory, CudaBackend, RECORDED)
+    tables = [drafting.table(60) for _ in wishes]
+    for rig in (single, drafting):
+        rig.run(*(replace(work(TOKENS[9 * s :], t, 0, 7, slot=s), pages=t) for s, t in enumerate(tables)))
+    drawn: list[list[int]] = [[], [], []]
+    for at in range(7, 8 + DRAFTS):
+        works = [answering(tables[s], s, at, 0, **own, **more) for s, own in enumerate(wishes)]
+        for told, tokens in zip(drawn, single.run(*works)[0].sampled, strict=True):
+            told.extend(tokens)
+    for slot, own in enumerate(drawn):
+        drafting.runner._memory.drafts[slot] = torch.tensor(own[:DRAFTS])
+    counts = (DRAFTS, 1, DRAFTS)
+    works = [answering(tables[s], s, 7, counts[s], **own, **more) for s, own in enumerate(wishes)]
+    found = drafting.run(*works)[0].sampled
+    assert [list(tokens) for tokens in found] == [own[: 1 + count] for own, count in zip(drawn, counts, strict=True)]
 
 
 def test_what_is_broken_ends_its_own_request(directory: Path) -> None:

@@ -128,6 +128,19 @@ def test_several_new_tokens_see_themselves_and_what_is_before(
     assert found.isfinite().all()
 
 
+@pytest.mark.parametrize(("counts", "tile"), [(None, 16), ([2], 16), ([2], 64)])
+def test_a_token_that_is_not_a_number_is_seen(counts: list[int] | None, tile: int) -> None:
+    """In one of several parts: whatever reads it is no number either, and never as if it were not there."""
+    made, length = Made(6), 70
+    k_pages, v_pages, table = filled(made, [length])
+    k_pages[table[0, 1], 2] = NAN
+    q = made.normal(2 if counts else 1, HEADS, DIM)
+    own = None if counts is None else torch.tensor(counts, dtype=torch.int32)
+    sizes = torch.tensor([length], dtype=torch.int32)
+    found = attention.paged_decode(q, k_pages, v_pages, table, sizes, None, splits=2, counts=own, tile=tile)
+    assert found.isnan().all()
+
+
 @pytest.mark.parametrize("splits", [1, 2])
 def test_tokens_that_come_together_get_what_they_get_one_by_one(splits: int) -> None:
     made, length = Made(5), 19
