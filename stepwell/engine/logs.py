@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias, get_args
@@ -14,6 +15,7 @@ LogFormat: TypeAlias = Literal["text", "json"]
 
 LEVELS = ("debug", "info", "warning", "error")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -34,7 +36,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`date time LEVEL logger: message name=value …`, the values being those given as `extra`, but for mappings: these are for machines."""
+    """`date time LEVEL logger: message name=value …`, the values being those given as `extra`, but for mappings: these are for machines.
+
+    Control characters are escaped: a caller's text, such as the path that it asked for, makes no lines of its own.
+    """
 
     default_msec_format = "%s.%03d"
 
@@ -44,7 +49,7 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         given = {name: value for name, value in vars(record).items() if name not in _OWN}
         extra = "".join(f" {name}={value}" for name, value in given.items() if not isinstance(value, Mapping))
-        return super().formatMessage(record) + extra
+        return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record) + extra)
 
 
 def set_up(level: str | int, form: str) -> None:

@@ -21,6 +21,9 @@ from stepwell.server.trace import trace_in
 
 log = logging.getLogger("stepwell.access")
 
+_PATH_TOLD = 200
+"""Characters of a path that a line of the log has."""
+
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/metrics", "/dashboard"})
 """Answered without a key: probes, numbers without text, and a page that asks for the key itself."""
 
@@ -95,7 +98,7 @@ class Gate:
                 extra["completion"] = answer.completion
             if (trace := trace_in(scope)) is not None:
                 extra["trace_id"] = trace.id
-            log.log(level, "%s %s", scope["method"], scope["path"], extra=extra)
+            log.log(level, "%s %s", scope["method"], scope["path"][:_PATH_TOLD], extra=extra)
 
 
 class _Answer:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -160,7 +162,8 @@ async def _serve(
                 metrics.also_as_vllm(parts.served.first, lambda: client.stats)
             metrics.watch(lambda: client.stats, lambda: client.dead is None)
             front.app = create_app(parts)
-            print_addresses(console, facts, *listener.getsockname()[:2])
+            host, port = listener.getsockname()[:2]
+            print_addresses(console, facts, host, port, options.keys.required)
             await _until_stopped(parts, ended, signals, options.endings, console)
     except EngineDead as error:
         raise ConfigError(str(error)) from error
@@ -318,14 +321,15 @@ def print_start(console: Console, config: EngineConfig, given: frozenset[str], f
         console.print(f"[yellow]warning:[/] {escape(doubt)}", highlight=False, soft_wrap=True)
 
 
-def print_addresses(console: Console, facts: EngineFacts, host: str, port: int) -> None:
-    """Where the API and the dashboard are, with a call to try."""
+def print_addresses(console: Console, facts: EngineFacts, host: str, port: int, keys: bool) -> None:
+    """Where the API and the dashboard are, with a call to try; `keys`: it needs one."""
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    body = f'{{"model": "{facts.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    body = json.dumps({"model": facts.model, "messages": [{"role": "user", "content": "Hello"}]}, ensure_ascii=False)
+    head = "-H 'content-type: application/json'" + (" -H 'authorization: Bearer KEY'" if keys else "")
     lines = (
         f"API        {url}/v1",
         f"dashboard  {url}/dashboard",
-        f"try        curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        f"try        curl {url}/v1/chat/completions {head} -d {shlex.quote(body)}",
         f"Serving {facts.model} on {url} (Ctrl-C to stop)",
     )
     for line in lines:

@@ -14,6 +14,7 @@ from stepwell.server.errors import Problem
 
 _PAGES = ("/", "/dashboard")
 _AGAIN_S = 5
+_AGAIN_LATER = 1013
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="2">
 <meta name="viewport" content="width=device-width"><title>Stepwell is starting</title>
 <style>:root{{color-scheme:light dark}}body{{font:1.1rem/1.5 system-ui;max-width:34rem;margin:20vh auto;padding:0 1rem}}</style></head>
@@ -39,7 +40,8 @@ class Starting:
         self._phase = phase
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # a handshake, which nothing here would answer later either
+            await send({"type": "websocket.close", "code": _AGAIN_LATER})
             return
         told = f"{self._phase() or 'starting the engine'} ({self._clock.now() - self._began:.0f} s so far)"
         if scope["path"] in _PAGES and "text/html" in Headers(scope=scope).get("accept", ""):

@@ -48,6 +48,13 @@ def test_people_read_the_additions_at_the_end() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} WARNING stepwell.server: hello request_id=r1", line)
 
 
+def test_a_callers_text_makes_no_line_of_its_own() -> None:
+    line = TextFormatter().format(
+        record("GET %s", "/x\n2026-11-30 ERROR stepwell.engine: forged\x1b[2J\u2028", request_id="a\rb")
+    )
+    assert line.isprintable() and line.endswith("forged\\x1b[2J\\u2028 request_id=a\\rb")
+
+
 def test_what_libraries_say_of_their_work_is_for_those_who_debug(monkeypatch: pytest.MonkeyPatch) -> None:
     root, own = logging.getLogger(), logging.getLogger("stepwell")
     for logger in (root, own):

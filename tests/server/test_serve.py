@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
@@ -23,9 +24,9 @@ from typer.testing import CliRunner
 
 from stepwell.base.errors import ConfigError
 from stepwell.cli import app
-from stepwell.engine.config import EngineConfig
+from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.server.options import ServeOptions
-from stepwell.server.serve import serve, tracer
+from stepwell.server.serve import print_addresses, serve, tracer
 from stepwell.server.settings import TraceTarget
 from tests.engine.scripted import SLOW
 from tests.server.harness import eventually, tokenizer_directory
@@ -212,6 +213,16 @@ def test_the_start_ends_with_addresses_and_a_call_that_works(directory: Path) ->
         assert (
             httpx.post(url, content=body, headers={"content-type": "application/json"}, timeout=60).status_code == 200
         )
+
+
+def test_the_call_to_try_can_be_pasted_into_a_shell_and_names_the_key_where_one_is_needed() -> None:
+    facts = EngineFacts("it's", 100, 10)
+    for keys in (False, True):
+        out = io.StringIO()
+        print_addresses(Console(file=out), facts, "::1", 1, keys)
+        words = shlex.split(next(line for line in out.getvalue().splitlines() if line.startswith("try ")))
+        assert words[2] == "http://[::1]:1/v1/chat/completions" and json.loads(words[-1])["model"] == "it's"
+        assert ("authorization: Bearer KEY" in words) == keys
 
 
 def test_start_can_be_interrupted(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
 from stepwell.base.clock import VirtualClock
 from stepwell.server.starting import Front, Starting
@@ -32,3 +33,10 @@ def test_the_front_answers_with_whatever_application_it_has_by_then() -> None:
     assert client.get("/health").status_code == 503
     front.app = Starting(VirtualClock(), lambda: "something else")
     assert "something else" in client.get("/health").text
+
+
+def test_a_handshake_is_refused_with_word_to_come_again() -> None:
+    client = TestClient(Front(Starting(VirtualClock(), lambda: "")))
+    with pytest.raises(WebSocketDisconnect) as ended, client.websocket_connect("/v1/realtime"):
+        pass
+    assert ended.value.code == 1013
