@@ -158,17 +158,30 @@ class Wanted:
     as_json: bool
 
 
+def _expect_one(url: str | None, model: str | None) -> None:
+    """Raise ConfigError unless there is either a server or a checkpoint."""
+    from stepwell.engine.hub import expect_checkpoint
+
+    if (url is None) == (model is None):
+        raise ConfigError("give either MODEL, the directory of a checkpoint, or --url, and not both")
+    if model is not None:
+        expect_checkpoint(model)
+
+
 def judge(wanted: Wanted, url: str | None, api_key: str, engine: dict[str, Any]) -> int:
     """Run it and show what was found; returns the exit status."""
+    _expect_one(url, engine.get("model"))  # before libraries are imported, which takes seconds
     from stepwell.engine.config import engine_config
     from stepwell.eval.local import LocalSubject
     from stepwell.eval.remote import RemoteSubject
     from stepwell.eval.run import evaluate, show
     from stepwell.replay.wire import Server
 
-    if (url is None) == ("model" not in engine):
-        raise ConfigError("give either MODEL, the directory of a checkpoint, or --url, and not both")
     asked = write_questions(wanted.form, read_problems(wanted.data), read_problems(SHOTS))
+    if url is None and wanted.scored and len(asked) < 2:
+        raise ConfigError(
+            "--scored takes another question's state for the first one's: give two --questions or more, or --scored 0"
+        )
     console = Console(stderr=wanted.as_json)
     if url is not None:
         remote = RemoteSubject(Server(url, api_key=api_key or "none"), wanted.max_tokens, wanted.at_once)

@@ -54,6 +54,7 @@ class Losses:
     cold        with nothing read from the cache        resumed  through the cache
     worst       the largest difference of those two for one question
     controls    how much is added by each control, and the share of 64-token answers that it changes
+    skipped     controls of a leg of which this model has no pages
     """
 
     questions: int
@@ -61,6 +62,7 @@ class Losses:
     resumed: float
     worst: float
     controls: dict[str, tuple[float, float]]
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +74,19 @@ class _Row:
     controls: dict[str, tuple[float, bool]]
 
 
-def measure(subject: LocalSubject, questions: Sequence[Question], told: Told) -> Losses:
-    """Score the right answers of `questions`: cold, resumed, and through every control."""
+def measure(subject: LocalSubject, questions: Sequence[Question], scored: int, told: Told) -> Losses:
+    """Score the right answers of the first `scored` of two questions or more: cold, resumed, and through every control."""
+    assert len(questions) > 1, "another question lends its state"
     others = [*questions[1:], questions[0]]
-    rows = [_one(subject, own, other, told) for own, other in zip(questions, others, strict=True)]
+    rows = [_one(subject, own, other, told) for own, other in zip(questions[:scored], others[:scored], strict=True)]
     resumed = fmean(row.resumed for row in rows)
     controls = {
         name: (fmean(row.controls[name][0] for row in rows) - resumed, fmean(row.controls[name][1] for row in rows))
-        for name in CONTROLS
+        for name in rows[0].controls
     }
+    skipped = tuple(name for name in CONTROLS if name not in controls)
     worst = max(abs(row.cold - row.resumed) for row in rows)
-    return Losses(len(rows), fmean(row.cold for row in rows), resumed, worst, controls)
+    return Losses(len(rows), fmean(row.cold for row in rows), resumed, worst, controls, skipped)
 
 
 def _one(subject: LocalSubject, question: Question, other: Question, told: Told) -> _Row:
@@ -95,6 +99,8 @@ def _one(subject: LocalSubject, question: Question, other: Question, told: Told)
     resumed, said = subject.score(prompt, gold), _said(subject, prompt)
     controls = {}
     for name, (leg, change) in CONTROLS.items():
+        if not len(_pages(subject, leg)):
+            continue
         with tampered(subject, leg, change):
             controls[name] = fmean(subject.score(prompt, gold)), _said(subject, prompt) != said
     subject.sink()
@@ -131,6 +137,8 @@ def _pages(subject: LocalSubject, leg: str) -> np.ndarray:
         for item in node.items()
         if item.what == leg and item.has(Tier.DEVICE) and (slots := item.at[Tier.DEVICE]) is not None and len(slots)
     ]
+    if not found:
+        return np.empty((0, 0), np.int64)
     if leg == "kv":
         return np.concatenate(found).astype(np.int64).reshape(-1, 1)
     return np.stack(found).astype(np.int64)

@@ -34,7 +34,7 @@ class RemoteSubject:
         """Nothing can be seen to from here."""
 
     def failed_loads(self) -> int | None:
-        """Our own server counts them; None from any other."""
+        """Since the server's start; our own counts them, None from any other."""
         import httpx
 
         with httpx.Client(trust_env=False, timeout=10.0, headers=self._headers()) as client:
@@ -83,10 +83,7 @@ def answer_of(body: dict[str, Any]) -> Answer:
 
 
 def failed_of(metrics: str) -> int | None:
-    """Admissions whose load failed, by the text of `/metrics`; None where it does not count them."""
-    found = [
-        line.rsplit(" ", 1)[1]
-        for line in metrics.splitlines()
-        if line.startswith("stepwell_") and "load_failed(" in line
-    ]
+    """Admissions whose load failed since the server's start, by the text of `/metrics`; None where it does not count them."""
+    counted = (line for line in metrics.splitlines() if line.startswith("stepwell_admissions_total{"))
+    found = [line.rsplit(" ", 1)[1] for line in counted if "load_failed(" in line]
     return int(sum(map(float, found))) if found else None

@@ -70,16 +70,18 @@ def evaluate(
 ) -> Verdict:
     """Ask all questions `passes` times; then, in an engine of this process, score `scored` of them and run the controls."""
     answers: list[list[Answer]] = []
+    before = subject.failed_loads()
     for number in range(passes):
         if number:
             subject.between()
         with told_by_bar(console, f"pass {number + 1}", len(questions)) as told:
             answers.append(subject.answer([q.prompt for q in questions], told))
-    failed = subject.failed_loads()
+    after = subject.failed_loads()
+    failed = None if before is None or after is None else after - before
     losses = None
     if isinstance(subject, LocalSubject) and scored:
         with told_by_bar(console, "losses and controls", scored) as told:
-            losses = measure(subject, questions[:scored], told)
+            losses = measure(subject, questions, scored, told)
     marks = tuple(Marks.of(questions, one) for one in answers)
     several = passes > 1
     return Verdict(
@@ -126,4 +128,6 @@ def losses_table(losses: Losses) -> Table:
         table.add_row(
             name.replace("_", " "), f"{losses.resumed + added:.5f}", f"{added:+.4f}", f"{100 * changed:.0f} %"
         )
+    for name in losses.skipped:
+        table.add_row(name.replace("_", " "), "", "", "nothing to change: this model has no such pages")
     return table

@@ -85,7 +85,8 @@ class Checkpoint:
                     self._add(name, file)
             if drafts and not any(name.startswith(_DRAFTS) for name in self._where):
                 raise ConfigError(
-                    f"{directory} has no {_DRAFTS} tensors: this checkpoint cannot draft; serve it without --speculative-config"
+                    f"{directory} has no {_DRAFTS} tensors: this checkpoint cannot draft;"
+                    " leave out --num-speculative-tokens or --speculative-config"
                 )
         except ConfigError:
             self.close()

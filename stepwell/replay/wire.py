@@ -57,7 +57,7 @@ async def connected(server: Server) -> AsyncIterator[AsyncOpenAI]:
     try:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
     except ImportError as error:
-        raise ConfigError("--live needs the `openai` package: pip install 'stepwell[engine]'") from error
+        raise ConfigError("this needs the `openai` package: pip install 'stepwell[engine]'") from error
     http = DefaultAsyncHttpxClient(trust_env=False, timeout=server.timeout)
     async with AsyncOpenAI(
         base_url=f"{server.base}/v1", api_key=server.api_key, max_retries=0, http_client=http, timeout=server.timeout
@@ -75,7 +75,7 @@ async def first_model(client: AsyncOpenAI, server: Server) -> str:
         names = [model.id async for model in await client.models.list()]
     except OpenAIError as error:
         raise ConfigError(
-            f"cannot ask {server.base}/v1/models: {error}; is the server up, and --live its URL?"
+            f"cannot ask {server.base}/v1/models: {error}; is the server up, and is this its URL?"
         ) from error
     if not names:
         raise ConfigError(f"{server.base} names no model: give --model")

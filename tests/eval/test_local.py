@@ -13,7 +13,9 @@ from stepwell.base.errors import ConfigError
 from stepwell.cache.moves import Tier
 from stepwell.cli import app
 from stepwell.engine.config import engine_config
+from stepwell.eval import controls
 from stepwell.eval.local import LocalSubject
+from stepwell.eval.task import SHOTS, TEST, Form, read_problems, write_questions
 from stepwell.testing.checkpoint import write_checkpoint
 
 SMALL = ("--questions", "5", "--shots", "2", "--contexts", "1", "--max-tokens", "16", "--scored", "3")
@@ -55,6 +57,28 @@ def test_what_comes_from_a_tier_is_as_good_as_new_and_tampering_shows(
     for control in ("zero_state", "foreign_state", "zero_kv", "shifted_kv"):
         assert found[f"control_{control}"], control  # with random weights it may have either sign
         assert found["answers_changed"][control] > 0, control
+
+
+def test_the_state_of_another_question_needs_another_question(model: Path) -> None:
+    done = CliRunner().invoke(app, ["eval", str(model), "--questions", "1"])
+    assert done.exit_code == 2 and "give two --questions or more, or --scored 0" in " ".join(done.output.split())
+
+
+def test_one_scored_question_is_given_the_state_of_the_next_one_and_missing_legs_are_told(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    config = engine_config({"model": str(model), "dtype": "float32", "device_memory": "32MiB", "host_memory": "64MiB"})
+    questions = write_questions(Form(2, 1, 0, False, marks=False), read_problems(TEST), read_problems(SHOTS))
+    usual = controls._pages
+    with LocalSubject(config, Tier.HOST, 16, 1) as subject:
+        losses = controls.measure(subject, questions, 1, lambda more: None)
+        assert losses.questions == 1 and losses.controls["foreign_state"][1] > 0 and losses.skipped == ()
+        monkeypatch.setattr(
+            controls, "_pages", lambda subject, leg: usual(subject, leg)[:0] if leg == "image" else usual(subject, leg)
+        )
+        losses = controls.measure(subject, questions, 1, lambda more: None)
+        assert losses.skipped == ("zero_state", "foreign_state") and set(losses.controls) == {"zero_kv", "shifted_kv"}
 
 
 def test_tampering_leaves_no_trace(model: Path) -> None:

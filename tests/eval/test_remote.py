@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.cli import app
 from stepwell.eval.remote import answer_of, failed_of
+from stepwell.server.metrics import Metrics
 
 METRICS = 'stepwell_admissions_total{reason="load_failed(kv)"} 2.0\nstepwell_admissions_total{reason="load_failed(state)"} 1.0\n'
 
@@ -27,7 +30,7 @@ class _Handler(BaseHTTPRequestHandler):
                 json.dumps({"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "x"}]})
             )
         elif self.path == "/metrics" and self.own:
-            self._send(METRICS.replace("2.0", "0.0").replace("1.0", "0.0"))
+            self._send(METRICS)  # of earlier calls: they are none of the evaluation's
         else:
             self.send_error(404)
 
@@ -79,6 +82,22 @@ def test_a_server_is_asked_twice_and_its_counters_are_told(server: tuple[str, ty
     assert found["loads_failed"] == (0 if handler.own else None)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "give either MODEL, the directory of a checkpoint, or --url"),
+        (["/nope"], "/nope does not exist: give the directory"),
+        (["/nope", "--url", "http://127.0.0.1:9"], "and not both"),
+    ],
+)
+def test_what_there_is_to_judge_is_looked_at_first(
+    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "stepwell.eval.local", None)  # whose libraries take seconds
+    done = CliRunner().invoke(app, ["eval", *words])
+    assert done.exit_code == 2 and told in " ".join(done.output.split())
+
+
 def test_a_server_that_is_not_there_is_named() -> None:
     done = CliRunner().invoke(app, ["eval", "--url", "http://127.0.0.1:9", "--questions", "1"])
     assert done.exit_code == 2 and "127.0.0.1:9" in done.output
@@ -87,6 +106,14 @@ def test_a_server_that_is_not_there_is_named() -> None:
 def test_failed_loads_are_read_from_our_own_metrics_alone() -> None:
     assert failed_of(METRICS) == 3
     assert failed_of("vllm:requests 3\n") is None
+
+
+def test_failed_loads_are_those_that_the_server_itself_has_counted() -> None:
+    metrics = Metrics()
+    assert failed_of(metrics.render().decode()) == 0, "when a counter was made is no count"
+    for reason in (Reason.LOAD_FAILED_KV, Reason.LOAD_FAILED_STATE, Reason.COMPLETE):
+        metrics.admitted(AdmissionOutcome("a", 16, 0, 0, 0, 16, 0, 0, None, reason, ((Loss.NEW, 16),)))
+    assert failed_of(metrics.render().decode()) == 2
 
 
 def test_an_answer_without_usage_has_no_sources() -> None:
