@@ -73,6 +73,10 @@ class Lookups:
         """A write has to wait for the next turn."""
         self.put_off = self._patient
 
+    def rest(self) -> None:
+        """No turn follows until something happens: what has been put off does not wait meanwhile."""
+        self.put_off = False
+
 
 @dataclass(slots=True)
 class Archive:

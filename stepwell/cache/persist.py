@@ -65,7 +65,7 @@ def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
         _write(directory, item, costs, now)
         if offers.unsaved(item):  # a part of it is on its way elsewhere
             later.append(item)
-    more = bool(directory.in_flight) or not offers.backlog.empty
+    more = bool(directory.in_flight) or lookups.put_off or not offers.backlog.empty
     for item in later:
         offers.backlog.add(item, directory.items)
     return more

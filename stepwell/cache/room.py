@@ -69,19 +69,19 @@ def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
     return _below_first(directory, wanted, costs, now).moves
 
 
-def copy_idle(directory: Directory, costs: Costs) -> list[Move]:
+def copy_idle(directory: Directory, costs: Costs) -> Demotion:
     """Copies into free slots of host while nothing else is to be done, the least valuable of the device first. They are a part of what
-    there is to copy: to be called again as they land, until nothing is under way.
+    there is to copy: to be called again as they land, until nothing is under way and nothing was refused.
 
     Host loses nothing for them, and holds nothing twice for long: the device makes room by dropping what is below it as well, which
     leaves the copy in host the only one, before it copies anything else down.
     """
     if not directory.config.copy_idle:
-        return []
+        return Demotion([])
     page_bytes = directory.config.geometry.page_bytes
     seconds = int(IDLE_SECONDS * costs.bytes_per_s[Tier.HOST] / page_bytes)
     most = max(1, min(directory.config.device_pages // IDLE_PARTS, seconds))
-    return demotion(directory, most, Price.NOTHING).moves
+    return demotion(directory, most, Price.NOTHING)
 
 
 def _below_first(directory: Directory, pages: int, costs: Costs, now: float) -> Demotion:

@@ -71,10 +71,12 @@ class Price(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Demotion:
     """Copies to host that have begun. Where host had no room for the next one, `lacking` slots of it must be written to disk first,
-    so that they can be dropped; 0 if all that was asked for is under way or cannot be had."""
+    so that they can be dropped; 0 if all that was asked for is under way or cannot be had. `refused` device pages of what was asked for
+    were found to be worth no copy, and can be dropped as they are."""
 
     moves: list[Move]
     lacking: int = 0
+    refused: int = 0
 
 
 def demote(directory: Directory, pages: int) -> list[Move]:
@@ -92,6 +94,7 @@ def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Dem
     pages -= directory.coming(Tier.DEVICE)  # these are asked for already
     ranking, host = directory.offers.dirty[Tier.DEVICE], directory.pools[Tier.HOST]
     later: list[Item] = []
+    refused = 0
     while pages > 0:
         item = ranking.pop()
         if item is None:
@@ -102,6 +105,7 @@ def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Dem
         elif worthless(item) or size > host.most:
             directory.refuse(item, Tier.HOST)
             pages -= size
+            refused += size
         elif size > host.total:  # host is still growing: dropping all that it has would make no room yet
             later.append(item)
         elif not _room_in_host(directory, item, price):
@@ -114,7 +118,7 @@ def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Dem
         # else what was dropped in host let its node join another, which is on offer now
     for item in later:
         directory.offer(item)
-    return Demotion(moves, lacking)
+    return Demotion(moves, lacking, refused)
 
 
 def _room_in_host(directory: Directory, item: Item, price: Price) -> bool:

@@ -80,6 +80,6 @@ def _passes(running: Running, config: SchedConfig) -> int:
     """Decode passes until the answer must end, or leaves a rung that stays. One that a token may end goes to its next rolling rung, and
     leaves it, at most."""
     job, every = running.job, config.decode_rung_tokens
-    left = min(job.limit - job.tokens.count, config.waypoint_tokens - running.launched % config.waypoint_tokens)
+    left = min(job.limit - job.tokens.count, config.next_waypoint(running.launched) - running.launched)
     may_stop = job.request.params.stop_token_ids or (config.eos and not job.request.params.ignore_eos)
     return min(left, every - running.launched % every) if may_stop else left

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
+from stepwell.base.units import ceil_to, floor_to
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class SchedConfig:
     deterministic            costs stay as they were given: no measured time is used
     think_prefetch           bring back what a session is about to ask for (`stepwell.sched.retention`)
     records_a_turn           records of an earlier process, at most, that a turn looks up on disk for those who wait
-    waypoint_tokens          a running answer's rolling rung stays where it is, this often
+    waypoint_tokens          a running answer's rolling rung stays where it is, this often (`is_waypoint`)
     drafts                   tokens that the runner may draft for each answer and step; 0: it does not draft
     """
 
@@ -50,6 +51,16 @@ class SchedConfig:
     records_a_turn: int = 64
     drafts: int = 0
     waypoint_tokens: int = 1024
+
+    def is_waypoint(self, position: int) -> bool:
+        """Whether a rolling rung at `position` stays: the first one in each stretch of `waypoint_tokens`, wherever they lie."""
+        return position % self.waypoint_tokens < self.decode_rung_tokens
+
+    def next_waypoint(self, position: int) -> int:
+        """Where the first rolling rung behind `position` is that stays."""
+        start = floor_to(position, self.waypoint_tokens)
+        first = ceil_to(start, self.decode_rung_tokens)
+        return first if first > position else ceil_to(start + self.waypoint_tokens, self.decode_rung_tokens)
 
     def validate(self, geometry: Geometry) -> None:
         """Raise ConfigError where a step could not make progress."""

@@ -177,7 +177,7 @@ def _is_waypoint(running: Running, config: SchedConfig) -> bool:
     """Whether the rolling rung of a request is to stay where it is."""
     assert running.rolling is not None
     position = running.rolling.image.node.end
-    return position % config.waypoint_tokens == 0 and position > len(running.job.request.prompt)
+    return config.is_waypoint(position) and position > len(running.job.request.prompt)
 
 
 def _advance(directory: Directory, config: SchedConfig, share: Share, end: int, now: float) -> bool:

@@ -207,6 +207,8 @@ class EngineLoop:
         self._copy_down(idle)
         self._seconds += self._clock.now() - began - (self._with_runner - with_runner)
         events, self.queues.events = self.auditor.strip(self.queues.events), []
+        if self.directory.archive.lookups.put_off and not self.busy:
+            self.directory.archive.lookups.rest()
         if idle and not events:
             self._wait(wait)
         return events
@@ -356,8 +358,9 @@ class EngineLoop:
         directory, now = self.directory, self._clock.now()
         self.queues.moves.extend(copy_ahead(directory, self.costs, now))
         if idle and not self.serving and directory.epoch != self._rested:
-            self.queues.moves.extend(copy_idle(directory, self.costs))
-            more = persist_rest(directory, self.costs, now)
+            copies = copy_idle(directory, self.costs)
+            self.queues.moves.extend(copies.moves)
+            more = persist_rest(directory, self.costs, now) or copies.refused > 0
             self._rested = self._rested if more or directory.in_flight else directory.epoch
         self._start_moves()
 

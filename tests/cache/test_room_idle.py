@@ -23,7 +23,7 @@ from tests.cache.test_persist import DEAR, NAMES
 def idle(shelf: Directory, costs: Costs = COSTS) -> list[list[Move]]:
     """What each turn of an idle engine begins, all of which lands before the next."""
     turns: list[list[Move]] = []
-    while moves := copy_idle(shelf, costs):
+    while moves := copy_idle(shelf, costs).moves:
         turns.append(moves)
         for move in moves:
             assert landed(shelf, Report(move.ticket, True))
@@ -70,21 +70,21 @@ class TestPieces:
 
     def test_a_piece_is_under_way_at_a_time(self) -> None:
         shelf = filled(Directory(config(64, 64, clean=0.0)), 10)
-        moves = copy_idle(shelf, COSTS)
+        moves = copy_idle(shelf, COSTS).moves
         assert 64 // IDLE_PARTS <= pages(moves) < 64 // IDLE_PARTS + 5
-        assert not copy_idle(shelf, COSTS), "this one has not landed"
+        assert not copy_idle(shelf, COSTS).moves, "this one has not landed"
         landed(shelf, Report(moves[0].ticket, True))
-        assert 0 < pages(copy_idle(shelf, COSTS)) <= pages(moves[:1]) + 5
+        assert 0 < pages(copy_idle(shelf, COSTS).moves) <= pages(moves[:1]) + 5
 
     def test_a_slow_link_makes_it_smaller(self) -> None:
         shelf = filled(Directory(config(64, 64, clean=0.0)), 10)
         slow = Costs(bytes_per_s=(float("inf"), 64 / room.IDLE_SECONDS, 1.0))  # a page
-        assert len(copy_idle(shelf, slow)) == 1
+        assert len(copy_idle(shelf, slow).moves) == 1
 
     def test_it_ends_where_a_copy_fails(self) -> None:
         shelf = filled(Directory(config(64, 64, clean=0.0)), 10)
         turns = 0
-        while moves := copy_idle(shelf, COSTS):
+        while moves := copy_idle(shelf, COSTS).moves:
             for move in moves:
                 landed(shelf, Report(move.ticket, False))
             turns += 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stepwell.cache.config import Costs
+from stepwell.cache.tree import RungKind
 from stepwell.replay.leap import LeapingLoop
 from stepwell.sched.request import Event, Finished
 from stepwell.sched.step import Carry, Done, Runner, Step, StepResult, Work
@@ -71,8 +72,17 @@ def same(one: Rig, other: Rig) -> None:
 class TestLeap:
     """Taking k decode passes at once is the same as k turns, where nothing arrives."""
 
-    def rig(self, most: int, pages: int, host: int, eos: tuple[int, ...], answers: tuple[int, ...]) -> Rig:
-        rig = leaping(most, Rig(pages, host, eos=eos, seqs=4, budget=200))
+    def rig(
+        self,
+        most: int,
+        pages: int,
+        host: int,
+        eos: tuple[int, ...],
+        answers: tuple[int, ...],
+        every: int = 8,
+        waypoint: int = 1024,
+    ) -> Rig:
+        rig = leaping(most, Rig(pages, host, eos=eos, seqs=4, budget=200, rolling=every, waypoint=waypoint))
         for number, count in enumerate(answers):
             rig.submit(f"{number}", numbers(24 + 5 * number, number), count)
         rig.clock = rig.loop._clock = Still()  # type: ignore[assignment]
@@ -84,6 +94,13 @@ class TestLeap:
     @pytest.mark.parametrize("answers", [(40,), (40, 40), (9, 33, 17)])
     def test_with_room(self, most: int, answers: tuple[int, ...]) -> None:
         same(self.rig(1, 256, 256, (), answers), self.rig(most, 256, 256, (), answers))
+
+    @pytest.mark.parametrize("every", [4, 12, 20, 48])
+    @pytest.mark.parametrize("most", [7, 64])
+    def test_with_rungs_that_stay(self, most: int, every: int) -> None:
+        one, other = (self.rig(k, 256, 256, (), (150, 97), every, 32) for k in (1, most))
+        assert {node.rung.kind for node in one.directory.tree.nodes() if node.rung} >= {RungKind.WAYPOINT}
+        same(one, other)
 
     @pytest.mark.parametrize("most", [2, 8, 64])
     def test_with_an_answer_that_stops_early(self, most: int) -> None:

@@ -33,6 +33,21 @@ def test_it_copies_down_and_comes_to_rest() -> None:
     rig.drained()
 
 
+@pytest.mark.parametrize("short", [0, 4, 16, 30])
+def test_what_is_worth_no_copy_stands_in_nobodys_way(short: int) -> None:
+    """Prompts too short for a rung are the least valuable of all, and come first; no copy of them could be resumed from."""
+    rig = Rig(200, 200, grid=16, clean=0.0)
+    for seed in range(short):
+        rig.submit(f"short {seed}", numbers(15, 50 + seed), 1)
+    for seed in range(3):
+        rig.submit(f"{seed}", numbers(65, seed), 1)
+    rig.run()
+    assert not rig.loop.busy
+    use = rig.directory.use(Tier.DEVICE)
+    assert use.free + use.clean == use.total and rig.directory.use(Tier.HOST).cached == 51
+    rig.drained()
+
+
 @pytest.mark.parametrize("idle", [True, False])
 def test_a_load_after_a_pause_waits_for_no_copy_down(idle: bool) -> None:
     """Without idle copies the same load waits: that is what they are for."""

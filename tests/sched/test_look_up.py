@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from stepwell.cache.archive import Lookups
 from stepwell.cache.prefetch import Status
 from stepwell.sched import retention
 from stepwell.sched.config import SchedConfig
@@ -27,12 +28,14 @@ ONCE = SamplingParams(max_tokens=1)
 FOR_EVER = 10**9
 
 
-def left_on_disk(config: SchedConfig = RULES) -> Harness:
+def left_on_disk(config: SchedConfig = RULES, host: int = 200, write_idle: bool = True) -> Harness:
     """A new engine, after another has served LONG and ended."""
-    harness = Harness(rules(100, 200, disk=300, grid=8, interval=64), config, costs=DEAR)
+    sizes = rules(100, host, disk=300, grid=8, interval=64, clean=0.3 if write_idle else 1.0)
+    harness = Harness(sizes, config, costs=DEAR)
     harness.submit(Request("first", LONG, ONCE))
     harness.drain()
     harness.restart()
+    harness.loop.directory.config = replace(sizes, write_idle=write_idle)
     assert len(harness.shelf.dormant) == RECORDS
     return harness
 
@@ -234,3 +237,52 @@ def test_a_turn_rests_where_only_a_compaction_is_waited_for(monkeypatch: pytest.
     waited.clear()
     harness.loop.step(wait=0.25)
     assert waited == [0.0], "another computes"
+
+
+def short(harness: Harness, name: str = "short", seed: int = 9) -> None:
+    """Serve a prompt that nobody has asked for before, up to the turn that tells of its end."""
+    harness.submit(Request(name, numbers(33, seed), ONCE, read_cache=False))
+    while harness.told[name].finished is None:
+        harness.step()
+
+
+@pytest.mark.parametrize("host", [0, 200])
+@pytest.mark.parametrize("turn", range(4))
+def test_the_last_write_of_all_is_put_off_and_not_forgotten(host: int, turn: int) -> None:
+    """A compaction begins in the first turns after a request: only one question is refused."""
+    harness = left_on_disk(host=host)
+    short(harness)
+    for _ in range(turn):
+        harness.step()
+    harness.shelf.compacting = 1
+    harness.drain()
+    assert harness.shelf.records and harness.loop.directory.offers.backlog.empty
+
+
+def test_patience_counts_turns_that_follow_one_another() -> None:
+    """Else a write that was put off in the last turn before a pause would not be put off in the first one after it."""
+    lookups = Lookups()
+    lookups.turn(64, 0.0, 3.0)
+    lookups.put_off_write()
+    lookups.rest()
+    for now, waits in ((100.0, True), (102.0, True), (103.0, False)):
+        lookups.turn(64, now, 3.0)
+        lookups.put_off_write()
+        assert lookups.put_off == waits
+
+
+def test_no_write_counts_as_put_off_while_the_engine_rests() -> None:
+    """Nothing is written while idle, but for what brings back the clean share: that waits for the next request."""
+    harness = left_on_disk(replace(RULES, load_timeout=5.0), host=0, write_idle=False)
+    harness.shelf.compacting = FOR_EVER
+    short(harness)
+    put_off = False
+    while harness.loop.busy:
+        harness.step()
+        put_off = put_off or not harness.loop.busy
+    lookups = harness.loop.directory.archive.lookups
+    assert lookups.held and not lookups.put_off
+    harness.clock.advance(100.0)
+    harness.submit(Request("next", numbers(33, 10), ONCE, read_cache=False))
+    harness.step()
+    assert lookups.put_off, "the first turn after a pause is a patient one"

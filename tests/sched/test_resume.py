@@ -11,6 +11,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Report, Tier
 from stepwell.cache.outcome import Reason
 from stepwell.cache.shed import demote
+from stepwell.cache.tree import RungKind
 from stepwell.sched.step import Carry, Fresh, FromImage
 from tests.cache.builders import device_pages, join, numbers, rung_at
 from tests.sched.rig import KV, LOADS, SAVES, STATE, Rig, Which
@@ -491,6 +492,17 @@ class TestLongAnswers:
         told = self.answered(rig)
         outcome = rig.ask("edited", join(told[:parts_at], numbers(9, 5)), 2)
         assert outcome.cached == resumed
+        rig.drained()
+
+    @pytest.mark.parametrize(
+        ("every", "stay"), [(4, (64, 96, 128)), (12, (72, 96, 132)), (20, (80, 100)), (40, (80,)), (48, (48, 96))]
+    )
+    def test_the_first_of_them_in_each_stretch_stays_wherever_they_lie(self, every: int, stay: tuple[int, ...]) -> None:
+        """The last one of all still rolls."""
+        rig = Rig(waypoint=32, rolling=every)
+        self.answered(rig)
+        found = [node for node in rig.directory.tree.nodes() if node.rung and node.rung.kind == RungKind.WAYPOINT]
+        assert sorted(node.end for node in found) == list(stay)
         rig.drained()
 
     def test_one_that_is_cut_off_is_gone_on_from_near_where_its_client_stopped_listening(self) -> None:
