@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
@@ -11,8 +12,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+import msgspec
+
 from stepwell.base.errors import StepwellError
 from stepwell.engine.grammar import wire
+
+log = logging.getLogger(__name__)
 
 _MODULE = "stepwell.engine.grammar.process"
 
@@ -64,7 +69,7 @@ class GrammarProcess:
             try:
                 running.questions.write(frames)
                 running.questions.flush()
-            except (BrokenPipeError, ValueError):
+            except (OSError, ValueError):
                 pass  # it has ended: who takes its answers tells everybody
         return asked
 
@@ -101,12 +106,15 @@ class GrammarProcess:
             return self._running, b"".join(frames)
 
     def _begun(self) -> _Running:
-        process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,  # Ctrl-C is the engine's business, before the process can say so itself
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                process_group=0,  # Ctrl-C is the engine's business, before the process can say so itself
+            )
+        except OSError as error:
+            raise Ended(f"its process cannot be started ({error})", slow=False) from error
         assert process.stdin is not None and process.stdout is not None
         running = _Running(process, process.stdin, process.stdout)  # type: ignore[arg-type]
         taker = threading.Thread(target=self._take_answers, args=(running,), name="grammar-answers", daemon=True)
@@ -115,10 +123,13 @@ class GrammarProcess:
         return running
 
     def _take_answers(self, running: _Running) -> None:
-        while (answer := wire.answer(running.answers)) is not None:
-            with self._lock:
-                future = running.waiting.pop(answer[0])
-            future.set_result(answer[1])
+        try:
+            while (answer := wire.answer(running.answers)) is not None:
+                with self._lock:
+                    future = running.waiting.pop(answer[0])
+                future.set_result(answer[1])
+        except (msgspec.DecodeError, StepwellError, KeyError) as fault:
+            log.error("a grammar process said what is no answer (%s: %s): it is ended", type(fault).__name__, fault)
         running.process.kill()  # where it has closed its output and goes on
         error = _why(running.process.wait())
         with self._lock:

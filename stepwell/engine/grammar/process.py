@@ -196,7 +196,9 @@ def main() -> None:
     """Entry of the process. Signals of the terminal are the engine's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed is no answer
+        serve(sys.stdin.buffer, answers)
     os._exit(0)  # whatever is still being read: nobody asks for it any more
 
 
