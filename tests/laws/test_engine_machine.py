@@ -123,7 +123,9 @@ def test_no_random_run_breaks_a_law(pytestconfig: pytest.Config) -> None:
 def test_no_random_run_reads_what_is_condemned(pytestconfig: pytest.Config) -> None:
     """The same with bytes that go wrong in any tier of any rank, audits, and quarantines under whoever reads."""
     wanted = pytestconfig.getoption("--laws-examples")
-    first = random.randrange(1 << 32) if wanted else 0
+    first = (
+        random.randrange(1 << 32) if wanted else 180
+    )  # among the next are some whose audits find what has gone wrong
     seen: Counter[str] = Counter()
     for seed in range(first, first + (wanted or FIXED * 3 // 5)):
         try:
