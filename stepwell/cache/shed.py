@@ -100,7 +100,12 @@ def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Dem
         if item is None:
             break
         size = item.size(Tier.DEVICE)
-        if item.life[Tier.HOST] == CONDEMNED or item.pending is not None:  # what is condemned is still being read
+        pinned = (
+            price == Price.NOTHING and item.pinned > 0
+        )  # with a copy below it would leave the device before others do
+        if (
+            pinned or item.life[Tier.HOST] == CONDEMNED or item.pending is not None
+        ):  # what is condemned is still being read
             later.append(item)
         elif worthless(item) or size > host.most:
             directory.refuse(item, Tier.HOST)

@@ -111,9 +111,16 @@ def responses(said: str, most: int, thinks: bool, shown: bool) -> dict[str, Any]
     return asked | ({"tools": tools} if shown else {})
 
 
+def whole_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
 def check_blocks(text: str, broken: bool = False) -> None:
     """Blocks open and close one after the other; calls are JSON; the message ends with its reason."""
-    found, inside, arguments, ended = events(text), -1, "", False
+    found, inside, arguments, ended, cut = events(text), -1, "", False, False
     at, kind = 0, ""
     for name, data in found:
         if name == "ping":
@@ -134,10 +141,12 @@ def check_blocks(text: str, broken: bool = False) -> None:
                 arguments += event.delta.partial_json if event.delta.type == "input_json_delta" else ""
             case "content_block_stop":
                 assert event.index == inside
-                assert kind != "tool_use" or isinstance(json.loads(arguments or "{}"), dict) or ended
+                assert not cut, "what is cut ends the answer"
+                cut = kind == "tool_use" and not whole_object(arguments or "{}")
                 inside, at = -1, at + 1
             case "message_delta":
                 assert inside == -1 and event.delta.stop_reason
+                assert not cut or event.delta.stop_reason == "max_tokens", "a call that is cut is said to be"
                 ended = True
     found = [one for one in found if one[0] != "ping"]  # which may come before anything is known
     assert not broken and found[0][0] == "message_start" and found[-1][0] == "message_stop" and ended
