@@ -21,6 +21,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="run the engine state machine on N examples, new ones each time, instead of a fixed few",
     )
+    parser.addoption(
+        "--long", action="store_true", help="also run tests marked long: half a minute each in Triton's interpreter"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: takes half a minute or more; left out unless --long is given")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long") is not None:
+                item.add_marker(pytest.mark.skip(reason="long: give --long"))
 
 
 @pytest.fixture

@@ -121,6 +121,7 @@ def test_several_rows_of_a_sequence_equal_plain_torch(rigs: tuple[Rig, Rig], dir
     step({2: 2, 1: 2}, {2: 1, 1: 2})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_rung_among_drafts_is_the_same_to_go_on_from(rigs: tuple[Rig, Rig], after: int) -> None:
     pages, image = rigs[0].table(60), rigs[0].image()
@@ -136,6 +137,7 @@ def test_a_rung_among_drafts_is_the_same_to_go_on_from(rigs: tuple[Rig, Rig], af
     agree(rigs, replace(resumed, pages=pages))
 
 
+@pytest.mark.long
 def test_a_prompt_folds_first_what_is_pending_and_leaves_the_rows_before_its_cuts(rigs: tuple[Rig, Rig]) -> None:
     pages, images = rigs[0].table(80), [rigs[0].image() for _ in range(3)]
     agree(rigs, replace(work(TOKENS, pages, 0, 10), pages=pages))
@@ -151,6 +153,7 @@ def test_a_prompt_folds_first_what_is_pending_and_leaves_the_rows_before_its_cut
     agree(rigs, replace(resumed, pages=np.concatenate((pages[:3], rigs[0].table(20)))))
 
 
+@pytest.mark.long
 def test_drafts_end_with_the_pages(rigs: tuple[Rig, Rig]) -> None:
     """Position 16 has no page: one draft is made for position 15 + 1, and what is written behind goes to nobody."""
     (page,) = rigs[0].table(16)
@@ -165,6 +168,7 @@ def test_drafts_end_with_the_pages(rigs: tuple[Rig, Rig]) -> None:
     assert (rigs[0].arena.rows[untouched] == 0xFF).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [{}, {"logprobs": 1}], ids=["as the pass draws", "looked at"])
 def test_rows_draw_as_without_drafts(directory: Path, more: dict[str, Any]) -> None:
     """One at a time on one rig; on the other all at once, with what was drawn for drafts, beside a greedy one that has fewer."""
@@ -186,6 +190,7 @@ def test_rows_draw_as_without_drafts(directory: Path, more: dict[str, Any]) -> N
     assert [list(tokens) for tokens in found] == [own[: 1 + count] for own, count in zip(drawn, counts, strict=True)]
 
 
+@pytest.mark.long
 def test_what_is_broken_ends_its_own_request(directory: Path) -> None:
     rig = rig_of(directory, CudaBackend, RECORDED)
     first, second = rig.table(40), rig.table(40)
