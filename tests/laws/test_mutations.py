@@ -5,8 +5,7 @@ Each bug replaces one function of cache/ or sched/. It counts as found when a la
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,9 @@ from stepwell.cache import (
     admission,
     archive,
     content,
-    life,
     names,
     plan,
     pool,
-    quarantine,
     ranking,
     recall,
     shed,
@@ -38,6 +35,8 @@ from stepwell.sched.request import Finished, Tokens
 from stepwell.sched.step import Fresh
 from stepwell.testing import telltale
 from stepwell.testing.laws import LawBroken
+from tests.laws import bugs_of_quarantine  # noqa: F401  they are planted, too
+from tests.laws.bugs import BUGS, Bug, bug
 from tests.laws.driver import fuzz
 
 pytestmark = pytest.mark.skipif(
@@ -45,33 +44,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 RUNS = 150
-Patch = Callable[[pytest.MonkeyPatch], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """`laws` that may notice it first; 0 stands for an assertion of the code itself. `seed` is tried first: it found it before.
-    `hints` of a hundred actions are hints, before `corrupt` of a hundred a byte goes wrong; `waits` of a hundred requests follow a
-    grammar."""
-
-    name: str
-    laws: tuple[int, ...]
-    plant: Patch
-    seed: int
-    hints: int = 4
-    corrupt: int = 0
-    waits: int = 0
-
-
-BUGS: list[Bug] = []
-
-
-def bug(*laws: int, seed: int = 0, hints: int = 4, corrupt: int = 0, waits: int = 0) -> Callable[[Patch], Patch]:
-    def add(plant: Patch) -> Patch:
-        BUGS.append(Bug(plant.__name__, laws, plant, seed, hints, corrupt, waits))
-        return plant
-
-    return add
 
 
 # ---- 1: nobody writes a page that anyone else references ------------------------------------------------------------
@@ -292,6 +264,18 @@ def a_failed_source_is_copied_over_while_it_is_read(patch: pytest.MonkeyPatch) -
         item.locks[tier] = locks
 
     patch.setattr(directories.Directory, "condemn", early)
+
+
+@bug(5, seed=6)
+def host_widens_over_its_last_slot(patch: pytest.MonkeyPatch) -> None:
+    real = pool.Pool.widen
+
+    def overlapping(self: Any, count: int) -> None:
+        real(self, count)
+        if self.total > count > 0:
+            self._stack[self._free - 1] = self.total - count - 1
+
+    patch.setattr(pool.Pool, "widen", overlapping)
 
 
 # ---- 6: a failed load resumes at its fallback ----------------------------------------------------------------------------
@@ -715,83 +699,6 @@ def a_split_forgets_what_is_kept(patch: pytest.MonkeyPatch) -> None:
 @bug(5, hints=40)
 def a_prefetch_never_lets_go(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(retention.Retention, "_end", lambda self, order: self._tell(retention._outcome(order)))
-
-
-# ---- 11: what is condemned is read by nobody who comes later ------------------------------------------------------------------------
-
-
-@bug(11, corrupt=20)
-def what_is_condemned_stays_where_prompts_lead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(quarantine, "_expel", lambda directory, top: None)
-
-
-@bug(11, corrupt=20)
-def only_the_audited_prompt_is_condemned(patch: pytest.MonkeyPatch) -> None:
-    """Branches of the same beginning, which have read the same bytes, go back to where prompts lead."""
-    real = quarantine._expel
-
-    def narrow(directory: Any, top: Any) -> None:
-        root = top.parent
-        real(directory, top)
-        if top.parent in directory.tree.condemned and any(node.children for node in [top]):
-            directory.tree.roots.setdefault(root.salt, root).children[directory.tree.head(top)] = top
-
-    patch.setattr(quarantine, "_expel", narrow)
-
-
-@bug(0, 2, 3, 11, corrupt=20)
-def a_load_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admit, "_condemned", lambda directory, parked: False)
-
-
-@bug(5, corrupt=20)
-def what_is_computed_from_condemned_bytes_counts(patch: pytest.MonkeyPatch) -> None:
-    real = content.publish
-
-    def trusting(directory: Any, *rest: Any, **more: Any) -> None:
-        condemned, directory.tree.condemned = directory.tree.condemned, {}
-        real(directory, *rest, **more)
-        directory.tree.condemned = condemned
-
-    patch.setattr(finish, "publish", trusting)
-
-
-@bug(0, 5, corrupt=20)
-def a_copy_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
-    real = shed.landed
-
-    def trusting(directory: Any, report: Any) -> bool:
-        flight = directory.in_flight.get(report.ticket)
-        for item in flight.items if flight is not None else ():
-            item.life[item.pending.source] = life.LEAVING
-        return real(directory, report)
-
-    patch.setattr(admit, "landed", trusting)
-
-
-@bug(2, 3, 10, corrupt=20)
-def checksums_are_not_compared(patch: pytest.MonkeyPatch) -> None:
-    real = telltale.Memory.copy
-
-    def blind(self: Any, move: Any) -> None:
-        sums = self.sums[move.source.tier].copy() if move.source.tier in self.sums else None
-        if sums is not None:
-            self.sums[move.source.tier] = telltale._sums(self.arenas[move.source.tier])
-        real(self, move)
-
-    patch.setattr(telltale.Memory, "copy", blind)
-
-
-@bug(5, seed=6)
-def host_widens_over_its_last_slot(patch: pytest.MonkeyPatch) -> None:
-    real = pool.Pool.widen
-
-    def overlapping(self: Any, count: int) -> None:
-        real(self, count)
-        if self.total > count > 0:
-            self._stack[self._free - 1] = self.total - count - 1
-
-    patch.setattr(pool.Pool, "widen", overlapping)
 
 
 def _first_failure(planted: Bug) -> BaseException | None:

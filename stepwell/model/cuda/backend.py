@@ -22,7 +22,6 @@ from stepwell.model.cuda.matrices import KernelLinear, KernelStack, holds
 from stepwell.model.cuda.plans import (
     NOTHING_NEW,
     SETTINGS,
-    Carrying,
     Decodes,
     Drawing,
     New,
@@ -37,6 +36,7 @@ from stepwell.model.cuda.prompts import choose
 from stepwell.model.cuda.spread import Spread, spread
 from stepwell.model.download import copied, kernel_for, stored
 from stepwell.model.drafter import Further
+from stepwell.model.torch_plans import Carrying
 from stepwell.ops.accept import Drawn, Forced, Standing
 from stepwell.ops.linear import Linear, LinearStack
 from stepwell.ops.pending import Lanes, Ring

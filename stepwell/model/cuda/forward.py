@@ -12,9 +12,10 @@ from torch import Tensor
 from stepwell.model.backend import Output
 from stepwell.model.batch import Memory, States
 from stepwell.model.cuda.matrices import KernelLinear, KernelStack
-from stepwell.model.cuda.plans import Carrying, Decodes, Drawing, Paged, Prompts
+from stepwell.model.cuda.plans import Decodes, Drawing, Paged, Prompts
 from stepwell.model.cuda.prompts import PromptKernels
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
+from stepwell.model.torch_plans import Carrying
 from stepwell.ops.linear import Linear
 from stepwell.ops.pending import Lanes, Ring
 from stepwell.ops.scaled import Matrix

@@ -126,23 +126,6 @@ class Decodes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Carrying:
-    """Where the rows come from and go to that drafts go on from, all int64.
-
-    slots     of all sequences
-    before    of each row, where the row before it lies: behind one row for each sequence's slot
-    kept      the slots that remember a row, and `rows`, these
-    cut_rows  the rows before cuts
-    """
-
-    slots: Tensor
-    before: Tensor
-    kept: Tensor
-    rows: Tensor
-    cut_rows: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Gathered:
     """Attention over keys and values that are gathered out of their pages first.
 

@@ -33,7 +33,8 @@ from stepwell.model.batch import Batch, Longs, Memory, States
 from stepwell.model.cuda.chunk_plan import plan_chunks
 from stepwell.model.cuda.forward import CudaForward
 from stepwell.model.cuda.graphs import Recorded, Recorder
-from stepwell.model.cuda.plans import SETTINGS, Carrying, Drawing, Paged, Prompts, setting_columns
+from stepwell.model.cuda.plans import SETTINGS, Drawing, Paged, Prompts, setting_columns
+from stepwell.model.torch_plans import Carrying
 from stepwell.ops.triton.chunked import CHUNK, PAD, Chunks
 from stepwell.ops.triton.recurrent import TAPS
 
