@@ -35,7 +35,7 @@ def _of(text: str, panel: str, **more: Any) -> Any:
 _PUBLIC_HELP = "The public form of the task: 1,319 questions, 3 shots as they were published, 65 at once, 256 tokens."
 _SHOTS_HELP = "Solved problems before each question, the same for all; 6 by default."
 _CONTEXTS_HELP = "Solved problems behind those, other ones for each question; 3 by default."
-_BOOK_HELP = "Each question is among its own contexts, with its answer: for models too small to reckon."
+_BOOK_HELP = "Each question is among its own contexts, with its answer: for models too small to calculate."
 _AT_ONCE_HELP = "Questions that are open at once; 8 by default, 1 for a tier below the device: nobody shares what another has loaded."
 _SCORED_HELP = "Questions whose losses are measured: cold, resumed, and with the cache tampered with. 0: none."
 _DTYPE_HELP = "float32, bfloat16 or auto. Only in float32 are a cold and a resumed answer sure to be the same."
@@ -45,7 +45,7 @@ Judged: TypeAlias = Annotated[
 ]
 Url: TypeAlias = Annotated[str | None, _of("Judge the server at this URL instead.", _SERVER)]
 TierFlag: TypeAlias = Annotated[TierName, _of("Where the last pass is to be served from.", _TASK)]
-Passes: TypeAlias = Annotated[int, _of("Ask every question so often.", _TASK, min=1)]
+Passes: TypeAlias = Annotated[int, _of("How many times each question is asked.", _TASK, min=1)]
 Public: TypeAlias = Annotated[bool, _of(_PUBLIC_HELP, _TASK)]
 Questions: TypeAlias = Annotated[int | None, _of("How many; 440 by default.", _TASK, min=1)]
 Shots: TypeAlias = Annotated[int | None, _of(_SHOTS_HELP, _TASK, min=0)]

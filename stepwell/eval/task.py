@@ -48,7 +48,7 @@ class Form:
 
     questions  how many, from the first on          shots      solved problems before each, the same for all
     contexts   solved problems behind those, other ones for each question
-    open_book  one of a question's contexts is the question itself, with its answer: for models too small to reckon
+    open_book  one of a question's contexts is the question itself, with its answer: for models too small to calculate
     marks      leave the calculator's marks (<<2+3=5>>) in solved problems, as they were published
     """
 

@@ -109,7 +109,7 @@ class ShuttingDown(EngineDead):
 
 
 def shutting_down() -> Problem:
-    """What is told whoever calls while the server ends, or whose answer that cuts."""
+    """The error for calls that come while the server ends, and for answers that the end cuts off."""
     message = "the server is shutting down: send this to another one, or try again later"
     return Problem(503, message, None, "shutting_down", {"retry-after": _RETRY_WHILE_DRAINING})
 

@@ -32,7 +32,7 @@ class Ended(StepwellError):
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A process that has been started, and whom its answers go to. `over`: no answer comes any more."""
+    """A process that has been started, and the futures that wait for its answers. `over`: no answer comes any more."""
 
     process: subprocess.Popen[bytes]
     questions: BinaryIO

@@ -96,5 +96,5 @@ class Desk:
 
 
 def _refused(why: str) -> wire.Told:
-    """As dear as a mask can be: whoever asks for more like it waits behind the others."""
+    """The answer for a grammar that cannot be followed. It counts as the slowest mask there is: more of its kind wait behind the others."""
     return wire.Told(f"the grammar cannot be followed: {why}: make it simpler", READ_SECONDS)
