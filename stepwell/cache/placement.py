@@ -64,8 +64,8 @@ def overtaken(node: Node) -> tuple[list[Rung], list[Rung]]:
 
 
 def answer_rungs(node: Node) -> list[Rung] | None:
-    """The rungs of a branch that a finished answer alone left behind: unleased, without a fork, without rungs but its own. None for any
-    other branch, and for one of too many nodes to look at. O(its nodes)."""
+    """The rungs of a branch that a finished answer alone left behind: unleased, without a fork, each node but the last one ending at a
+    waypoint. None for any other branch, and for one of too many nodes to look at. O(its nodes)."""
     found: list[Rung] = []
     for _ in range(_FAR):
         if any(node.kv.locks) or node.awaited or len(node.children) > 1:
@@ -76,6 +76,8 @@ def answer_rungs(node: Node) -> list[Rung] | None:
             found.append(node.rung)
         if not node.children:
             return found
+        if node.rung is None or node.rung.kind != RungKind.WAYPOINT:
+            return None
         (node,) = node.children.values()
     return None
 

@@ -154,8 +154,9 @@ class Rung:
 
     @property
     def given_up(self) -> bool:
-        """Whether it is of an answer that nobody is expected to go on from."""
-        return self.kind == RungKind.ROLLING and self.depth == OLD and REFUSED in self.image.life
+        """True for the rung of an answer that nobody is expected to go on from, and for a waypoint that nobody has gone on from."""
+        unwanted = self.kind == RungKind.ROLLING and REFUSED in self.image.life
+        return self.depth == OLD and (unwanted or self.kind == RungKind.WAYPOINT)
 
     @property
     def superseded(self) -> bool:

@@ -14,6 +14,7 @@ from stepwell.cache.directory import Directory
 from stepwell.sched.build import grow, share_of
 from stepwell.sched.compose import Built, compose
 from stepwell.sched.config import SchedConfig
+from stepwell.sched.finish import has_plenty
 from stepwell.sched.job import Running
 from stepwell.sched.loop import IDLE_WAIT, EngineLoop
 from stepwell.sched.queues import Queues
@@ -64,7 +65,8 @@ def passes_at_once(queues: Queues, directory: Directory, config: SchedConfig, mo
     copies_matter = queues.parked or queues.moves or (queues.waiting and directory.in_flight)
     if not decodes or copies_matter or any(running.remaining > 1 for running in decodes):
         return 1
-    passes = min(most, min(_passes(running, config) for running in decodes))
+    waypoints = has_plenty(directory)
+    passes = min(most, min(_passes(running, config, waypoints) for running in decodes))
     room = directory.room()
     spendable = room.instant - room.reserved
     geometry = directory.config.geometry
@@ -76,10 +78,12 @@ def passes_at_once(queues: Queues, directory: Directory, config: SchedConfig, mo
     return max(1, passes)
 
 
-def _passes(running: Running, config: SchedConfig) -> int:
-    """Decode passes until the answer must end, or leaves a rung that stays. One that a token may end goes to its next rolling rung, and
-    leaves it, at most."""
+def _passes(running: Running, config: SchedConfig, waypoints: bool) -> int:
+    """Decode passes until the answer must end, or leaves a rung that stays, where there are `waypoints`. One that a token may end goes to
+    its next rolling rung, and leaves it, at most."""
     job, every = running.job, config.decode_rung_tokens
-    left = min(job.limit - job.tokens.count, config.next_waypoint(running.launched) - running.launched)
+    left = job.limit - job.tokens.count
+    if waypoints:
+        left = min(left, config.next_waypoint(running.launched) - running.launched)
     may_stop = job.request.params.stop_token_ids or (config.eos and not job.request.params.ignore_eos)
     return min(left, every - running.launched % every) if may_stop else left

@@ -23,6 +23,9 @@ from stepwell.sched.step import StepResult
 
 Entry = TypeVar("Entry")
 
+_MUCH = 8
+"""Waypoints are left where one page in so many of the device is free: where room is short they displace what is asked for more often."""
+
 
 def finish(
     queues: Queues, directory: Directory, config: SchedConfig, built: Built, result: StepResult, now: float
@@ -167,23 +170,30 @@ def _lengthen(directory: Directory, config: SchedConfig, share: Share, end: int,
             directory.give(Tier.DEVICE, pages)
             continue
         if running.rolling is not None:  # first: a rung about to go must not make others seem superseded
-            (pass_by if _is_waypoint(running, config) else retract)(directory, running.rolling)
+            (pass_by if _is_waypoint(directory, running, config) else retract)(directory, running.rolling)
         rung = leave_rung(directory, running.path, position, pages, kind, now)
         running.rolling = rung if kind == RungKind.ROLLING else None
     running.rungs = tuple(r for r in running.rungs if r[0] > share.end)
 
 
-def _is_waypoint(running: Running, config: SchedConfig) -> bool:
-    """Whether the rolling rung of a request is to stay where it is."""
+def has_plenty(directory: Directory) -> bool:
+    """Whether so much of the device is free that answers leave waypoints."""
+    pool = directory.pools[Tier.DEVICE]
+    return _MUCH * pool.free >= pool.total
+
+
+def _is_waypoint(directory: Directory, running: Running, config: SchedConfig) -> bool:
+    """Whether the rolling rung of a request is to stay where it is: within its answer, and where much of the device is free."""
     assert running.rolling is not None
     position = running.rolling.image.node.end
-    return config.is_waypoint(position) and position > len(running.job.request.prompt)
+    within = position > len(running.job.request.prompt)
+    return within and config.is_waypoint(position) and has_plenty(directory)
 
 
 def _advance(directory: Directory, config: SchedConfig, share: Share, end: int, now: float) -> bool:
     """Move the rolling rung of an answer on, where that is all there is to do: by far the most frequent case."""
     running = share.running
-    if running.rolling is None or len(share.rungs) != 1 or _is_waypoint(running, config):
+    if running.rolling is None or len(share.rungs) != 1 or _is_waypoint(directory, running, config):
         return False
     position, kind, pages = share.rungs[0]
     if position != end or kind != RungKind.ROLLING:

@@ -180,6 +180,30 @@ class TestAnswers:
         assert all(rung_at(shelf, long, p).superseded for p in (24, 32, 48))
         assert set(order(shelf)[:3]) == {"image 24", "image 32", "image 48"}
 
+    def test_a_waypoint_goes_before_all_that_somebody_may_ask_for_until_it_has_been_used(self) -> None:
+        shelf = directory(host=64)
+        keep(shelf, PROMPT, 16, rungs=(16,))
+        keep(shelf, numbers(16, 5), 16, rungs=(16,), now=-1e6)
+        long = join(self.FIRST, numbers(20, 2))
+        keep(shelf, long, 24, rungs=(24,), kind=RungKind.ROLLING)
+        pass_by(shelf, rung_at(shelf, long, 24))
+        keep(shelf, long, 48, rungs=(48,), kind=RungKind.ROLLING)
+        waypoint = rung_at(shelf, long, 24)
+        assert value(waypoint.image, Tier.DEVICE)[0] == 0
+        touch(shelf, shelf.survey("", long), waypoint, 24, 1.0)
+        assert value(waypoint.image, Tier.DEVICE)[0] > 0
+
+    def test_a_branch_of_several_nodes_without_waypoints_is_no_answer(self) -> None:
+        """A rung between them has gone, and what was decided about their copies differs."""
+        shelf = self.turns()
+        keep(shelf, self.FIRST, 28, rungs=(24,), kind=RungKind.ROLLING)
+        top, waypoint = node_ending(shelf, self.FIRST, 24), rung_at(shelf, self.FIRST, 24)
+        pass_by(shelf, waypoint)
+        assert answer_rungs(top) == [waypoint, rung_at(shelf, self.FIRST, 28)]
+        shelf.refuse(top.kv, Tier.HOST)
+        shelf.drop(waypoint.image, Tier.DEVICE)
+        assert top.rung is None and top.children and answer_rungs(top) is None
+
     def test_a_waypoint_that_a_prompt_ends_at_is_one_no_more(self) -> None:
         shelf = self.turns()
         rung = rung_at(shelf, self.FIRST, 28)

@@ -516,6 +516,16 @@ class TestLongAnswers:
         assert rig.ask("on", join(heard, numbers(9, 5)), 2).cached == 128
         rig.drained()
 
+    @pytest.mark.parametrize(("pages", "stay"), [(76, [64, 96, 128]), (52, [])])
+    def test_they_are_left_while_an_eighth_of_the_device_is_free(self, pages: int, stay: list[int]) -> None:
+        """What the two requests leave behind takes 43 pages without waypoints."""
+        rig = Rig(pages=pages, host=0, waypoint=32)
+        rig.ask("other", numbers(40, 7), 2)
+        self.answered(rig)
+        found = [n.end for n in rig.directory.tree.nodes() if n.rung and n.rung.kind == RungKind.WAYPOINT]
+        assert sorted(found) == stay
+        rig.drained()
+
     def test_they_go_before_anything_that_somebody_is_likely_to_ask_for(self) -> None:
         rig = Rig(pages=64, host=0, waypoint=32)
         self.answered(rig)
