@@ -4,15 +4,19 @@
     between chunks   S' = A S + B,  A = e^{G_last} I − K̃ᵀ W,  B = K̃ᵀ U
     outputs          O = Q̃ S + (Q Kᵀ ∘ decay) (U − W S)
 
-Only S' = A S + B runs chunk after chunk; all else is computed for all chunks at once. Yang et al., "Gated Delta Networks", 2024.
+Only S' = A S + B runs from chunk to chunk; all else is computed for all chunks at once. Yang et al., "Gated Delta Networks", 2024.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64
+_GROUP = 8
 
 
 def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
@@ -48,14 +52,30 @@ def unit(x: Tensor) -> Tensor:
 def chained(kept: Tensor, added: Tensor) -> Tensor:
     """The state before each chunk, from `kept` [batch, heads, chunks, d, d] and `added` [batch, heads, chunks, d, e].
 
-    Chunks are taken apart all at once: a gradient of one slice would be as large as the whole.
+    Chunks form groups, and each group becomes one step S' = A S + B of the same kind: all groups are gone through side by side, then
+    the groups one after the other. 32 chunks take 12 products in a row instead of 31.
     """
-    state = torch.zeros_like(added[:, :, 0])
-    states = [state]
-    for factor, term in zip(kept.unbind(2)[:-1], added.unbind(2)[:-1], strict=True):
-        state = factor @ state + term
+    d, chunks = kept.shape[-1], kept.shape[2]
+    group = math.gcd(chunks, _GROUP)
+    if group in (1, chunks):
+        return _in_turn(torch.zeros_like(added[:, :, 0]), kept, added, 2)[0]
+    one = torch.eye(d, dtype=kept.dtype, device=kept.device).expand(*kept.shape[:2], chunks // group, d, d)
+    both = F.pad(added, (d, 0)).unflatten(2, (-1, group))  # columns of the product of `kept`, then those of the sum
+    inside, whole = _in_turn(F.pad(one, (0, added.shape[-1])), kept.unflatten(2, (-1, group)), both, 3)
+    (products, sums), (step, term) = (x.split((d, added.shape[-1]), -1) for x in (inside, whole))
+    return (products @ chained(step, term).unsqueeze(3) + sums).flatten(2, 3)
+
+
+def _in_turn(state: Tensor, kept: Tensor, added: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """States before each step along `dim`, and the one behind the last.
+
+    Steps are taken apart all at once: a gradient of one slice would be as large as the whole.
+    """
+    states = []
+    for factor, term in zip(kept.unbind(dim), added.unbind(dim), strict=True):
         states.append(state)
-    return torch.stack(states, 2)
+        state = factor @ state + term
+    return torch.stack(states, dim), state
 
 
 def inverted(system: Tensor) -> Tensor:

@@ -28,9 +28,9 @@ def inputs(tokens: int, alike: float) -> list[Tensor]:
     return [x.requires_grad_() for x in (q, k + alike, v, g, beta)]
 
 
-@pytest.mark.parametrize("alike", [0.0, 20.0])
-def test_chunks_compute_what_the_rule_says_and_so_do_their_gradients(alike: float) -> None:
-    given = inputs(2 * CHUNK, alike)
+@pytest.mark.parametrize(("alike", "chunks"), [(0.0, 2), (20.0, 2), (0.0, 3), (0.0, 24)])
+def test_chunks_compute_what_the_rule_says_and_so_do_their_gradients(alike: float, chunks: int) -> None:
+    given = inputs(chunks * CHUNK, alike)
     found, right = gated_delta_rule(*given), by_token(*given)
     torch.testing.assert_close(found, right, atol=2e-5, rtol=1e-4)
     weight = torch.randn_like(right)
