@@ -33,7 +33,8 @@ class Widths:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a decoder. Heads are those of one rank; everything else is of the whole model.
+    """The sizes of a decoder: the whole of it, or what one of several tensor-parallel ranks holds (`shard`), which differs in its heads
+    and in the widths of its MLPs.
 
     layer_types    one of "linear_attention", "full_attention" per layer
     expert_layers  True where the layer's MLP is a mixture of experts
@@ -114,8 +115,17 @@ class ModelShape:
         return replace(self, draft_layers=1)
 
     def shard(self, ranks: int) -> ModelShape:
-        """The shape that one of `ranks` tensor-parallel ranks holds; KV heads are repeated where there are too few."""
-        for name, count in (("num_attention_heads", self.heads), ("linear_num_key_heads", self.key_heads)):
+        """The shape that one of `ranks` tensor-parallel ranks holds; KV heads are repeated where there are too few.
+
+        Raises ConfigError, naming the size, where ranks would not be alike.
+        """
+        for name, count in (
+            ("num_attention_heads", self.heads),
+            ("linear_num_key_heads", self.key_heads),
+            ("intermediate_size", self.mlp_width),
+            ("moe_intermediate_size", self.expert_width),
+            ("shared_expert_intermediate_size", self.shared_width),
+        ):
             if ranks < 1 or count % ranks:
                 raise ConfigError(f"--tensor-parallel-size {ranks} must divide {name} = {count}")
         if self.kv_heads % ranks and ranks % self.kv_heads:
@@ -128,6 +138,9 @@ class ModelShape:
             kv_heads=max(1, self.kv_heads // ranks),
             key_heads=self.key_heads // ranks,
             value_heads=self.value_heads // ranks,
+            mlp_width=self.mlp_width // ranks,
+            expert_width=self.expert_width // ranks,
+            shared_width=self.shared_width // ranks,
         )
 
     def kv_token_bytes(self, width: int = 2) -> int:

@@ -37,6 +37,7 @@ from stepwell.model.backends import backend_for, has_kernels
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
+from stepwell.ops.ranks import Ranks
 from stepwell.sched.step import Mover, Runner
 from stepwell.store.arena import Arena, PlainArena
 from stepwell.store.copier import Copier, HostCopier
@@ -183,9 +184,9 @@ def _device(name: str) -> torch.device:
 def _decoder(config: EngineConfig, frame: Frame, phases: Phases) -> HybridDecoder:
     """The model with its weights, read from files or made up."""
 
-    def make(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> Backend:
+    def make(config: HybridConfig, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> Backend:
         with phases("importing kernels"):
-            return backend_for(config, dtype, device)
+            return backend_for(config, dtype, device, ranks)
 
     place, drafts = (frame.directory, frame.dtype, frame.device), frame.drafts > 0
     if config.dummy_seed is not None:

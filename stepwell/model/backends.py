@@ -12,19 +12,22 @@ import torch
 from stepwell.model.backend import Backend
 from stepwell.model.config import HybridConfig
 from stepwell.model.torch_backend import TorchBackend
+from stepwell.ops.ranks import ALONE, Ranks
 
-MakeBackend: TypeAlias = Callable[[HybridConfig, torch.dtype, torch.device], Backend]
+MakeBackend: TypeAlias = Callable[[HybridConfig, torch.dtype, torch.device, Ranks], Backend]
+"""From what one rank computes of a model, in which type, where, and together with whom."""
 
 
-def backend_for(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> Backend:
+def backend_for(config: HybridConfig, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE) -> Backend:
     """Kernels where there is a GPU, Triton is installed, and they are written for such a model; else plain torch.
 
     In float32 and float16 a GPU computes in plain torch too: libraries for prompts take bfloat16, and that is what was tried.
     """
     if has_kernels(config, dtype, device):
-        backend: Backend = importlib.import_module("stepwell.model.cuda.backend").CudaBackend(config, dtype, device)
+        made = importlib.import_module("stepwell.model.cuda.backend").CudaBackend
+        backend: Backend = made(config, dtype, device, ranks)
         return backend
-    return TorchBackend(config, dtype, device)
+    return TorchBackend(config, dtype, device, ranks)
 
 
 def has_kernels(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> bool:

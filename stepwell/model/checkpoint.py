@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from stepwell.base.errors import ConfigError
+from stepwell.model.cuts import Cut, Shape
 from stepwell.model.files import read_json
-from stepwell.model.safetensors_file import Reading, SafetensorsFile, Shape
+from stepwell.model.safetensors_file import Entry, Reading, SafetensorsFile
 from stepwell.model.staging import place_on
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -45,6 +46,7 @@ class Checkpoint:
         "_asked",
         "_begun",
         "_coming",
+        "_cuts",
         "_done",
         "_files",
         "_left_out",
@@ -72,6 +74,7 @@ class Checkpoint:
         self._where: dict[str, tuple[str, str]] = {}
         self._threads = ThreadPoolExecutor(_READERS, "weights")
         self._place = place_on(device, _READERS)
+        self._cuts: dict[str, Cut] = {}
         self._coming: deque[str] = deque()
         self._asked: set[str] = set()
         self._begun: dict[str, Reading] = {}
@@ -108,16 +111,14 @@ class Checkpoint:
         return name in self._where
 
     def shape(self, name: str) -> Shape:
-        file, stored = self._where[name]
-        return self._files[file].entries[stored].shape
+        return self._entry(name).shape
 
     def dtype(self, name: str) -> str:
         """The element type, as the format names it: "BF16", "F8_E4M3", …"""
-        file, stored = self._where[name]
-        return self._files[file].entries[stored].dtype
+        return self._entry(name).dtype
 
     def tensor(self, name: str) -> Tensor:
-        """A copy of one tensor, as stored. Raises ConfigError where its file cannot be read."""
+        """A copy of one tensor, or of the part of it that is wanted, as stored. Raises ConfigError where its file cannot be read."""
         reading = self._begun.pop(name, None)
         if reading is None:
             reading = self._begin(name)
@@ -133,10 +134,22 @@ class Checkpoint:
         """The same: a checkpoint without FP8 has nothing but plain matrices."""
         return self.tensor(name)
 
+    def share(self, cuts: Mapping[str, Cut]) -> None:
+        """Only these parts of these tensors are wanted; call it before any tensor is read. Names that are not there are left out."""
+        for name, cut in cuts.items():
+            if name in self._where:
+                self._cuts[name] = cut
+                whole, shape = self._entry(name), self.shape(name)
+                self._total -= (whole.end - whole.start) // shape[cut.axis] * (shape[cut.axis] - cut.count)
+
     def read_ahead(self, order: Iterable[str]) -> None:
         """Tell which tensors will be asked for, about in this order: each once. They are read ahead from now on."""
         self._coming.extend(name for name in order if name in self)
         self._read_on()
+
+    def _entry(self, name: str) -> Entry:
+        file, stored = self._where[name]
+        return self._files[file].entries[stored]
 
     def _read_on(self) -> None:
         """Begin what comes next, as far as `_AHEAD` allows."""
@@ -149,7 +162,7 @@ class Checkpoint:
     def _begin(self, name: str) -> Reading:
         self._asked.add(name)
         file, stored = self._where[name]
-        return self._files[file].begin(stored, self._threads, self._place)
+        return self._files[file].begin(stored, self._threads, self._place, self._cuts.get(name))
 
     def check(self, expected: Mapping[str, Shape]) -> None:
         """Raises ConfigError naming what is missing, too much or of the wrong shape."""

@@ -92,6 +92,10 @@ class HybridConfig:
         config = cls.from_dict(read_json(directory / "config.json", LONGEST_CONFIG))
         return replace(config, ends=Ends.from_directory(directory))
 
+    def shard(self, ranks: int) -> HybridConfig:
+        """That of one of `ranks` tensor-parallel ranks. Raises ConfigError."""
+        return self if ranks == 1 else replace(self, shape=self.shape.shard(ranks))
+
     @property
     def rope_stretch(self) -> Stretch:
         """How rotation is slowed, and queries and keys are scaled."""

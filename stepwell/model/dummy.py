@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from stepwell.model import names
+from stepwell.model.cuts import Cut, Shape
 from stepwell.model.fp8_format import Fp8Format
-from stepwell.model.safetensors_file import Shape
 from stepwell.ops.scaled import Matrix, packed
 
 _CONV = 0.1
@@ -36,7 +36,7 @@ _MEMORY = 0.01, 1.0
 class DummyWeights:
     """Tensors by their published names. The same seed gives the same values on the same kind of device."""
 
-    __slots__ = ("_device", "_dtype", "_expected", "_fp8", "_kept", "_seed")
+    __slots__ = ("_cuts", "_device", "_dtype", "_expected", "_fp8", "_kept", "_seed")
 
     def __init__(
         self,
@@ -46,10 +46,12 @@ class DummyWeights:
         seed: int,
         fp8: Fp8Format | None = None,
         kept: bool = False,
+        cuts: Mapping[str, Cut] | None = None,
     ) -> None:
         """`expected` are the names and shapes of all tensors (`names.expected`); matrices are made as `dtype`.
 
         fp8    those that official packs store in FP8 are rounded to it, in this form; `kept`: and stay in it
+        cuts   of these tensors only this part is wanted
         """
         self._expected = expected
         self._dtype = dtype
@@ -57,17 +59,24 @@ class DummyWeights:
         self._seed = seed
         self._fp8 = fp8
         self._kept = kept
+        self._cuts = cuts or {}
 
     def matrix(self, name: str) -> Matrix:
         """Make one matrix, or a stack of them, on the device."""
         values = self.tensor(name)
         if self._fp8 is None or not names.official_fp8(name):
             return values
+        if name in self._cuts:
+            self._fp8.cut(name, self._cuts[name], self._expected[name])  # a block in two would have another scale
         stored = packed(values, self._fp8.rows, self._fp8.columns_in(values.shape[-1]))
         return stored if self._kept else stored.unpacked(self._dtype)
 
     def tensor(self, name: str) -> Tensor:
-        """Make one tensor on the device."""
+        """Make one tensor on the device, or the part of it that is wanted."""
+        whole = self._whole(name)
+        return self._cuts[name].of(whole) if name in self._cuts else whole
+
+    def _whole(self, name: str) -> Tensor:
         shape = self._expected[name]
         # 32 bits: a CPU's generator looks at no more of its seed
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))

@@ -13,8 +13,8 @@ from stepwell.base.units import format_size
 from stepwell.model import names
 from stepwell.model.checkpoint import Checkpoint
 from stepwell.model.config import HybridConfig
+from stepwell.model.cuts import Cut, Shape
 from stepwell.model.fp8_format import Fp8Format
-from stepwell.model.safetensors_file import Shape
 from stepwell.ops.scaled import Matrix, Scaled
 
 _E4M3 = "F8_E4M3"
@@ -66,6 +66,17 @@ class Fp8Weights:
         if self._kept:
             return f"{matrices} multiplied as they are stored"
         return f"{matrices} held as {format_size(self._held)} of {str(self._dtype).removeprefix('torch.')}"
+
+
+def cuts_of_scales(checkpoint: Checkpoint, stored: Fp8Format, cuts: Mapping[str, Cut]) -> dict[str, Cut]:
+    """`cuts`, and those of the scales of matrices that are stored in FP8. Raises ConfigError where a block would be cut in two."""
+    scales: dict[str, Cut] = {}
+    for name, cut in cuts.items():
+        if name in checkpoint and checkpoint.dtype(name) == _E4M3:
+            own = stored.cut(name, cut, checkpoint.shape(name))
+            if own is not None:
+                scales[stored.scales_of(name)] = own
+    return {**cuts, **scales}
 
 
 def weight_bytes(config: HybridConfig, width: int, kept: bool) -> int:

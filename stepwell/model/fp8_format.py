@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from stepwell.base.errors import ConfigError
 from stepwell.base.shapes import Config
 from stepwell.base.units import ceil_div
+from stepwell.model.cuts import Cut, Shape
 
 SERVED = (
     "bfloat16, float16 and float32; FP8 in blocks (quant_method 'fp8', e4m3, dynamic activations); "
@@ -61,6 +62,20 @@ class Fp8Format:
         """The shape of the scales of a matrix [out, in], or of a stack [experts, out, in]."""
         *stack, out, depth = matrix
         return (*stack, ceil_div(out, self.rows), ceil_div(depth, self.columns or depth))
+
+    def cut(self, matrix: str, cut: Cut, shape: Shape) -> Cut | None:
+        """What becomes of a matrix's scales where that is cut; None: nothing. Raises ConfigError where a block would be cut in two."""
+        last = len(shape) - 1
+        size = self.columns if cut.axis == last else self.rows if cut.axis == last - 1 else 1
+        if size is None:
+            return None
+        blocks = cut.blocks(size, shape[cut.axis])
+        if blocks is None:
+            raise ConfigError(
+                f"--tensor-parallel-size cuts {matrix} {list(shape)} within blocks of {self.rows} × {self.columns or 'all'} values that "
+                "share a scale: use fewer ranks"
+            )
+        return blocks
 
     def columns_in(self, depth: int) -> int:
         """Columns that share a scale in a matrix of so many; where that is all of a row, the power of two that holds it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,12 +16,15 @@ from stepwell.model.backend import Backend
 from stepwell.model.backends import MakeBackend, backend_for
 from stepwell.model.checkpoint import Checkpoint, Progress
 from stepwell.model.config import HybridConfig
+from stepwell.model.cuts import Cut
 from stepwell.model.decoder import HybridDecoder, Layer
 from stepwell.model.drafter import Drafter
 from stepwell.model.dummy import DummyWeights
-from stepwell.model.fp8 import Fp8Weights, with_scales
+from stepwell.model.fp8 import Fp8Weights, cuts_of_scales, with_scales
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Half, Norm
+from stepwell.model.shares import share, words
 from stepwell.ops.linear import Linear
+from stepwell.ops.ranks import ALONE, Ranks, SideBySide
 from stepwell.ops.scaled import Matrix, Scaled, alike, joined, put, stack_like, taken, unpacked
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -43,16 +46,18 @@ def load_decoder(
     progress: Progress = lambda done, total: None,
     make: MakeBackend = backend_for,
     drafts: bool = False,
+    ranks: Ranks = ALONE,
 ) -> HybridDecoder:
     """The decoder saved in `directory` (config.json and safetensors). `dtype` None: as the checkpoint says.
 
-    `drafts`: with its layer for multi-token prediction.
+    `drafts`: with its layer for multi-token prediction. `ranks`: of several, this one's part, and no more is read.
     The files are closed when this returns; what happens to them later changes nothing. `progress` hears of the bytes read.
     Raises ConfigError naming the field or the tensors that do not fit.
     """
     config = _config(directory, drafts)
     place, chosen = torch.device(device), dtype or DTYPES[config.dtype]
-    backend = make(config, chosen, place)
+    own = config.shard(ranks.count)
+    backend = make(own, chosen, place, ranks)
     with Checkpoint(directory, progress, drafts=drafts, device=place) as checkpoint:
         prefixes = names.layer_prefixes(config.shape)
         fused = frozenset(prefix for prefix in prefixes if names.fused_experts(prefix) in checkpoint)
@@ -60,11 +65,13 @@ def load_decoder(
         if config.shape.tied and names.HEAD in checkpoint:
             expected[names.HEAD] = expected[names.EMBEDDING]
         checkpoint.check(with_scales(checkpoint, config.fp8, expected))
+        cuts = _cuts(expected, config, ranks)
+        checkpoint.share(cuts if config.fp8 is None else cuts_of_scales(checkpoint, config.fp8, cuts))
         checkpoint.read_ahead(names.in_order(expected, config.shape.tied))
         if config.fp8 is None:
-            return _Loader(config, checkpoint, chosen, place, backend).decoder(fused)
+            return _Loader(own, checkpoint, chosen, place, backend, ranks).decoder(fused)
         weights = Fp8Weights(checkpoint, config.fp8, chosen, place, _holds(backend, config))
-        return _Loader(config, weights, chosen, place, backend).decoder(fused, lambda: (weights.note,))
+        return _Loader(own, weights, chosen, place, backend, ranks).decoder(fused, lambda: (weights.note,))
 
 
 def dummy_decoder(
@@ -75,18 +82,26 @@ def dummy_decoder(
     make: MakeBackend = backend_for,
     drafts: bool = False,
     drawn: torch.dtype | None = None,
+    ranks: Ranks = ALONE,
 ) -> HybridDecoder:
     """A decoder with random weights of the shape that `directory`'s config.json names, in FP8 where that says so. Raises ConfigError.
 
     `drawn`: the type that matrices are made in where it is another than `dtype`, so that two decoders of different types have
-    the same values.
+    the same values. `ranks`: of several, this one's part of the same weights.
     """
     config = _config(directory, drafts)
     where, chosen = torch.device(device), dtype or DTYPES[config.dtype]
-    fused = frozenset(names.layer_prefixes(config.shape))
-    backend, expected = make(config, chosen, where), names.expected(config.shape, fused)
-    weights = DummyWeights(expected, drawn or chosen, where, seed, config.fp8, _holds(backend, config))
-    return _Loader(config, weights, chosen, where, backend).decoder(fused)
+    own, fused = config.shard(ranks.count), frozenset(names.layer_prefixes(config.shape))
+    backend, expected = make(own, chosen, where, ranks), names.expected(config.shape, fused)
+    cuts = _cuts(expected, config, ranks)
+    weights = DummyWeights(expected, drawn or chosen, where, seed, config.fp8, _holds(backend, config), cuts)
+    return _Loader(own, weights, chosen, where, backend, ranks).decoder(fused)
+
+
+def _cuts(expected: Iterable[str], config: HybridConfig, ranks: Ranks) -> dict[str, Cut]:
+    """This rank's part of those tensors of which it does not hold all."""
+    found = {name: share(name, config.shape, ranks.number, ranks.count) for name in expected}
+    return {name: cut for name, cut in found.items() if cut is not None}
 
 
 def _holds(backend: Backend, config: HybridConfig) -> bool:
@@ -102,11 +117,14 @@ def _config(directory: Path, drafts: bool) -> HybridConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
+    """`config` and what `weights` gives are this rank's."""
+
     config: HybridConfig
     weights: Weights
     dtype: torch.dtype
     device: torch.device
     backend: Backend
+    ranks: Ranks
 
     def decoder(self, fused: frozenset[str], notes: Callable[[], tuple[str, ...]] = tuple) -> HybridDecoder:
         """The whole of it; `fused` are the layers whose experts are stored in one tensor. `notes` are asked for once all is read."""
@@ -116,11 +134,22 @@ class _Loader:
             embedding,
             tuple(self.layer(i, fused) for i in range(self.config.shape.layers)),
             self.centred(names.NORM),
-            self.backend.tied(embedding) if self.config.shape.tied else self.linear(names.HEAD),
+            self._head(embedding),
             self.backend,
             self._drafter(fused) if self.config.shape.draft_layers else None,
             notes(),
         )
+
+    def _head(self, embedding: Tensor) -> Linear:
+        """The embedding is whole, the head this rank's rows, with zeros where the last ranks have fewer."""
+        tied, vocab, ranks = self.config.shape.tied, self.config.shape.vocab, self.ranks
+        if ranks.count == 1:
+            return self.backend.tied(embedding) if tied else self.linear(names.HEAD)
+        first, end = words(vocab, ranks.number, ranks.count)
+        rows = embedding[first:end] if tied else unpacked(self.matrix(names.HEAD), self.dtype)
+        if more := words(vocab, 0, ranks.count)[1] - (end - first):
+            rows = torch.nn.functional.pad(rows, (0, 0, 0, more))
+        return SideBySide(self.backend.linear(rows), ranks, vocab)
 
     def matrix(self, *parts: str) -> Matrix:
         """The named matrices stacked by rows, in FP8 or in the model's type."""

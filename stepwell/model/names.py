@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from stepwell.base.shapes import ModelShape
-from stepwell.model.safetensors_file import Shape
+from stepwell.model.cuts import Shape
 
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"

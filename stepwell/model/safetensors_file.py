@@ -11,22 +11,25 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepwell.base.errors import ConfigError
+from stepwell.model.cuts import Cut, Shape
 from stepwell.model.staging import PIECE, Place
-
-Shape: TypeAlias = tuple[int, ...]
 
 _LONGEST_HEADER = 100 << 20
 """Bytes; the limit of the reference implementation."""
+_SHORTEST = 64 << 10
+"""Bytes. Shorter runs are not read one by one: what lies between them is read as well, and thrown away."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -50,20 +53,46 @@ class Entry:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Bytes of a file that become one tensor: the tensor's byte at which each run begins, and after the last; the file's."""
+
+    begins: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, runs: Sequence[tuple[int, int]]) -> Runs:
+        """From (offset, bytes) of each, in the tensor's order."""
+        return cls((0, *accumulate(count for _, count in runs)), tuple(offset for offset, _ in runs))
+
+    @property
+    def bytes(self) -> int:
+        return self.begins[-1]
+
+    def within(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """(offset, bytes) in the file of the tensor's bytes [start, end). O(log of all runs + those)."""
+        at = bisect_right(self.begins, start) - 1
+        while start < end:
+            count = min(end, self.begins[at + 1]) - start
+            yield self.offsets[at] + start - self.begins[at], count
+            start, at = start + count, at + 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """A tensor that is being read."""
+    """A tensor that is being read. `cut`: the part of it that is wanted, where all of it is read."""
 
     tensor: Tensor
     place: Place
     pieces: tuple[Future[None], ...]
+    cut: Cut | None
 
     def result(self) -> Tensor:
         """Wait until it is there. Raises ConfigError where it cannot be read."""
         for piece in self.pieces:
             piece.result()
         self.place.settle()
-        return self.tensor
+        return self.tensor if self.cut is None else self.cut.of(self.tensor)
 
 
 class SafetensorsFile:
@@ -92,17 +121,31 @@ class SafetensorsFile:
         """Close the file; tensors already read stay. Call it once."""
         os.close(self._file)
 
-    def begin(self, name: str, threads: ThreadPoolExecutor, place: Place) -> Reading:
-        """Have `threads` read one tensor, as stored, into fresh memory of `place`. Raises ConfigError."""
+    def begin(self, name: str, threads: ThreadPoolExecutor, place: Place, cut: Cut | None = None) -> Reading:
+        """Have `threads` read one tensor, as stored, into fresh memory of `place`; of one with a `cut` that part. Raises ConfigError.
+
+        A part that lies in many small pieces, as columns do, is cut out of the whole.
+        """
         entry = self.entries[name]
         if entry.dtype not in _DTYPES:
             raise ConfigError(f"{self._path} holds {name} as {entry.dtype}: supported are {', '.join(_DTYPES)}")
-        target, size = place.new(entry.shape, _DTYPES[entry.dtype]), entry.end - entry.start
+        dtype, shape = _DTYPES[entry.dtype], entry.shape
+        runs = Runs.of([(entry.start, entry.end - entry.start)])
+        if cut is not None and cut.shortest(shape, dtype.itemsize) >= _SHORTEST:
+            runs = Runs.of([(entry.start + offset, count) for offset, count in cut.runs(shape, dtype.itemsize)])
+            shape, cut = cut.shape(shape), None
+        target = place.new(shape, dtype)
 
         def fill(at: int) -> None:
-            place.fill(target, at, min(at + PIECE, size), lambda into: self._fill(into, entry.start + at))
+            place.fill(target, at, min(at + PIECE, runs.bytes), lambda into: self._fill_from(runs, into, at))
 
-        return Reading(target.tensor, place, tuple(threads.submit(fill, at) for at in range(0, size, PIECE)))
+        return Reading(target.tensor, place, tuple(threads.submit(fill, at) for at in range(0, runs.bytes, PIECE)), cut)
+
+    def _fill_from(self, runs: Runs, into: memoryview, at: int) -> None:
+        """Fill `into` with what the runs hold from byte `at` on."""
+        for offset, count in runs.within(at, at + len(into)):
+            self._fill(into[:count], offset)
+            into = into[count:]
 
     def _fill(self, into: memoryview, offset: int) -> None:
         while into:

@@ -27,6 +27,7 @@ from stepwell.ops.experts import gated_mlp, mixture, route
 from stepwell.ops.linear import Dense, DenseStack, Linear, LinearStack, placed
 from stepwell.ops.norm import gated_rms_norm, inverse_rms, rms_norm
 from stepwell.ops.pending import Lanes, conv_step, delta_step, fold_pending
+from stepwell.ops.ranks import ALONE, Ranks
 from stepwell.ops.rotary import Angles, Rotary, frequencies, rotate
 from stepwell.ops.sampling import Draw, sample
 from stepwell.ops.scaled import Matrix, Scaled
@@ -36,9 +37,11 @@ from stepwell.sched.step import FIRST_DRAFT, LAST_DRAW
 class TorchBackend:
     """A `Backend` without buffers of its own: every plan makes its tensors anew."""
 
-    __slots__ = ("_device", "_dtype", "_rotary", "_shape")
+    __slots__ = ("_device", "_dtype", "_ranks", "_rotary", "_shape")
 
-    def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE) -> None:
+        """`config` is that of one rank."""
+        self._ranks = ranks
         self._shape = config.shape
         self._dtype = dtype
         self._device = device
@@ -79,6 +82,7 @@ class TorchBackend:
         starts, counts = batch.starts.tolist(), batch.counts.tolist()
         share, block = shape.heads // shape.kv_heads, memory.keys[0].shape[1]
         return TorchForward(
+            ranks=self._ranks,
             memory=memory,
             checkpoints=checkpoints,
             tokens=self._tokens(batch, memory),
@@ -139,6 +143,7 @@ class TorchBackend:
         share = shape.heads // shape.kv_heads
         pages = np.array([table[at] for table, at in zip(tables, positions // block, strict=True)], np.int64)
         return TorchForward(
+            ranks=self._ranks,
             memory=memory,
             checkpoints=memory.live,
             tokens=tokens,
@@ -234,8 +239,9 @@ class TorchBackend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchForward:
-    """A planned pass."""
+    """A planned pass. What ranks compute of half a layer is summed before it is added to the residual."""
 
+    ranks: Ranks
     memory: Memory
     checkpoints: States
     tokens: Tensor
@@ -331,7 +337,7 @@ class TorchForward:
         return self._close(mixture(x, weights, chosen, layer.gate_up, layer.down).add_(shared), residual, then)
 
     def _close(self, y: Tensor, residual: Tensor, then: Norm) -> Tensor:
-        return self.norm(residual.add_(y), then)
+        return self.norm(residual.add_(self.ranks.sum(y)), then)
 
     def _step(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, slots: Held | Tensor | slice) -> Tensor:
         """One token each. Live states move on in place where they lie side by side in float32, else by copies."""

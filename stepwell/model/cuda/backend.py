@@ -40,6 +40,7 @@ from stepwell.model.torch_plans import Carrying
 from stepwell.ops.accept import Drawn, Forced, Standing
 from stepwell.ops.linear import Linear, LinearStack
 from stepwell.ops.pending import Lanes, Ring
+from stepwell.ops.ranks import ALONE, Ranks
 from stepwell.ops.rotary import frequencies
 from stepwell.ops.scaled import Matrix, Scaled
 from stepwell.ops.triton.accept import settle
@@ -66,16 +67,18 @@ class CudaBackend:
         "_tables",
         "_upload",
         "kernels",
+        "ranks",
     )
 
-    def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises ConfigError for a shape that the kernels are not written for."""
+    def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE) -> None:
+        """`config` is that of one rank. Raises ConfigError for a shape that the kernels are not written for."""
         shape = config.shape
         fault = unfit(config, dtype)
         if fault:
             raise ConfigError(fault)
         self._shape = shape
         self._device = device
+        self.ranks = ranks
         self.kernels = choose(device)
         stretch = config.rope_stretch
         turned = frequencies(config.rotary_dim, config.rope_theta, stretch.factor, stretch.low, stretch.high)
@@ -175,7 +178,7 @@ class CudaBackend:
         return CudaForward(
             memory, checkpoints, drawn(tokens, decodes, memory), page, offset, cos, sin, asked, self.ring(memory), decodes,
             made(behind[len(carried) :]) if made else None, self.kernels, drawing,
-            Carrying(*behind[: len(carried)]) if carried else None,
+            Carrying(*behind[: len(carried)]) if carried else None, ranks=self.ranks,
         )  # fmt: skip
 
     def prepare(self, memory: Memory, compute: Callable[[CudaForward], Output], wanted: Prepared) -> None:
@@ -249,7 +252,7 @@ class CudaBackend:
         checkpoints = States(*(part[:, :0] for part in (memory.live.conv, memory.live.recurrent, memory.live.hidden)))
         return CudaForward(
             memory, checkpoints, drawn(tokens, decodes, memory), page, offset, cos, sin, None, self.ring(memory), decodes, None,
-            self.kernels, Drawing(rows.shape[1], True, _each(slots, width), None), carrying,
+            self.kernels, Drawing(rows.shape[1], True, _each(slots, width), None), carrying, ranks=self.ranks,
         )  # fmt: skip
 
     def tables(self, memory: Memory, width: int) -> Tables:

@@ -18,6 +18,7 @@ from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.model.torch_plans import Carrying
 from stepwell.ops.linear import Linear
 from stepwell.ops.pending import Lanes, Ring
+from stepwell.ops.ranks import ALONE, Ranks
 from stepwell.ops.scaled import Matrix
 from stepwell.ops.triton import attention, chunked, experts, grouped, linear, norm, recurrent, sampling
 
@@ -35,6 +36,7 @@ class CudaForward:
     drawing                how its tokens are drawn
     carrying               the rows that drafts go on from; None: nothing drafts
     splits                 parts of the context in attention over pages; 0: as many as are fastest
+    ranks                  those that hold the rest of each layer
     replay                 what computes and draws all of the pass at once; None: the operations do
     ring                   scratch between convolution and delta rule, shared by all layers
     """
@@ -54,6 +56,7 @@ class CudaForward:
     drawing: Drawing
     carrying: Carrying | None = None
     splits: int = 0
+    ranks: Ranks = ALONE
     replay: Callable[[], Output] | None = None
 
     @property
@@ -96,7 +99,7 @@ class CudaForward:
         if self.prompts is not None:
             attended = self._attend(q[first:], k_pages, v_pages, self.prompts)
             norm.sigmoid_gate(attended.flatten(1), gate[first:], y[first:])
-        return _close(layer.out, y, residual, then)
+        return self._close(layer.out, y, residual, then)
 
     def _store(self, layer: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
         """Store keys and values; returns queries [rows, heads, head_dim] and gates [rows, heads · head_dim]."""
@@ -135,12 +138,12 @@ class CudaForward:
             norm.gated_rms_norm(stepped, z[:first], layer.norm.weight, layer.norm.eps, y[:first])
         if self.prompts is not None:
             self._fold(layer, qkv[first:], z[first:], b[first:], a[first:], self.prompts, y[first:])
-        return _close(layer.out, y, residual, then)
+        return self._close(layer.out, y, residual, then)
 
     def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         if x.shape[0] <= linear.MOST_GATED:
-            return _close(layer.down, linear.gated(x, _kernel(layer.gate_up).matrix), residual, then)
-        return _close(layer.down, grouped.silu_gate(layer.gate_up(x)), residual, then)
+            return self._close(layer.down, linear.gated(x, _kernel(layer.gate_up).matrix), residual, then)
+        return self._close(layer.down, grouped.silu_gate(layer.gate_up(x)), residual, then)
 
     def experts(self, layer: Experts, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         chosen, weights = experts.route(_kernel(layer.router).parts(x), layer.top, layer.normed)
@@ -148,7 +151,17 @@ class CudaForward:
         shared_up, shared_down = _kernel(layer.shared.gate_up).matrix, _kernel(layer.shared.down).matrix
         few = x.shape[0] <= _FEW and chosen.numel() <= experts.MOST_PAIRS
         mixture = experts.mixture if few else grouped.mixture_of_many
-        return mixture(x, chosen, weights, gate_up, down, shared_up, shared_down, residual, then.weight, then.eps)
+        matrices = gate_up, down, shared_up, shared_down
+        if self.ranks.count == 1:
+            return mixture(x, chosen, weights, *matrices, residual, then.weight, then.eps)
+        part = torch.zeros_like(residual)
+        mixture(x, chosen, weights, *matrices, part, then.weight, then.eps)
+        return norm.add_rms_norm(self.ranks.sum(part), residual, then.weight, then.eps)
+
+    def _close(self, out: Linear, y: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        """What ranks compute is summed before it is added to the residual."""
+        made = _kernel(out).parts(y) if self.ranks.count == 1 else self.ranks.sum(out(y))
+        return norm.add_rms_norm(made, residual, then.weight, then.eps)
 
     def _step(self, layer: DeltaNet, qkv: Tensor, b: Tensor, a: Tensor, decodes: Decodes) -> Tensor:
         conv, pool, rings = (*self._live(layer), self.memory.rings)
@@ -192,10 +205,6 @@ class CudaForward:
         )
         chunked.keep_windows(qkv, conv, c)
         chunked.fold(mixed, z, layer.norm.weight, layer.norm.eps, pool, rungs, c, out)
-
-
-def _close(out: Linear, y: Tensor, residual: Tensor, then: Norm) -> Tensor:
-    return norm.add_rms_norm(_kernel(out).parts(y), residual, then.weight, then.eps)
 
 
 def _kernel(matrix: Linear) -> KernelLinear:

@@ -88,7 +88,7 @@ class Guesses:
             decodes = Decodes(slots.shape[0], 1, lanes, table, lengths[i], None, splits)
             forward = CudaForward(
                 memory, memory.live, tokens, page[i], offset[i], cos[i], sin[i], None, backend.ring(memory), decodes, None,
-                backend.kernels, Drawing(0, True, slots, None),
+                backend.kernels, Drawing(0, True, slots, None), ranks=backend.ranks,
             )  # fmt: skip
             hidden, logits = self._further(forward, hidden)
             tokens = sampling.greedy(logits).clamp_min(0)

@@ -326,6 +326,7 @@ class PromptGraphs:
         return CudaForward(
             memory, self._checkpoints, rows[0], rows[2], rows[3], cos, sin, asked, backend.ring(memory), None, prompts,
             backend.kernels, Drawing(room.sequences, True, drawers, None), carrying, splits=1 if self._fixed else 0,
+            ranks=backend.ranks,
         )  # fmt: skip
 
 
