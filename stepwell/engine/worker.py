@@ -143,7 +143,7 @@ def build_worker(
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides), frame.drafts)
     planned = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     asked = wanted(config, ceil_div(sizes.max_model_len, sizes.geometry.block), device.type == "cuda")
-    if has_kernels(model, frame.dtype, device) and not frame.drafts:
+    if has_kernels(model, frame.dtype, device):
         with phases("compiling"):
             compile_ahead(device, rehearsals(runner, asked, sizes, config), lambda: compiles.at_start)
     with phases("capturing"):

@@ -206,12 +206,12 @@ class CudaBackend:
         self._prompts_of, self._decodes_of, self._pool = prompts, decodes, pool
 
     def rehearse(self, memory: Memory, further: Further, wanted: Prepared) -> None:
-        self._guesses = Guesses(self, memory, further)
+        self._guesses = Guesses(self, memory, further, self._shape.vocab)
         self._guesses.record(wanted.rows, wanted.graphs and self._device.type == "cuda", self._pool)
 
     def guess(self, behind: Behind, memory: Memory, further: Further) -> None:
-        guesses = self._guesses if self._guesses and memory is self._memory else Guesses(self, memory, further)
-        guesses.draft(behind)
+        guesses = self._guesses if memory is self._memory else None
+        (guesses or Guesses(self, memory, further, self._shape.vocab)).draft(behind)
 
     def words(self, head: Linear, count: int) -> Linear:
         if not isinstance(head, KernelLinear) or isinstance(head.weight, Scaled) or head.width <= count:

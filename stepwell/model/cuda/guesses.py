@@ -33,9 +33,11 @@ class Guesses:
     """Passes of drafts over one memory. All that one has to know lies in a tensor: int64 [3, sequences], slots, starts, tokens that the
     pages hold."""
 
-    __slots__ = ("_backend", "_further", "_inputs", "_memory", "_passes", "_sizes")
+    __slots__ = ("_backend", "_further", "_inputs", "_last", "_memory", "_passes", "_sizes")
 
-    def __init__(self, backend: CudaBackend, memory: Memory, further: Further) -> None:
+    def __init__(self, backend: CudaBackend, memory: Memory, further: Further, words: int) -> None:
+        """`words`: of the vocabulary."""
+        self._last = words - 1
         self._backend = backend
         self._memory = memory
         self._further = further
@@ -82,7 +84,9 @@ class Guesses:
         offset, lengths = positions % block, torch.where(there, positions + 1, 0)
         cos, sin = (angle.view(*positions.shape, -1) for angle in backend.angles(positions.flatten()))
         lanes, splits = backend.lanes(slots, starts, memory), splits_for(slots.shape[0], memory.keys[0].shape[2])
-        tokens, hidden = memory.draws.index_select(0, slots), memory.live.hidden[0].index_select(0, slots)
+        # where kernels are compiled ahead, what was drawn is garbage: it has to be a word of the vocabulary nevertheless
+        tokens = memory.draws.index_select(0, slots).clamp(0, self._last)
+        hidden = memory.live.hidden[0].index_select(0, slots)
         found = []
         for i in range(drafts):
             decodes = Decodes(slots.shape[0], 1, lanes, table, lengths[i], None, splits)
@@ -91,6 +95,6 @@ class Guesses:
                 backend.kernels, Drawing(0, True, slots, None), ranks=backend.ranks,
             )  # fmt: skip
             hidden, logits = self._further(forward, hidden)
-            tokens = sampling.greedy(logits).clamp_min(0)
+            tokens = sampling.greedy(logits).clamp(0, self._last)
             found.append(tokens)
         memory.drafts.index_copy_(0, slots, torch.stack(found, 1))
