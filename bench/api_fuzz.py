@@ -22,6 +22,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from stepwell.base.children import command
+
 _CONTEXT = 128
 _SHARE = 1.3  # of the examples that are asked for: some routes have few fields, and give fewer
 _START_SECONDS = 180
@@ -67,7 +69,7 @@ def _served(model: str, log: Path) -> Iterator[str]:
     words = ["serve", model, "--served-model-name", "tiny", "--port", "0", "--device", "cpu"]
     words += ["--device-memory", "16MiB", "--host-memory", "4MiB", "--max-model-len", str(_CONTEXT)]
     with log.open("w") as out:
-        server = subprocess.Popen([sys.executable, "-m", "stepwell", *words], stdout=out, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(command("stepwell", *words), stdout=out, stderr=subprocess.STDOUT)
     try:
         deadline = time.monotonic() + _START_SECONDS
         while (found := re.search(r"on (http://\S+)", log.read_text())) is None:

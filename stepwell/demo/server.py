@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from stepwell.base.children import command, environment
 from stepwell.base.errors import StepwellError
 
 _GRACE = 10.0
@@ -48,7 +48,12 @@ class Server:
         with log.open("wb") as out:
             # A group of its own: Ctrl-C reaches the demo alone, which then ends the server and the engine behind it.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                start_new_session=True,
             )
 
     def __enter__(self) -> Server:
@@ -109,4 +114,4 @@ class Server:
 
 def serve_command(model: Path, port: int, flags: Sequence[str]) -> list[str]:
     """The command that serves `model` on `port` with this Python."""
-    return [sys.executable, "-m", "stepwell", "serve", str(model), "--host", "127.0.0.1", "--port", str(port), *flags]
+    return command("stepwell", "serve", str(model), "--host", "127.0.0.1", "--port", str(port), *flags)

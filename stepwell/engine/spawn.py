@@ -8,12 +8,12 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import tempfile
 
 import msgspec
 import zmq
 
+from stepwell.base.children import command, environment
 from stepwell.base.errors import ConfigError
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig
@@ -77,10 +77,9 @@ class EngineProcess:
         try:
             link = EngineLink(directory)
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "stepwell.engine.process",
+                *command("stepwell.engine.process"),
                 stdin=asyncio.subprocess.PIPE,
+                env=environment(),
                 start_new_session=True,  # Ctrl-C is the front end's, also while this one is importing
             )
         except BaseException:

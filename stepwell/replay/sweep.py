@@ -11,6 +11,7 @@ from itertools import product
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
+from stepwell.base.children import importing_safely
 from stepwell.base.errors import StepwellError
 from stepwell.cache.policy import DEFAULT
 from stepwell.replay.machine import MachineSizes
@@ -82,8 +83,10 @@ def simulations(
         yield from (found(simulated(setting, sizes), sizes) for sizes in wanted)
         return
     # Fresh processes: nothing of this one's threads goes with them. Each reads the trace once.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _Worker.begin, (params,)) as pool:
+    with importing_safely():
+        pool = ProcessPoolExecutor(jobs, get_context("spawn"), _Worker.begin, (params,))
         tasks = [pool.submit(_Worker.run, sizes, found) for sizes in wanted]
+    with pool:
         try:
             for task in as_completed(tasks):
                 yield task.result()

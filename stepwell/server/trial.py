@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 from llguidance import LLMatcher, LLTokenizer
 
+from stepwell.base.children import ONE_THREAD, command, environment
 from stepwell.engine.grammar.process import reading_threads
 
 SECONDS = 20.0
@@ -59,7 +60,9 @@ class Trials:
                 if process.poll() is None:
                     return process
                 _end([process])
-        return subprocess.Popen([sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return subprocess.Popen(
+            command(_MODULE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(**ONE_THREAD)
+        )
 
 
 def _ask(process: subprocess.Popen[bytes], grammar: str) -> str | None:

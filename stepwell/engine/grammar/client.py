@@ -5,46 +5,62 @@ from __future__ import annotations
 import logging
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import BinaryIO
 
 import msgspec
 
+from stepwell.base.children import ONE_THREAD, command, environment
 from stepwell.base.errors import StepwellError
 from stepwell.engine.grammar import wire
+from stepwell.engine.grammar.process import MASK_SECONDS, READ_SECONDS, READING, TOLD
+from stepwell.engine.grammar.vocabulary import refusal
 
 log = logging.getLogger(__name__)
 
 _MODULE = "stepwell.engine.grammar.process"
 
 
-class Ended(StepwellError):
-    """The process ended before it answered. `slow`: because a mask took too long."""
+class Unavailable(StepwellError):
+    """No process can be asked."""
 
-    def __init__(self, message: str, slow: bool) -> None:
+
+class Ended(StepwellError):
+    """The process ended before it answered. `suspect`: this question may be the reason; if it is not one, ask it again."""
+
+    def __init__(self, message: str, suspect: bool) -> None:
         super().__init__(message)
-        self.slow = slow
+        self.suspect = suspect
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """A question without an answer."""
+
+    what: wire.Question
+    answer: Future[wire.Answer] = field(default_factory=Future)
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A process that has been started, and the futures that wait for its answers. `over`: no answer comes any more."""
+    """A process that has been started, and what it has been asked, in order. `over`: no answer comes any more."""
 
     process: subprocess.Popen[bytes]
     questions: BinaryIO
     answers: BinaryIO
-    waiting: dict[int, Future[wire.Answer]] = field(default_factory=dict)
+    waiting: dict[int, _Asked] = field(default_factory=dict)
     over: bool = False
 
 
 class GrammarProcess:
     """Safe to call from several threads. Each process has a thread that takes its answers."""
 
-    __slots__ = ("_asked", "_closed", "_lock", "_running", "_start", "_threads", "_writing")
+    __slots__ = ("_cells", "_closed", "_count", "_lock", "_running", "_start", "_threads", "_writing")
 
     def __init__(self, start: wire.Start) -> None:
         self._start = start
@@ -52,69 +68,80 @@ class GrammarProcess:
         self._writing = threading.Lock()
         self._running: _Running | None = None
         self._threads: list[threading.Thread] = []
-        self._asked = 0
+        self._cells: set[GrammarProcess] = set()
+        self._count = 0
         self._closed = False
 
     def ask(self, questions: Sequence[wire.Question]) -> list[Future[wire.Answer]]:
-        """The answers to come, or `Ended`. Starts a process where none runs. Blocks while the process reads nothing: as long as its
-        questions before take."""
-        asked: list[Future[wire.Answer]] = [Future() for _ in questions]
+        """The answers to come, or `Ended`, or `Unavailable`. Starts a process where none runs. Blocks while the process reads nothing: as
+        long as its questions before take."""
+        asked = [_Asked(what) for what in questions]
         with self._writing:
             try:
-                running, frames = self._registered(questions, asked)
-            except Ended as error:
-                for future in asked:
-                    future.set_exception(error)
-                return asked
-            try:
-                running.questions.write(frames)
-                running.questions.flush()
-            except (OSError, ValueError):
-                pass  # it has ended: who takes its answers tells everybody
-        return asked
+                running, frames = self._registered(asked)
+            except Unavailable as error:
+                for one in asked:
+                    one.answer.set_exception(error)
+            else:
+                try:
+                    running.questions.write(frames)
+                    running.questions.flush()
+                except (OSError, ValueError):
+                    pass  # it has ended: who takes its answers tells everybody
+        return [one.answer for one in asked]
 
-    def stop(self) -> None:
-        """End the process, if one runs: what it has been asked is `Ended`. The next question starts another."""
+    @contextmanager
+    def cell(self) -> Iterator[GrammarProcess]:
+        """Another process like this one, for questions that may end it. It ends with the block, and when this one is closed."""
+        made = GrammarProcess(self._start)
         with self._lock:
-            running = self._running
-        if running is not None:
-            running.process.kill()
+            made._closed = self._closed
+            self._cells.add(made)
+        try:
+            yield made
+        finally:
+            made.close()
+            with self._lock:
+                self._cells.discard(made)
 
     def close(self) -> None:
-        """End the process for good."""
+        """End the process for good: what it has been asked is `Ended`."""
         with self._lock:
             self._closed = True
-        self.stop()
-        for thread in self._threads:
+            running, cells, threads = self._running, list(self._cells), list(self._threads)
+        if running is not None:
+            running.process.kill()
+        for cell in cells:
+            cell.close()
+        for thread in threads:
             thread.join()
 
-    def _registered(
-        self, questions: Sequence[wire.Question], asked: list[Future[wire.Answer]]
-    ) -> tuple[_Running, bytes]:
-        """Who will answer, and what to write."""
+    def _registered(self, asked: Sequence[_Asked]) -> tuple[_Running, bytes]:
+        """Who will answer, and what to write. Raises Unavailable."""
         with self._lock:
             if self._closed:
-                raise Ended("the engine is closing", slow=False)
+                raise Unavailable("the engine is closing")
             frames = []
             if self._running is None or self._running.over:
                 self._running = self._begun()
                 frames.append(wire.framed(self._start))
-            for what, future in zip(questions, asked, strict=True):
-                self._asked += 1
-                self._running.waiting[self._asked] = future
-                frames.append(wire.framed((self._asked, what)))
+            for one in asked:
+                self._count += 1
+                self._running.waiting[self._count] = one
+                frames.append(wire.framed((self._count, one.what)))
             return self._running, b"".join(frames)
 
     def _begun(self) -> _Running:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE],
+                command(_MODULE),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                env=environment(**ONE_THREAD),
                 process_group=0,  # Ctrl-C is the engine's business, before the process can say so itself
             )
         except OSError as error:
-            raise Ended(f"its process cannot be started ({error})", slow=False) from error
+            raise Unavailable(f"its process cannot be started ({error})") from error
         assert process.stdin is not None and process.stdout is not None
         running = _Running(process, process.stdin, process.stdout)  # type: ignore[arg-type]
         taker = threading.Thread(target=self._take_answers, args=(running,), name="grammar-answers", daemon=True)
@@ -126,23 +153,32 @@ class GrammarProcess:
         try:
             while (answer := wire.answer(running.answers)) is not None:
                 with self._lock:
-                    future = running.waiting.pop(answer[0])
-                future.set_result(answer[1])
+                    asked = running.waiting.pop(answer[0])
+                asked.answer.set_result(answer[1])
         except (msgspec.DecodeError, StepwellError, KeyError) as fault:
             log.error("a grammar process said what is no answer (%s: %s): it is ended", type(fault).__name__, fault)
         running.process.kill()  # where it has closed its output and goes on
-        error = _why(running.process.wait())
+        status = running.process.wait()
         with self._lock:
             running.over = True
             left = list(running.waiting.values())
             running.waiting.clear()
-        for future in left:
-            future.set_exception(error)
+        _settle(left, status)
         running.answers.close()
 
 
-def _why(status: int) -> Ended:
-    """What the exit status of a process says."""
-    if status == -signal.SIGPROF:
-        return Ended("its process took too long for one mask", slow=True)
-    return Ended(f"its process ended (status {status}): more memory than it is given, for one", slow=False)
+def _settle(left: Sequence[_Asked], status: int) -> None:
+    """Tell each question without an answer what the end of the process, of this exit status, means for it.
+
+    The process follows one answer at a time, and reads so many grammars at once, each in the order in which they were asked for.
+    """
+    masks = (one for one in left if isinstance(one.what, wire.Next))
+    reads = (one for one in left if isinstance(one.what, wire.Read))
+    under_way = {*islice(masks, 1), *islice(reads, READING)}
+    for one in left:
+        if status == -signal.SIGPROF and one in under_way and isinstance(one.what, wire.Next):
+            one.answer.set_result(wire.Told(refusal(f"one mask takes more than {MASK_SECONDS:g} s"), READ_SECONDS))
+        else:
+            suspect = one in under_way and status not in (TOLD, -signal.SIGPROF)
+            why = f"its process ended (status {status}): more memory than it is given, for one"
+            one.answer.set_exception(Ended(why, suspect))

@@ -1,19 +1,26 @@
-"""Asks a grammar process, and asks again where it has forgotten something or was ended by another's grammar."""
+"""Asks a grammar process, and asks again where it has forgotten something or was ended by another's grammar.
+
+asked ─▶ answered
+  ▲  └─▶ the process has ended ─┬─ another question was the reason ─▶ asked again, of the next process
+  └─────────────────────────────┘
+                                └─ this one may be the reason ─▶ asked in a cell, a process for it alone ─┬─▶ answered
+                                                                                                          └─▶ ends that, too: refused
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 
+from stepwell.base.errors import StepwellError
 from stepwell.base.geometry import Ints
 from stepwell.engine.grammar import wire
-from stepwell.engine.grammar.client import Ended, GrammarProcess
+from stepwell.engine.grammar.client import Ended, GrammarProcess, Unavailable
+from stepwell.engine.grammar.process import READ_SECONDS
+from stepwell.engine.grammar.vocabulary import refusal
 
-READ_SECONDS = 120.0
-"""Seconds after which a grammar that is still being read ends its process; the server's own trial of it takes 20 at most."""
 _TRIES = 3
 
 
@@ -47,43 +54,39 @@ class Desk:
         self._process = process
 
     def read(self, text: bytes) -> wire.Told:
-        """Have the process read a grammar. Blocks for READ_SECONDS at most, unless another grammar ends the process meanwhile."""
-        why = ""
-        for _ in range(2):
+        """Have the process read a grammar. Blocks until it is read or refused; other grammars may end the process meanwhile."""
+        while True:
             (answer,) = self._process.ask([wire.Read(text)])
             try:
-                told = answer.result(READ_SECONDS)
-            except Late:
-                self._process.stop()
-                return _refused(f"it takes more than {READ_SECONDS:g} s to read")
+                told = answer.result()
+            except Unavailable as error:
+                return _refused(error)
             except Ended as error:
-                why = str(error)
+                if error.suspect:
+                    return self._alone([wire.Read(text)])
             else:
                 assert isinstance(told, wire.Told), "what is read is not lost"
                 return told
-        return _refused(why)
 
     def follow(self, orders: Sequence[Order]) -> Iterator[wire.Told]:
-        """What may follow each, in their order. The process works on one after the other, so when it ends it is the first one without an
-        answer that has ended it, or else a grammar that was being read: that order is asked once more before it is refused."""
+        """What may follow each, in their order."""
         left = deque(orders)
-        suspect: Order | None = None
         while left:
             for answer in self._process.ask([order.on for order in left]):
                 order = left[0]
                 try:
                     told = self._settled(order, answer)
+                except Unavailable as error:
+                    told = _refused(error)
                 except Ended as error:
-                    if error.slow or order is suspect:
-                        yield _refused(str(error))
-                        left.popleft()
-                    suspect = order
-                    break  # the others are asked again
+                    if not error.suspect:
+                        break  # this one and those behind it are asked again
+                    told = self._alone([wire.Read(order.text), order.anew])
                 yield told
                 left.popleft()
 
     def _settled(self, order: Order, answer: Future[wire.Answer]) -> wire.Told:
-        """The answer to `order`, with what the process had forgotten said again. Raises Ended."""
+        """The answer to `order`, with what the process had forgotten said again. Raises Ended and Unavailable."""
         told = answer.result()
         for _ in range(_TRIES):
             if isinstance(told, wire.Told):
@@ -92,9 +95,23 @@ class Desk:
             told = again.result()
             if isinstance(told, wire.Lost) and (read := self.read(order.text)).fault:
                 return read
-        return told if isinstance(told, wire.Told) else _refused("other grammars displace it at once")
+        return told if isinstance(told, wire.Told) else wire.Told(refusal("other grammars displace it at once"), 0.0)
+
+    def _alone(self, questions: Sequence[wire.Question]) -> wire.Told:
+        """What the last of these questions is answered by a process that nobody else asks, unless one before it is at fault."""
+        told: wire.Answer = wire.Lost()
+        with self._process.cell() as cell:
+            for question in questions:
+                try:
+                    told = cell.ask([question])[0].result()
+                except (Ended, Unavailable) as error:
+                    return _refused(error)
+                if isinstance(told, wire.Told) and told.fault:
+                    break
+        assert isinstance(told, wire.Told), "a cell forgets nothing between two questions"
+        return told
 
 
-def _refused(why: str) -> wire.Told:
-    """The answer for a grammar that cannot be followed. It counts as the slowest mask there is: more of its kind wait behind the others."""
-    return wire.Told(f"the grammar cannot be followed: {why}: make it simpler", READ_SECONDS)
+def _refused(error: StepwellError) -> wire.Told:
+    """The answer for a grammar that cannot be followed. It counts as the slowest there is: more of its kind wait behind the others."""
+    return wire.Told(refusal(str(error)), READ_SECONDS)

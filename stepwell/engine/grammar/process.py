@@ -2,8 +2,9 @@
 
     python -m stepwell.engine.grammar.process      a Start on standard input, then questions; answers on standard output
 
-It ends with its input, so with its engine. A mask that takes too long, and memory beyond what it is given, end it: nothing
-interrupts llguidance. The engine starts it again.
+It ends with its input, so with its engine. A mask or a grammar that takes too much processor time ends it, since nothing interrupts
+llguidance: that question is answered with its fault before. So does memory beyond what the process is given, without an answer. The
+engine starts it again.
 """
 
 from __future__ import annotations
@@ -15,20 +16,28 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 from stepwell.engine.grammar import wire
-from stepwell.engine.grammar.vocabulary import GuideError, first_line, read_vocabulary
+from stepwell.engine.grammar.vocabulary import GuideError, first_line, read_vocabulary, refusal
+from stepwell.engine.grammar.watch import Watch
 
 MASK_SECONDS = 20.0
-"""Seconds of processor time after which a mask ends the process."""
+"""Seconds of its thread's processor time after which a mask ends the process."""
+READ_SECONDS = 120.0
+"""Seconds of its thread's processor time after which a grammar that is still being read ends the process; the server's own trial of it
+takes 20 at most."""
+TOLD = 3
+"""Exit status after a question that took too long: it has been answered, and nothing else had to do with the end."""
 MOST_BYTES = 2_000_000
 """Of all grammars that are kept as text: what was read of them takes 150 MB at most, as measured."""
 _MEMORY = 4 * 2**30  # bytes of address space
 _STACK = 256 * 2**20  # bytes; rules that lead to rules, 100,000 characters of them, were seen to take up to 128 MB
-_READING = 2  # threads; one that reads a huge grammar leaves the other to the small ones
+READING = 2
+"""Threads that read; one that reads a huge grammar leaves the other to the small ones."""
 
 
 def reading_threads(count: int) -> ThreadPoolExecutor:
@@ -176,20 +185,37 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     except GuideError as error:
         follower = _Unread(str(error))
     out = _Answers(answers)
-    readers = reading_threads(_READING)
+    watch = Watch(partial(_end, out))
+    readers = reading_threads(READING)
     while (asked := wire.question(questions)) is not None:
         number, what = asked
         match what:
             case wire.Read(grammar):
-                reading: Future[wire.Told] = readers.submit(follower.read, grammar)
-                reading.add_done_callback(lambda done, number=number: out.send(number, done.result()))  # type: ignore[misc]
+                readers.submit(_read, follower, watch, out, number, grammar)
             case wire.Next():
-                signal.setitimer(
-                    signal.ITIMER_PROF, MASK_SECONDS
-                )  # its signal ends the process, whatever holds the lock
-                told = follower.next(what)
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                out.send(number, told)
+                out.send(number, _next(follower, watch, number, what))
+
+
+def _read(follower: Follower | _Unread, watch: Watch, out: _Answers, number: int, grammar: bytes) -> None:
+    with watch.over(number, READ_SECONDS, refusal(f"it takes more than {READ_SECONDS:g} s to read")):
+        told = follower.read(grammar)
+    out.send(number, told)
+
+
+def _next(follower: Follower | _Unread, watch: Watch, number: int, what: wire.Next) -> wire.Told | wire.Lost:
+    # The signal of this timer ends the process even where the interpreter's lock is held. All threads' time counts for it, so it leaves
+    # each of them as much as a mask may take.
+    signal.setitimer(signal.ITIMER_PROF, MASK_SECONDS * (1 + READING))
+    try:
+        with watch.over(number, MASK_SECONDS, refusal(f"one mask takes more than {MASK_SECONDS:g} s")):
+            return follower.next(what)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _end(out: _Answers, number: int, fault: str) -> None:
+    out.send(number, wire.Told(fault, READ_SECONDS))
+    os._exit(TOLD)
 
 
 def main() -> None:

@@ -18,6 +18,11 @@ def first_line(message: str) -> str:
     return message.partition("\n")[0]
 
 
+def refusal(why: str) -> str:
+    """What is said of a grammar that is too dear."""
+    return f"the grammar cannot be followed: {why}: make it simpler"
+
+
 def read_vocabulary(directory: str, size: int, ends: tuple[int, ...]) -> Any:
     """An `LLTokenizer` of `size` tokens, of which `ends` end an answer. Takes seconds where it is large. Raises GuideError."""
     from llguidance import LLTokenizer, TokenizerWrapper

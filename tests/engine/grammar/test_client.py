@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.engine.grammar.client import Ended, GrammarProcess
+from stepwell.engine.grammar.client import Ended, GrammarProcess, Unavailable
 from stepwell.engine.grammar.wire import Read, Start
 
 START = Start("nowhere", 8, (0,), 2, 0)
@@ -21,7 +21,7 @@ def test_a_process_that_cannot_be_started_is_told_to_who_asks(monkeypatch: pytes
     monkeypatch.setattr("stepwell.engine.grammar.client.subprocess.Popen", refuse)
     process = GrammarProcess(START)
     (asked,) = process.ask([Read(b"x")])
-    with pytest.raises(Ended, match="too many processes"):
+    with pytest.raises(Unavailable, match="too many processes"):
         asked.result(10)
     process.close()
 
