@@ -35,7 +35,7 @@ from stepwell.cache.life import (
     Life,
     Standing,
 )
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
 from stepwell.cache.policy import policy_named
 from stepwell.cache.pool import Pool, TierUse
 from stepwell.cache.ranking import Offers
@@ -49,27 +49,33 @@ class Account:
         self.config = config
         self.archive = archive or Archive()
         sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
-        ready = {Tier.HOST: config.host_ready}
+        ready = {HOST: config.host_ready}
         self.pools = {tier: Pool(size, ready.get(tier)) for tier, size in sizes if size}
         self.policy = policy_named(config.policy)
         tokens = config.geometry.image_pages * config.geometry.block
         self.offers = Offers(tuple(self.pools), self.policy, tokens, config.write_idle)
+        self.offer = self.offers.add  # lets every ranking know that an item may have become a candidate, or lost value
         self.epoch = self.tickets = 0
-        self.clean = self.backed = self.items = self.ghost_blocks = 0
+        self.clean = self.backed = self.ghost_blocks = 0
         self.cached = dict.fromkeys(self.pools, 0)
         self.leased = dict.fromkeys(self.pools, 0)
         self.moving = {(source, target): 0 for source in self.pools for target in self.pools if source != target}
         self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
         self.keeps = Keeps(config.geometry, {tier: self._may_be_kept(tier) for tier in self.pools})
 
+    @property
+    def items(self) -> int:
+        """Nodes and rungs of the tree."""
+        return self.offers.items
+
     def use(self, tier: Tier) -> TierUse:
         """How the slots of `tier` are used; all zero where the tier is not there."""
         if tier not in self.pools:
             return TierUse(0, 0, 0, 0, 0)
         pool, cached = self.pools[tier], self.cached[tier]
-        dormant = self.archive.catalogue.pages if tier == Tier.DISK else 0
+        dormant = self.archive.catalogue.pages if tier == DISK else 0
         below = cached - self.leased[tier] if self.offers.lower[tier] is None else self.backed
-        clean, kept = self.clean if tier == Tier.DEVICE else below, self.keeps.guarded[tier]
+        clean, kept = self.clean if tier == DEVICE else below, self.keeps.guarded[tier]
         return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean, kept)
 
     def widen(self, tier: Tier, count: int) -> None:
@@ -101,7 +107,7 @@ class Account:
         before = item.at[tier]
         self._permit(item, tier, to, slots)
         after = None if to < CONDEMNED else slots if before is None else before
-        below, changed = tier != Tier.DEVICE, after is not before
+        below, changed = tier != DEVICE, after is not before
         backed = self._backed(item) if below else 0
         if after is None and not below:
             self._stand(item, GONE)
@@ -149,26 +155,26 @@ class Account:
 
     def _backed(self, item: Item) -> int:
         """Slots of `item` in host that could go without losing what is meant to be kept."""
-        slots = item.at[Tier.HOST]
-        return len(slots) if slots is not None and self.offers.safe(item, Tier.HOST) else 0
+        slots = item.at[HOST]
+        return len(slots) if slots is not None and self.offers.safe(item, HOST) else 0
 
     def weigh(self, item: Item) -> None:
         """Bring the standing of `item` up to date with its locks and lives, and with it that of the KV above."""
         self._stand(item, self._standing(item))
 
     def _standing(self, item: Item) -> Standing:
-        if item.at[Tier.DEVICE] is None:
+        if item.at[DEVICE] is None:
             return GONE
-        if not self.offers.safe(item, Tier.DEVICE):
+        if not self.offers.safe(item, DEVICE):
             return DIRTY
-        return HELD if item.locks[Tier.DEVICE] or item.held_up else FREE
+        return HELD if item.locks[DEVICE] or item.held_up else FREE
 
     def _stand(self, item: Item, now: Standing) -> None:
         while (was := item.standing) != now:
             if was == FREE:
-                self.clean -= item.size(Tier.DEVICE)
+                self.clean -= item.size(DEVICE)
             elif now == FREE:
-                self.clean += item.size(Tier.DEVICE)
+                self.clean += item.size(DEVICE)
             item.standing = now
             parent = item.node.parent
             if item.what == "image" or parent is None:
@@ -178,23 +184,19 @@ class Account:
             item.held_up += (now >= HELD) - (was >= HELD)
             now = self._standing(item)
 
-    def offer(self, item: Item) -> None:
-        """Let every ranking know that `item` may have become a candidate or lost value."""
-        self.offers.add(item, self.items)
-
     # ---- what happens to copies -----------------------------------------------------------------------------
 
     def give(self, tier: Tier, slots: Ints, forget: bool = True) -> None:
         """Slots that nobody needs any more; without `forget` the disk has been told already."""
         self.pools[tier].give(slots)
-        if tier == Tier.DISK and forget:
+        if tier == DISK and forget:
             self.archive.forget(slots)
         self.epoch += 1
 
     def place(self, item: Item, tier: Tier, slots: Ints) -> None:
         """A copy of `item` is in these slots of `tier` from now on. On the device it is worth more than when copies of it were refused."""
         self.transition(item, tier, HERE, slots)
-        if tier == Tier.DEVICE:
+        if tier == DEVICE:
             self.reconsider(item)
             if item.what == "kv" and item.node.rung is not None:
                 self.reconsider(item.node.rung.image)
@@ -246,5 +248,5 @@ class Account:
         self.give(tier, pending.slots, forget=item.life[pending.source] != CONDEMNED)
         if item.life[tier] == ARRIVING:
             self.transition(item, tier, ABSENT)
-        if tier != Tier.DEVICE:
+        if tier != DEVICE:
             self.refuse(item, tier)

@@ -16,14 +16,14 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.content import publish, touch
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
-from stepwell.cache.moves import Extent, LiveState, Move, Report, Tier
+from stepwell.cache.moves import DEVICE, DISK, HOST, Extent, LiveState, Move, Report
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.cache.plan import Option, Plan, losses
 from stepwell.cache.shed import secure
 from stepwell.cache.survey import gather
 from stepwell.cache.table import BlockTable
 
-COPY_PAGES = {Tier.HOST: 256, Tier.DISK: 32}
+COPY_PAGES = {HOST: 256, DISK: 32}
 """Pages in one copy of a leg: long enough for full speed, short enough that one bad copy condemns little. Copies from disk are
 shorter, so that some are read while others go on to the device."""
 
@@ -124,9 +124,9 @@ def _lease_path(directory: Directory, plan: Plan, now: float) -> Lease:
     reach = max(option.shared for option in plan.options)
     root = directory.tree.root(plan.salt, now)
     if reach == 0:
-        return directory.lease(root.kv, Tier.DEVICE)
+        return directory.lease(root.kv, DEVICE)
     covering = next(n for n in reversed(plan.survey.path) if n.start < reach)
-    return directory.lease(directory.node_at(covering, reach).kv, Tier.DEVICE)
+    return directory.lease(directory.node_at(covering, reach).kv, DEVICE)
 
 
 def _begin(
@@ -142,12 +142,12 @@ def _begin(
         size = COPY_PAGES[source.tier]
         for first in range(0, len(extent.slots), size):
             part = Extent(source.tier, extent.slots[first : first + size])
-            target = Extent(Tier.DEVICE, held.table.pages[at : at + len(part.slots)].copy())
+            target = Extent(DEVICE, held.table.pages[at : at + len(part.slots)].copy())
             end = min(source.end, source.start + (first + len(part.slots)) * directory.tree.block)
             moves.append(Move(directory.ticket(), "kv", part, target, end))
             at += len(part.slots)
     foothold = option.foothold
-    if foothold is not None and foothold.tier != Tier.DEVICE:
+    if foothold is not None and foothold.tier != DEVICE:
         image = foothold.rung.image.at[foothold.tier]
         assert image is not None, "a leased image stays where it is"
         move = Move(directory.ticket(), "image", Extent(foothold.tier, image), LiveState(held.slot), option.boundary)
@@ -198,7 +198,7 @@ def _share_path(directory: Directory, held: Held) -> None:
     """Use the resident pages wherever the leg had private copies of them (a chunk's part below the device reach)."""
     shared = directory.pages_of(held.path.item.node, held.path.item.node.end)
     assert len(shared) <= len(held.table), "a leg ends past what is resident"
-    directory.give(Tier.DEVICE, held.table.share(0, shared))
+    directory.give(DEVICE, held.table.share(0, shared))
 
 
 def _condemn_source(directory: Directory, held: Held, option: Option, move: Move) -> None:
@@ -226,8 +226,8 @@ def _ready(directory: Directory, held: Held, index: int, reason: Reason, skipped
     if option.leg:
         publish(directory, held.path, held.tokens, option.boundary, held.table, now)
         if held.table.has_retired:  # another load of the same came first; no step has named these pages
-            directory.give(Tier.DEVICE, held.table.take_retired())
-    image = held.images[index] if foothold is not None and foothold.tier == Tier.DEVICE else None
+            directory.give(DEVICE, held.table.take_retired())
+    image = held.images[index] if foothold is not None and foothold.tier == DEVICE else None
     for lease in held.leases:
         if lease is not image:
             directory.release(lease)
@@ -241,7 +241,7 @@ def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reaso
     """How the admission of `plan` ends where its option `index` is what came."""
     option = plan.options[index]
     found, boundary = plan.survey, option.boundary
-    below = {Tier.HOST: 0, Tier.DISK: 0}
+    below = {HOST: 0, DISK: 0}
     for source in option.leg:
         below[source.tier] += max(0, min(source.end, boundary) - max(source.start, found.device))
     why = _LOSS.get(reason, Loss.TOO_SMALL)
@@ -250,8 +250,8 @@ def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reaso
         request_id=request_id,
         prompt=found.tokens,
         device=boundary - sum(below.values()),
-        host=below[Tier.HOST],
-        disk=below[Tier.DISK],
+        host=below[HOST],
+        disk=below[DISK],
         recomputed=found.tokens - boundary,
         boundary=boundary,
         hit=plan.hit,

@@ -10,7 +10,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.budget import Budget
 from stepwell.cache.catalogue import Catalogue, Dormant
-from stepwell.cache.moves import Divide, Forget, Name, Task, Tier, Touch
+from stepwell.cache.moves import DISK, Divide, Forget, Name, Task, Touch
 from stepwell.cache.names import Names, Trail
 from stepwell.cache.tree import Item, Node, Root
 
@@ -129,8 +129,7 @@ class Archive:
     def split(self, upper: Item, lower: Item) -> None:
         """A node was cut, into KV `upper` and `lower`: so is the record that has the cut within it, or will have."""
         first, second = (
-            kv.pending.slots if kv.pending and kv.pending.tier == Tier.DISK else kv.at[Tier.DISK]
-            for kv in (upper, lower)
+            kv.pending.slots if kv.pending and kv.pending.tier == DISK else kv.at[DISK] for kv in (upper, lower)
         )
         if first is not None and second is not None:
             self.divide(int(first[-1]), int(second[0]), lower.node, lower.node.start)

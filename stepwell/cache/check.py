@@ -9,7 +9,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.life import ARRIVING, CONDEMNED, DIRTY, FREE, GONE, HELD, LEAVING, Standing
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
 from stepwell.cache.tree import Item, Node
 
 
@@ -45,8 +45,8 @@ def _check_node(directory: Directory, node: Node) -> None:
         assert slots is None or len(slots) * block == node.end - node.start, (
             f"{node.kv!r} has an extent of another length"
         )
-    if node.kv.at[Tier.DEVICE] is not None and parent.parent is not None:
-        assert parent.kv.at[Tier.DEVICE] is not None, f"{node!r} is on the device below a gap"
+    if node.kv.at[DEVICE] is not None and parent.parent is not None:
+        assert parent.kv.at[DEVICE] is not None, f"{node!r} is on the device below a gap"
     children = [child.kv for child in node.children.values()]
     assert node.kv.below == [sum(kv.at[t] is not None for kv in children) for t in Tier], f"{node!r} miscounts children"
     assert node.kv.soiled == sum(kv.standing == DIRTY for kv in children), f"{node!r} miscounts dirty children"
@@ -84,7 +84,7 @@ def _check_slots(directory: Directory, nodes: list[Node], private: Iterable[Ints
                 used.append(slots)
             if item.pending is not None and item.pending.tier == tier:
                 used.append(item.pending.slots)
-        if tier == Tier.DEVICE:
+        if tier == DEVICE:
             used.extend(private)
         pool.check(np.concatenate(used))
 
@@ -97,11 +97,11 @@ def _check_totals(directory: Directory, nodes: list[Node]) -> None:
         leased = sum(size for item, size in sized if item.locks[tier])
         assert directory.cached[tier] == cached, f"{tier.name}: {directory.cached[tier]} cached, counted {cached}"
         assert directory.leased[tier] == leased, f"{tier.name}: {directory.leased[tier]} leased, counted {leased}"
-    if Tier.HOST in directory.pools:
-        backed = sum(i.size(Tier.HOST) for i in items if directory.offers.safe(i, Tier.HOST))
+    if HOST in directory.pools:
+        backed = sum(i.size(HOST) for i in items if directory.offers.safe(i, HOST))
         assert directory.backed == backed, f"{directory.backed} slots of host backed, counted {backed}"
-    if Tier.DISK in directory.pools:
-        dormant, free = directory.archive.catalogue.pages, directory.pools[Tier.DISK].free
+    if DISK in directory.pools:
+        dormant, free = directory.archive.catalogue.pages, directory.pools[DISK].free
         assert 0 <= dormant <= free, f"{dormant} dormant pages on disk, {free} slots for them"
     for (source, target), moving in directory.moving.items():
         copies = (i.pending for i in items if i.pending is not None)
@@ -133,18 +133,18 @@ def _check_clean(directory: Directory, nodes: list[Node]) -> None:
         for item in node.items():
             standing = _standing(directory, item, held_up and item.what == "kv")
             assert item.standing == standing, f"{item!r} counts as {item.standing.name}, but is {standing.name}"
-            clean += item.size(Tier.DEVICE) if standing == FREE else 0
+            clean += item.size(DEVICE) if standing == FREE else 0
             if item.what == "kv" and standing >= HELD:
                 held.add(id(node))
     assert directory.clean == clean, f"{directory.clean} clean, counted {clean}"
 
 
 def _standing(directory: Directory, item: Item, held_up: bool) -> Standing:
-    if item.at[Tier.DEVICE] is None:
+    if item.at[DEVICE] is None:
         return GONE
-    if not directory.offers.safe(item, Tier.DEVICE):
+    if not directory.offers.safe(item, DEVICE):
         return DIRTY
-    return HELD if item.locks[Tier.DEVICE] or held_up else FREE
+    return HELD if item.locks[DEVICE] or held_up else FREE
 
 
 def _check_locks(directory: Directory, nodes: list[Node]) -> None:
@@ -170,7 +170,7 @@ def _check_candidates(directory: Directory, nodes: list[Node]) -> None:
     for item in _items(nodes):
         for ranking, ids in offered:
             assert not ranking.live(item) or id(item) in ids, f"{item!r} is a candidate that nobody offers"
-        if Tier.DISK in directory.pools and directory.config.write_idle:
+        if DISK in directory.pools and directory.config.write_idle:
             known = item in directory.offers.backlog
             assert known or not directory.offers.unsaved(item), f"{item!r} is not on disk, and nobody will look at it"
 

@@ -8,11 +8,11 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
 from stepwell.cache.life import ABSENT, CONDEMNED, HERE, REFUSED
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, DISK
 from stepwell.cache.placement import left_by, overtaken
 from stepwell.cache.survey import Survey
 from stepwell.cache.table import BlockTable
-from stepwell.cache.tree import MOST_JOINED, OLD, TOKEN_BYTES, Node, Rung, RungKind
+from stepwell.cache.tree import MOST_JOINED, OLD, ROLLING, TOKEN_BYTES, WAYPOINT, Node, Rung, RungKind
 
 
 def publish(
@@ -35,7 +35,7 @@ def publish(
         child = follow(directory, node, tokens, end, now)
         if 0 < known < len(node.children):
             _leave_branches(directory, child)
-        if not adopt and child.kv.at[Tier.DEVICE] is not None:
+        if not adopt and child.kv.at[DEVICE] is not None:
             break
         _fill(directory, child, table, condemned)
         child.used = now
@@ -80,13 +80,13 @@ def follow(directory: Directory, node: Node, tokens: Ints, end: int, now: float)
 def _fill(directory: Directory, node: Node, table: BlockTable, condemned: bool) -> None:
     """Give `node` the table's pages for its tokens, or the table the node's. What was computed from condemned bytes is condemned."""
     first, last = node.start // directory.tree.block, node.end // directory.tree.block
-    here = node.kv.at[Tier.DEVICE]
+    here = node.kv.at[DEVICE]
     if here is None:
         pages = table.hand_over(first, last)
         if condemned:
-            directory.transition(node.kv, Tier.DEVICE, CONDEMNED, pages)
+            directory.transition(node.kv, DEVICE, CONDEMNED, pages)
         else:
-            directory.place(node.kv, Tier.DEVICE, pages)
+            directory.place(node.kv, DEVICE, pages)
     else:
         table.retire(table.share(first, here))
 
@@ -97,20 +97,20 @@ def leave_rung(
     """Publish an image that has folded exactly `position` tokens of the leased path; None, and the pages go, if one is there or the
     path is condemned."""
     if directory.tree.is_condemned(lease.item.node):
-        directory.give(Tier.DEVICE, pages)
+        directory.give(DEVICE, pages)
         return None
     node = directory.node_at(lease.item.node, position)
     rung = node.rung
-    if rung is not None and rung.image.has(Tier.DEVICE):
-        directory.give(Tier.DEVICE, pages)
+    if rung is not None and rung.image.has(DEVICE):
+        directory.give(DEVICE, pages)
         _raise(directory, rung, kind)
         return None
     if rung is None:
         rung = directory.add_rung(node, kind, now)
     rung.used = now
     _raise(directory, rung, kind)
-    directory.place(rung.image, Tier.DEVICE, pages)
-    if kind != RungKind.ROLLING:
+    directory.place(rung.image, DEVICE, pages)
+    if kind != ROLLING:
         _lengthen_line(directory, rung)
     if directory.policy.thins:
         _thin(directory, rung, kind)
@@ -119,7 +119,7 @@ def leave_rung(
 
 def _raise(directory: Directory, rung: Rung, kind: RungKind) -> None:
     """The better reason to keep a rung counts. What was a waypoint is no longer among the first to go."""
-    if rung.kind == RungKind.WAYPOINT and kind != RungKind.WAYPOINT:
+    if rung.kind == WAYPOINT and kind != WAYPOINT:
         rung.depth = 0
         directory.offer(rung.image)
     rung.kind = min(rung.kind, kind)
@@ -166,7 +166,7 @@ def advance(
     if not (_may_lengthen(node, end) and _is_own(rung) and _as_new(directory, rung)):
         return False
     _lengthen(directory, node, tokens, end, table, now)
-    directory.give(Tier.DEVICE, directory.exchange(rung, pages))
+    directory.give(DEVICE, directory.exchange(rung, pages))
     directory.offers.latest.use = rung.used = now
     return True
 
@@ -174,7 +174,7 @@ def advance(
 def _is_own(rung: Rung) -> bool:
     """Whether nobody but the request that left it knows of a rolling `rung`, which is on the device alone."""
     image = rung.image
-    if rung.kind != RungKind.ROLLING or image.pending is not None or image.kept or image.locks != _UNLOCKED:
+    if rung.kind != ROLLING or image.pending is not None or image.kept or image.locks != _UNLOCKED:
         return False
     device, host, disk = image.life
     return device == HERE and host <= REFUSED and disk <= REFUSED
@@ -193,7 +193,7 @@ def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
         if old.depth < depth:
             old.depth = depth
             directory.offer(old.image)
-    if kind == RungKind.ROLLING:
+    if kind == ROLLING:
         if directory.answers.in_vain:
             _give_up(directory, rung)
         return
@@ -212,7 +212,7 @@ def _give_up(directory: Directory, rung: Rung) -> None:
 def retract(directory: Directory, rung: Rung) -> None:
     """Drop a rolling rung that a later one of the same request replaces, unless someone holds it or it is a fork by now."""
     node = rung.image.node
-    stays = node.rung is not rung or rung.kind != RungKind.ROLLING or len(node.children) > 1
+    stays = node.rung is not rung or rung.kind != ROLLING or len(node.children) > 1
     if not stays and not rung.image.kept and not any(rung.image.locks) and rung.image.pending is None:
         directory.remove_rung(rung)
 
@@ -220,8 +220,8 @@ def retract(directory: Directory, rung: Rung) -> None:
 def pass_by(directory: Directory, rung: Rung) -> None:
     """A rolling rung stays where it is while its answer goes on: whoever goes on from the middle of that resumes here. It is among the
     first to go, and makes no other rung less valuable."""
-    if rung.image.node.rung is rung and rung.kind == RungKind.ROLLING:
-        rung.kind = RungKind.WAYPOINT
+    if rung.image.node.rung is rung and rung.kind == ROLLING:
+        rung.kind = WAYPOINT
         if directory.policy.thins:
             rung.depth = OLD
         directory.offer(rung.image)
@@ -240,14 +240,14 @@ def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int,
     evicted = min(found.matched, found.tokens - 1) - max(found.union, boundary)
     directory.offers.missed(found.tokens, max(0, evicted))
     if rung is not None:
-        if rung.kind == RungKind.ROLLING:
+        if rung.kind == ROLLING:
             directory.answers.saw(repeated=True)
         rung.used = now
         rung.uses += 1
         rung.depth = 0
-    if Tier.DISK not in directory.pools:
+    if DISK not in directory.pools:
         return
     items = (*(node.kv for node in used), *((rung.image,) if rung is not None else ()))
-    on_disk = [slots for item in items if (slots := item.at[Tier.DISK]) is not None]
+    on_disk = [slots for item in items if (slots := item.at[DISK]) is not None]
     if on_disk:
         directory.archive.touch(np.concatenate(on_disk))

@@ -17,12 +17,12 @@ from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.leases import Flight, Lease, lock, lock_path, unlock
 from stepwell.cache.life import CONDEMNED
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, DISK, Tier
 from stepwell.cache.outcome import Reason
 from stepwell.cache.plan import Plan, Room, Wait, plan, plan_return
 from stepwell.cache.policy import Answers, Branches
 from stepwell.cache.ranking import attached
-from stepwell.cache.survey import Survey, gather, survey
+from stepwell.cache.survey import Survey, survey
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Item, Node, Root, Rung, RungKind, Tree
 
@@ -43,14 +43,14 @@ class Directory(Account):
     # ---- reading ------------------------------------------------------------------------------------------
 
     def room(self) -> Room:
-        free = self.pools[Tier.DEVICE].free
-        idle = self.cached[Tier.DEVICE] - self.leased[Tier.DEVICE]
+        free = self.pools[DEVICE].free
+        idle = self.cached[DEVICE] - self.leased[DEVICE]
         return Room(self.config.device_pages, free, idle, self.reserved, free + self.clean)
 
     @property
     def spendable(self) -> int:
         """Device pages that nobody holds and that are promised to nobody: free, or cached and unleased."""
-        device = Tier.DEVICE
+        device = DEVICE
         return self.pools[device].free + self.cached[device] - self.leased[device] - self.reserved
 
     def survey(self, salt: str, prompt: Ints) -> Survey:
@@ -114,7 +114,7 @@ class Directory(Account):
 
     def grow(self, table: BlockTable, count: int) -> None:
         """Append `count` free pages; promised ones first. The caller has secured them."""
-        table.append(self.pools[Tier.DEVICE].take(count))
+        table.append(self.pools[DEVICE].take(count))
         used = min(count, table.promised)
         table.promised -= used
         self.reserved -= used
@@ -122,7 +122,7 @@ class Directory(Account):
 
     def grow_each(self, tables: Sequence[BlockTable]) -> None:
         """Append a free page to each of `tables`, as `grow` does."""
-        pages = self.pools[Tier.DEVICE].take(len(tables))
+        pages = self.pools[DEVICE].take(len(tables))
         for at, table in enumerate(tables):
             table.append(pages[at : at + 1])
             if table.promised:
@@ -138,7 +138,7 @@ class Directory(Account):
 
     def close(self, table: BlockTable) -> None:
         """Give back what the table alone owns, and its reservation."""
-        self.give(Tier.DEVICE, table.private)
+        self.give(DEVICE, table.private)
         self.promise(table, 0)
 
     # ---- content ------------------------------------------------------------------------------------------
@@ -159,10 +159,10 @@ class Directory(Account):
         slots = item.at[tier]
         if slots is None or not item.has(tier):
             return
-        if tier == Tier.DISK:
+        if tier == DISK:
             self.archive.forget(slots)
         coming = item.pending
-        if coming is not None and coming.tier == Tier.DISK and coming.source == tier:
+        if coming is not None and coming.tier == DISK and coming.source == tier:
             self.archive.forget(coming.slots)
         self.transition(item, tier, CONDEMNED)
         if not item.locks[tier]:
@@ -171,7 +171,7 @@ class Directory(Account):
     def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
         """A new child of `parent`, with no copy of its KV yet."""
         self.reconsider(parent.kv)
-        self.items += 1
+        self.offers.items += 1
         self.ghost_blocks += len(tokens) // self.tree.block
         return self.tree.attach(parent, tokens, now)
 
@@ -179,26 +179,26 @@ class Directory(Account):
         """A rung at the end of `node`, with no image yet."""
         assert node.rung is None
         self.reconsider(node.kv)
-        self.items += 1
+        self.offers.items += 1
         node.lost = tuple(p for p in node.lost if p != node.end)
         node.rung = Rung(node, kind, now)
         return node.rung
 
     def lengthen(self, node: Node, tokens: Ints, pages: Ints) -> None:
         """Let a leaf on the device alone, which one lease holds, go on by `tokens`, whose KV is in `pages`."""
-        here = node.kv.at[Tier.DEVICE]
-        assert here is not None and not node.children and node.kv.locks[Tier.DEVICE] == 1
+        here = node.kv.at[DEVICE]
+        assert here is not None and not node.children and node.kv.locks[DEVICE] == 1
         self.tree.lengthen(node, tokens)
-        node.kv.at[Tier.DEVICE] = np.concatenate([here, pages])
-        self.cached[Tier.DEVICE] += len(pages)
-        self.leased[Tier.DEVICE] += len(pages)
+        node.kv.at[DEVICE] = np.concatenate([here, pages])
+        self.cached[DEVICE] += len(pages)
+        self.leased[DEVICE] += len(pages)
         self.epoch += 1
 
     def exchange(self, rung: Rung, pages: Ints) -> Ints:
         """Let the unlocked image of `rung` on the device be in `pages`, as many as it has; returns those it was in."""
-        old = rung.image.at[Tier.DEVICE]
+        old = rung.image.at[DEVICE]
         assert old is not None and len(old) == len(pages)
-        rung.image.at[Tier.DEVICE] = pages
+        rung.image.at[DEVICE] = pages
         self.epoch += 1
         return old
 
@@ -214,7 +214,7 @@ class Directory(Account):
     def _take_rung(self, node: Node) -> None:
         """The rung at `node` goes, and with it the keeps that end there."""
         node.rung = None
-        self.items -= 1
+        self.offers.items -= 1
         for keep in list(self.keeps.at.get(node, ())):
             for item in self.keeps.end(keep):
                 self.offer(item)
@@ -224,7 +224,7 @@ class Directory(Account):
     def split(self, node: Node, at: int) -> Node:
         """Cut `node` at `at`; returns the upper half, which shares leases and copies in flight."""
         upper = self.tree.split(node, at)
-        self.items += 1
+        self.offers.items += 1
         if upper.kv.pending is not None:
             ticket = upper.kv.pending.ticket
             (self.in_flight.get(ticket) or self.overdue[ticket]).items.append(upper.kv)
@@ -243,8 +243,16 @@ class Directory(Account):
         raise AssertionError(f"{position} is not on the path to {node!r}")
 
     def pages_of(self, node: Node, end: int) -> Ints:
-        """Device pages of [0, end) on the path to `node`."""
-        return gather(tuple(reversed(list(node.up()))), Tier.DEVICE, 0, end, self.tree.block)
+        """Device pages of [0, end) on the path to `node`. O(path)."""
+        parts: list[Ints] = []
+        while (above := node.parent) is not None:
+            if node.start < end:
+                pages = node.kv.at[DEVICE]
+                assert pages is not None, f"{node!r} is not on the device"
+                parts.append(pages if node.end <= end else pages[: (end - node.start) // self.tree.block])
+            node = above
+        parts.reverse()
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
     def tidy(self, node: Node) -> None:
         """Remove what stands for nothing at `node`: a rung without an image, an empty leaf, a needless boundary.
@@ -282,7 +290,7 @@ class Directory(Account):
     def _detach(self, leaf: Node) -> None:
         """Take a vacant leaf out of the tree."""
         self.tree.detach(leaf)
-        self.items -= 1
+        self.offers.items -= 1
         self.ghost_blocks -= (leaf.end - leaf.start) // self.tree.block
 
     def _reshape(self, node: Node) -> None:
@@ -305,5 +313,5 @@ class Directory(Account):
         if not self.tree.joinable(node):
             return False
         self.tree.join(node)
-        self.items -= 1
+        self.offers.items -= 1
         return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stepwell.cache.account import Account
 from stepwell.cache.life import CONDEMNED, DIRTY, FREE, HELD
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, HOST, Tier
 from stepwell.cache.tree import Item, Node
 
 
@@ -39,7 +39,7 @@ def lock(account: Account, lease: Lease) -> None:
     item.locks[tier] += 1
     if item.locks[tier] == 1 and item.at[tier] is not None:
         account.leased[tier] += item.size(tier)
-        if tier == Tier.DEVICE:
+        if tier == DEVICE:
             account.weigh(item)
 
 
@@ -54,7 +54,7 @@ def unlock(account: Account, lease: Lease) -> list[Item]:
     if item.locks[tier] or item.at[tier] is None:
         return []
     account.leased[tier] -= item.size(tier)
-    if tier == Tier.DEVICE:
+    if tier == DEVICE:
         account.weigh(item)
     account.offer(item)
     return [item] if item.life[tier] == CONDEMNED else []
@@ -65,45 +65,46 @@ def lock_path(account: Account, node: Node | None, top: Node | None, tier: Tier)
 
     What `Account.weigh` would say of each is known: HELD, if it was FREE; and so it is with the next above, which is locked too.
     """
-    on_device, leased = tier == Tier.DEVICE, 0
+    on_device, leased, freed = tier == DEVICE, 0, 0
     while node is not None and node is not top:
-        kv = node.kv
-        locks = kv.locks
-        locks[tier] += 1
+        kv, above = node.kv, node.parent
+        locks = kv.locks[tier] = kv.locks[tier] + 1
         slots = kv.at[tier]
-        if locks[tier] == 1 and slots is not None:
+        if locks == 1 and slots is not None:
             leased += len(slots)
-            if on_device and kv.at[Tier.HOST] is not None and not kv.below[Tier.HOST]:
+            if on_device and kv.at[HOST] is not None and not kv.below[HOST]:
                 account.offer(kv)  # host may do without its copy now
-            if on_device and kv.standing == FREE:
-                account.clean -= len(slots)
+            if on_device and kv.standing is FREE:
+                freed += len(slots)
                 kv.standing = HELD
-                assert node.parent is not None, "the root has no bytes"
-                node.parent.kv.held_up += 1
-        node = node.parent
+                assert above is not None, "the root has no bytes"
+                above.kv.held_up += 1
+        node = above
     account.leased[tier] += leased
+    account.clean -= freed
 
 
 def _unlock_path(account: Account, node: Node | None, tier: Tier) -> list[Item]:
     """Take one lock off all KV from `node` up: from the end, so that each knows what its children say by the time it is looked at."""
     condemned: list[Item] = []
-    on_device, leased = tier == Tier.DEVICE, 0
+    on_device, leased, freed = tier == DEVICE, 0, 0
     while node is not None:
-        kv, parent, locks = node.kv, node.parent, node.kv.locks
-        assert locks[tier] > 0, f"{kv!r} is not locked in {tier.name.lower()}"
-        locks[tier] -= 1
+        kv, above = node.kv, node.parent
+        locks = kv.locks[tier] = kv.locks[tier] - 1
+        assert locks >= 0, f"{kv!r} is not locked in {tier.name.lower()}"
         slots = kv.at[tier]
-        if slots is not None and not locks[tier]:
+        if not locks and slots is not None:
             leased += len(slots)
-            if on_device and kv.standing == HELD and not kv.held_up:
-                assert parent is not None, "the root has no bytes"
-                account.clean += len(slots)
+            if on_device and kv.standing is HELD and not kv.held_up:
+                assert above is not None, "the root has no bytes"
+                freed += len(slots)
                 kv.standing = FREE
-                parent.kv.held_up -= 1
-            if not kv.below[tier] or (kv.standing == DIRTY and not kv.soiled):  # no candidate else
+                above.kv.held_up -= 1
+            if not kv.below[tier] or (kv.standing is DIRTY and not kv.soiled):  # no candidate else
                 account.offer(kv)
-            if kv.life[tier] == CONDEMNED:
+            if kv.life[tier] is CONDEMNED:
                 condemned.append(kv)
-        node = parent
+        node = above
     account.leased[tier] -= leased
+    account.clean += freed
     return condemned

@@ -14,11 +14,11 @@ from stepwell.cache.archive import path_tokens
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.life import REFUSED
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
 from stepwell.cache.ranking import attached
 from stepwell.cache.recall import recall
 from stepwell.cache.shed import begin
-from stepwell.cache.tree import Item, Node, RungKind
+from stepwell.cache.tree import BRANCH, INTERVAL, Item, Node
 
 AT_ONCE = 256
 """Items that one turn of `persist_rest` looks at: a request that arrives meanwhile has to wait for the turn."""
@@ -29,7 +29,7 @@ TOKENS_AT_ONCE = 1 << 20
 def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int = 0) -> None:
     """Begin writes that bring the clean share of the tier above the disk back to where the configuration wants it, and that let
     `lacking` slots of it be dropped besides what can be now."""
-    if Tier.DISK not in directory.pools:
+    if DISK not in directory.pools:
         return
     upper = above(directory)
     use = directory.use(upper)
@@ -51,7 +51,7 @@ def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int =
 def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
     """Begin writing what has been of use most recently and is not on disk: at most `AT_ONCE` items and `TOKENS_AT_ONCE` tokens of prompts
     are looked at in one call. False if nothing is left that is worth it."""
-    if Tier.DISK not in directory.pools or not directory.config.write_idle:
+    if DISK not in directory.pools or not directory.config.write_idle:
         return False
     offers, lookups = directory.offers, directory.archive.lookups
     offers.settle()
@@ -73,16 +73,16 @@ def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
 
 def _settled(item: Item) -> bool:
     """Whether the disk has, or is getting, or will not get `item`."""
-    return item.has(Tier.DISK) or item.life[Tier.DISK] == REFUSED or _coming(item)
+    return item.has(DISK) or item.life[DISK] == REFUSED or _coming(item)
 
 
 def _coming(item: Item) -> bool:
-    return item.pending is not None and item.pending.tier == Tier.DISK
+    return item.pending is not None and item.pending.tier == DISK
 
 
 def above(directory: Directory) -> Tier:
     """The tier above the disk."""
-    return Tier.HOST if Tier.HOST in directory.pools else Tier.DEVICE
+    return HOST if HOST in directory.pools else DEVICE
 
 
 def _may_begin(directory: Directory, now: float) -> bool:
@@ -96,7 +96,7 @@ def _may_begin(directory: Directory, now: float) -> bool:
 
 def _being_read(directory: Directory) -> dict[Tier, int]:
     """Pages by tier that writes under way hold."""
-    return {tier: directory.moving.get((tier, Tier.DISK), 0) for tier in directory.pools}
+    return {tier: directory.moving.get((tier, DISK), 0) for tier in directory.pools}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +132,14 @@ def _write_unknown(directory: Directory, item: Item, costs: Costs, now: float) -
         return False
     if not (_worth(directory, item, batch, costs) and _room_on_disk(directory, item.node, batch)):
         if attached(item):
-            directory.refuse(item, Tier.DISK)
+            directory.refuse(item, DISK)
         return True
     if not attached(item) or _settled(item) or (batch := _batch(item)) is None:
         return True  # what went to make room let its node join another, which is on offer now
     trail = directory.archive.trail(item.node)  # one for all: each would hash the path from the root again
     for part in batch.items:
-        source = Tier.HOST if part.has(Tier.HOST) else Tier.DEVICE
-        directory.archive.outbox.append(begin(directory, part, source, Tier.DISK, trail))
+        source = HOST if part.has(HOST) else DEVICE
+        directory.archive.outbox.append(begin(directory, part, source, DISK, trail))
     directory.archive.budget.spend(batch.pages, now)
     return True
 
@@ -164,8 +164,8 @@ def _batch(item: Item) -> _Batch | None:
     wanted = [above.kv for above in node.up() if above.parent is not None][::-1]
     if node.rung is not None and node.rung.image.best() is not None:
         wanted.append(node.rung.image)
-    missing = [part for part in wanted if not part.has(Tier.DISK) and not _coming(part)]
-    if any(part.pending is not None or part.at[Tier.DISK] is not None for part in missing):
+    missing = [part for part in wanted if not part.has(DISK) and not _coming(part)]
+    if any(part.pending is not None or part.at[DISK] is not None for part in missing):
         return None
     pages = sum(part.size(best) for part in missing if (best := part.best()) is not None)
     return _Batch(tuple(missing), pages)
@@ -177,25 +177,25 @@ def _worth(directory: Directory, item: Item, batch: _Batch, costs: Costs) -> boo
     if any(part.best() is None for part in batch.items):
         return False  # below a gap: nothing resumes from there
     if node.rung is None or node.rung.image.best() is None:
-        return item.below[Tier.DISK] > 0  # what the disk has below is of no use without it
-    if node.rung.superseded and node.rung.kind not in (RungKind.BRANCH, RungKind.INTERVAL):
+        return item.below[DISK] > 0  # what the disk has below is of no use without it
+    if node.rung.superseded and node.rung.kind not in (BRANCH, INTERVAL):
         return False
     above = (n for n in node.up() if n is not node and n.rung is not None)
-    anchor = next((n.end for n in above if n.rung and (n.rung.image.has(Tier.DISK) or _coming(n.rung.image))), 0)
+    anchor = next((n.end for n in above if n.rung and (n.rung.image.has(DISK) or _coming(n.rung.image))), 0)
     size = batch.pages * directory.config.geometry.page_bytes
-    return costs.prefill_seconds(anchor, node.end) > size / costs.bytes_per_s[Tier.DISK]
+    return costs.prefill_seconds(anchor, node.end) > size / costs.bytes_per_s[DISK]
 
 
 def _room_on_disk(directory: Directory, node: Node, batch: _Batch) -> bool:
     """Free disk slots for `batch`: of what nobody has asked for since an earlier process, then of what is worth less than the rung at
     `node` and than each part of the batch; never of anything else, or two runs that do not fit together would be written in turn for
     ever."""
-    pool, catalogue, pages = directory.pools[Tier.DISK], directory.archive.catalogue, batch.pages
+    pool, catalogue, pages = directory.pools[DISK], directory.archive.catalogue, batch.pages
     last = node.rung.image if node.rung is not None else node.kv
-    ranking = directory.offers.drops[Tier.DISK]
+    ranking = directory.offers.drops[DISK]
     # what it is built on must not make room for it
-    holds = [directory.lease(held, Tier.DISK) for held in (node.kv, last)]
-    fits = pages + directory.leased[Tier.DISK] <= pool.total  # if not, nothing is to go for it
+    holds = [directory.lease(held, DISK) for held in (node.kv, last)]
+    fits = pages + directory.leased[DISK] <= pool.total  # if not, nothing is to go for it
     while (lack := pages + catalogue.pages - pool.free) > 0 and fits:
         if catalogue.pages and catalogue.trim(lack):
             continue
@@ -205,7 +205,7 @@ def _room_on_disk(directory: Directory, node: Node, batch: _Batch) -> bool:
         if any(ranking.outlasts(victim, part) for part in (last, *batch.items)):
             directory.offer(victim)
             break
-        directory.drop(victim, Tier.DISK)
+        directory.drop(victim, DISK)
     for hold in holds:
         directory.release(hold)
     return lack <= 0

@@ -12,7 +12,7 @@ from math import lcm
 
 from stepwell.base.units import floor_to
 from stepwell.cache.config import CacheConfig
-from stepwell.cache.tree import OLD, Node, Rung, RungKind
+from stepwell.cache.tree import BRANCH, INTERVAL, OLD, PROMPT_END, ROLLING, WAYPOINT, Node, Rung, RungKind
 
 
 def prompt_rungs(
@@ -30,16 +30,16 @@ def prompt_rungs(
     wanted: dict[int, RungKind] = {}
     first = floor_to(resumed, config.interval) + config.interval
     for position in range(first, tokens, config.interval):
-        wanted[position] = RungKind.INTERVAL
+        wanted[position] = INTERVAL
     for place in places:
         if 0 < place < tokens:
-            wanted[floor_to(place, grid)] = RungKind.INTERVAL
+            wanted[floor_to(place, grid)] = INTERVAL
     if branch is not None:
-        wanted[floor_to(branch, grid)] = RungKind.BRANCH
-    wanted[floor_to(tokens, grid)] = RungKind.PROMPT_END
-    wanted.setdefault(floor_to(tokens - 1, grid), RungKind.INTERVAL)
+        wanted[floor_to(branch, grid)] = BRANCH
+    wanted[floor_to(tokens, grid)] = PROMPT_END
+    wanted.setdefault(floor_to(tokens - 1, grid), INTERVAL)
     if config.whole_chunks:
-        wanted.setdefault(floor_to(tokens - 1, lcm(config.chunk, grid)), RungKind.PROMPT_END)
+        wanted.setdefault(floor_to(tokens - 1, lcm(config.chunk, grid)), PROMPT_END)
     return tuple(sorted((p, kind) for p, kind in wanted.items() if resumed < p))
 
 
@@ -57,7 +57,7 @@ def overtaken(node: Node) -> tuple[list[Rung], list[Rung]]:
             if None in others:
                 break
             answers += [rung for rungs in others for rung in rungs or ()]
-        if parent.rung is not None and parent.rung.kind != RungKind.WAYPOINT:
+        if parent.rung is not None and parent.rung.kind != WAYPOINT:
             above.append(parent.rung)
         below = parent
     return above, answers
@@ -71,12 +71,12 @@ def answer_rungs(node: Node) -> list[Rung] | None:
         if any(node.kv.locks) or node.awaited or len(node.children) > 1:
             return None
         if node.rung is not None:
-            if node.rung.kind not in (RungKind.ROLLING, RungKind.WAYPOINT):
+            if node.rung.kind not in (ROLLING, WAYPOINT):
                 return None
             found.append(node.rung)
         if not node.children:
             return found
-        if node.rung is None or node.rung.kind != RungKind.WAYPOINT:
+        if node.rung is None or node.rung.kind != WAYPOINT:
             return None
         (node,) = node.children.values()
     return None
@@ -113,7 +113,7 @@ def needed(rung: Rung, image_tokens: int) -> bool:
     nowhere. O(nodes between its neighbours), `_FAR` at most to each side.
     """
     node = rung.image.node
-    if rung.kind in (RungKind.ROLLING, RungKind.WAYPOINT) or node.kv.best() is None:
+    if rung.kind in (ROLLING, WAYPOINT) or node.kv.best() is None:
         return False
     return gap(rung) > max(rung.line // 8, image_tokens)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stepwell.base.units import ceil_to, floor_to
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
 from stepwell.cache.outcome import Loss, Reason
 from stepwell.cache.survey import Foothold, Survey, kv_nodes
 
@@ -51,7 +51,7 @@ class Option(NamedTuple):
     @property
     def loads(self) -> bool:
         """Whether bytes must arrive from below the device first."""
-        return bool(self.leg) or (self.foothold is not None and self.foothold.tier != Tier.DEVICE)
+        return bool(self.leg) or (self.foothold is not None and self.foothold.tier != DEVICE)
 
 
 class Room(NamedTuple):
@@ -175,16 +175,16 @@ def _option(foothold: Foothold, found: Survey, rules: CacheConfig) -> Option | N
         return Option(boundary, found.device, foothold, _sources(found, found.device, boundary))
     shared, end = floor_to(found.device, rules.chunk), ceil_to(boundary, rules.chunk)
     nodes = kv_nodes(found.path, shared, min(end, found.matched))
-    if end > found.matched or not all(n.kv.has(Tier.HOST) for n, _, _ in nodes):
+    if end > found.matched or not all(n.kv.has(HOST) for n, _, _ in nodes):
         return None
-    return Option(boundary, shared, foothold, (Source(Tier.HOST, shared, end),))
+    return Option(boundary, shared, foothold, (Source(HOST, shared, end),))
 
 
 def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:
     """KV of [start, end) by tier, neighbours of one tier joined."""
     out: list[Source] = []
     for node, a, b in kv_nodes(found.path, start, end):
-        tier = node.kv.best(below=Tier.DEVICE)
+        tier = node.kv.best(below=DEVICE)
         assert tier is not None, "the union reaches past every foothold"
         if out and out[-1].tier == tier:
             out[-1] = Source(tier, out[-1].start, b)
@@ -218,7 +218,7 @@ def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tup
     steps = [*deepest, *([hit] if hit else [])]
     yield (aim, *(Option(f.position, shared, f) for f in steps), cold)
     for foothold in reversed(resident):
-        copy = _below(foothold) if foothold.tier == Tier.DEVICE else foothold
+        copy = _below(foothold) if foothold.tier == DEVICE else foothold
         if copy is not None:
             yield (aim, Option(copy.position, shared, copy), cold)
             return
@@ -227,9 +227,9 @@ def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tup
 def _below(foothold: Foothold) -> Foothold | None:
     """The same rung, read from a copy that no device page pays for."""
     image = foothold.rung.image
-    if image.locks[Tier.DEVICE]:
+    if image.locks[DEVICE]:
         return foothold
-    for tier in (Tier.HOST, Tier.DISK):
+    for tier in (HOST, DISK):
         if image.has(tier):
             return Foothold(foothold.position, foothold.rung, tier)
     return None
@@ -239,7 +239,7 @@ def _hit_option(found: Survey, hit: Foothold | None, room: Room, rules: CacheCon
     """The hit; where its image and the prompt would not fit even an empty pool, what can be had without the image."""
     if hit is not None:
         whole = rules.geometry.pages_for(found.tokens) + rules.geometry.image_pages
-        if whole <= room.total or hit.rung.image.locks[Tier.DEVICE]:
+        if whole <= room.total or hit.rung.image.locks[DEVICE]:
             return Option(hit.position, found.device, hit)
     return Option(0, found.device)
 
@@ -255,7 +255,7 @@ def pinned_kv(found: Survey, block: int) -> int:
     idle: int | None = None  # where the idle part begins: locks hold all that is above them
     for node in reversed(found.path):
         if node.start < found.device:
-            if node.kv.locks[Tier.DEVICE]:
+            if node.kv.locks[DEVICE]:
                 break
             idle = node.start
     return 0 if idle is None else (found.device - idle) // block
@@ -263,9 +263,9 @@ def pinned_kv(found: Survey, block: int) -> int:
 
 def pinned_images(chain: tuple[Option, ...]) -> int:
     """Device pages of images that are idle now and leased once `chain` is committed."""
-    footholds = (o.foothold for o in chain if o.foothold is not None and o.foothold.tier == Tier.DEVICE)
+    footholds = (o.foothold for o in chain if o.foothold is not None and o.foothold.tier == DEVICE)
     images = {id(f.rung): f.rung.image for f in footholds}
-    return sum(image.size(Tier.DEVICE) for image in images.values() if not image.locks[Tier.DEVICE])
+    return sum(image.size(DEVICE) for image in images.values() if not image.locks[DEVICE])
 
 
 def _no_room(aim: Option, found: Survey) -> Reason:

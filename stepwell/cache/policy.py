@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from stepwell.base.errors import ConfigError
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, Tier
 from stepwell.cache.tree import Item
 
 Value: TypeAlias = tuple[int, float]
@@ -75,13 +75,11 @@ class Ladder:
                 return self._LEFT + node.left, node.used
             return (self._POPULAR if rung is not None and rung.uses >= POPULAR else 1), node.used
         assert rung is not None
-        if not (node.kv.has(tier) if tier == Tier.DEVICE else node.kv.best() is not None) or (
-            rung.depth and rung.given_up
-        ):
+        if not (node.kv.has(tier) if tier == DEVICE else node.kv.best() is not None) or (rung.depth and rung.given_up):
             return 0, rung.used
         if node.left and not rung.superseded:
             return self._LEFT + node.left, rung.used
-        if tier != Tier.DEVICE:
+        if tier != DEVICE:
             return (self._SUPERSEDED_BELOW if rung.superseded else self._BELOW), rung.used
         return (self._POPULAR if rung.uses >= POPULAR else self._BY_DEPTH[rung.depth]), rung.used
 

@@ -12,25 +12,22 @@ from stepwell.base.geometry import Ints
 class Pool:
     """A stack of free slot numbers. Taking and giving n slots costs O(n); runs given back together come out together.
 
+    free   slots that can be taken
     total  slots that there are by now; `widen` adds more, up to what the pool was made for, until `settle`
     """
 
-    __slots__ = ("_free", "_stack", "total")
+    __slots__ = ("_stack", "free", "total")
 
     def __init__(self, most: int, total: int | None = None) -> None:
         self.total = 0
         self._stack: Ints = np.empty(most, dtype=np.int32)
-        self._free = 0
+        self.free = 0
         self.widen(most if total is None else total)
-
-    @property
-    def free(self) -> int:
-        return self._free
 
     @property
     def free_slots(self) -> Ints:
         """The free slots; a view."""
-        return self._stack[: self._free]
+        return self._stack[: self.free]
 
     @property
     def most(self) -> int:
@@ -49,19 +46,19 @@ class Pool:
 
     def take(self, count: int) -> Ints:
         """`count` slots, ascending where they were given back so. The caller has made sure that they are there."""
-        assert 0 <= count <= self._free, f"{count} slots wanted, {self._free} of {self.total} free"
-        self._free -= count
-        return self._stack[self._free : self._free + count][::-1].copy()
+        assert 0 <= count <= self.free, f"{count} slots wanted, {self.free} of {self.total} free"
+        self.free -= count
+        return self._stack[self.free : self.free + count][::-1].copy()
 
     def give(self, slots: Ints) -> None:
         """Return slots that nobody references any more."""
-        assert self._free + len(slots) <= self.total, f"{len(slots)} slots too many given back"
-        self._stack[self._free : self._free + len(slots)] = slots[::-1]
-        self._free += len(slots)
+        assert self.free + len(slots) <= self.total, f"{len(slots)} slots too many given back"
+        self._stack[self.free : self.free + len(slots)] = slots[::-1]
+        self.free += len(slots)
 
     def check(self, used: Ints) -> None:
         """Every slot is either free or in `used`, once. O(total)."""
-        seen = np.concatenate([self._stack[: self._free], used])
+        seen = np.concatenate([self._stack[: self.free], used])
         counts = np.bincount(seen, minlength=self.total)
         wrong = np.flatnonzero(counts != 1)
         assert len(counts) == self.total and not len(wrong), (

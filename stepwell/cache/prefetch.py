@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
-from stepwell.cache.moves import Move, Tier
+from stepwell.cache.moves import DEVICE, Move, Tier
 from stepwell.cache.shed import begin, secure
 from stepwell.cache.tree import Item, Node
 
@@ -82,9 +82,9 @@ def resident(tip: Node) -> int:
     for node in reversed(list(tip.up())):
         if node.parent is None:
             continue
-        if not node.kv.has(Tier.DEVICE):
+        if not node.kv.has(DEVICE):
             break
-        if node.rung is not None and node.rung.image.has(Tier.DEVICE):
+        if node.rung is not None and node.rung.image.has(DEVICE):
             whole = node.end
     return whole
 
@@ -94,7 +94,7 @@ def _targets(directory: Directory, path: list[Node]) -> list[int]:
     found: list[int] = []
     for count, node in enumerate(path, 1):
         best = node.kv.best()
-        if best is None or (directory.config.whole_chunks and best != Tier.DEVICE):
+        if best is None or (directory.config.whole_chunks and best != DEVICE):
             break
         if node.rung is not None and node.rung.image.best() is not None:
             found.append(count)
@@ -105,7 +105,7 @@ def _missing(part: list[Node]) -> list[Item]:
     """What is not on the device, KV from the top down, then the image."""
     rung = part[-1].rung
     items = [node.kv for node in part] + ([rung.image] if rung is not None else [])
-    return [item for item in items if item.at[Tier.DEVICE] is None]
+    return [item for item in items if item.at[DEVICE] is None]
 
 
 def _need(missing: list[Item]) -> int:
@@ -114,22 +114,22 @@ def _need(missing: list[Item]) -> int:
 
 def _footing(part: list[Node]) -> list[Node]:
     """The resident nodes at the top of `part`."""
-    gap = next((i for i, node in enumerate(part) if node.kv.at[Tier.DEVICE] is None), len(part))
+    gap = next((i for i, node in enumerate(part) if node.kv.at[DEVICE] is None), len(part))
     return part[:gap]
 
 
 def _image_here(part: list[Node]) -> list[Item]:
     """The image that it loads KV for, where that is on the device; without the KV it would be the first to go."""
     rung = part[-1].rung
-    return [] if rung is None or rung.image.at[Tier.DEVICE] is None else [rung.image]
+    return [] if rung is None or rung.image.at[DEVICE] is None else [rung.image]
 
 
 def _room(directory: Directory, part: list[Node]) -> tuple[int, int]:
     """Pages to be had at all, and at once without a loss, with what it needs of the device held and no promise broken."""
     room = directory.room()
     needed = [*(node.kv for node in _footing(part)), *_image_here(part)]
-    idle = [item for item in needed if not item.locks[Tier.DEVICE]]
-    held = sum(item.size(Tier.DEVICE) for item in idle)
+    idle = [item for item in needed if not item.locks[DEVICE]]
+    held = sum(item.size(DEVICE) for item in idle)
     clean = sum(item.ready for item in idle)
     return room.free + room.idle - held - room.reserved, room.instant - clean - room.reserved
 
@@ -138,9 +138,9 @@ def _begin(directory: Directory, part: list[Node], missing: list[Item], status: 
     footing = _footing(part)
     _touch(part, now)
     root = next(node for node in part[0].up() if node.parent is None)
-    hold = directory.lease(footing[-1].kv if footing else root.kv, Tier.DEVICE)
+    hold = directory.lease(footing[-1].kv if footing else root.kv, DEVICE)
     tip = part[-1]
-    images = [directory.lease(image, Tier.DEVICE) for image in _image_here(part)]
+    images = [directory.lease(image, DEVICE) for image in _image_here(part)]
     secured = secure(directory, _need(missing))
     for image in images:
         directory.release(image)
@@ -157,7 +157,7 @@ def _begin(directory: Directory, part: list[Node], missing: list[Item], status: 
         assert source is not None, f"{item!r} was found to be there"
         if item.what == "kv":
             loads[source] = loads.get(source, 0) + (item.node.end - item.node.start)
-        moves.append(begin(directory, item, source, Tier.DEVICE))
+        moves.append(begin(directory, item, source, DEVICE))
     return Fetch(status, tip.end, tip, tuple(sorted(loads.items())), tuple(moves), hold)
 
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from stepwell.cache.backlog import Backlog
 from stepwell.cache.life import ABSENT, HERE, REFUSED
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
 from stepwell.cache.placement import needed
 from stepwell.cache.policy import Policy, Regret, Value
 from stepwell.cache.tree import Item
@@ -49,11 +49,11 @@ class Ranking:
     """
 
     __slots__ = (
+        "_ageing",
         "_count",
         "_entries",
         "_last",
         "_latest",
-        "_lines",
         "_queues",
         "_settle",
         "_spares",
@@ -77,7 +77,7 @@ class Ranking:
         # the last two never age: what is spared, and what a keep guards (`stepwell.cache.kept`)
         self._weights = (*policy.weights, 0.0, 0.0)
         self._queues: list[list[_Entry]] = [[] for _ in self._weights]
-        self._lines = tuple(zip(range(len(self._weights)), self._queues, self._weights, strict=True))
+        self._ageing = tuple(zip(range(1, len(self._weights)), self._queues[1:], self._weights[1:], strict=True))
         self._latest = latest
         self._last: dict[Item, _Entry] = {}
         self._count = self._entries = 0
@@ -134,7 +134,7 @@ class Ranking:
         By plain use: were an image to weigh more here than KV, two runs that do not fit together could each be written in the place
         of the other's KV for ever.
         """
-        if item.guarded >> self._tier & 1:
+        if item.goes_last(self._tier):
             return True
         queue, used = self._value(item, self._tier)
         return queue > 0 and used >= self._value(other, self._tier)[1]
@@ -146,7 +146,7 @@ class Ranking:
 
     def _rank(self, item: Item) -> Value:
         """Where `item` stands if it is not spared, which is only found out at the top."""
-        if item.guarded >> self._tier & 1:
+        if item.guarded and item.goes_last(self._tier):
             return len(self._queues) - 1, 0.0
         return self._value(item, self._tier)
 
@@ -180,7 +180,7 @@ class Ranking:
         if self._queues[0]:
             return 0
         best, greatest, now = None, -math.inf, self._latest.use
-        for queue, heap, weight in self._lines:
+        for queue, heap, weight in self._ageing:
             if heap and (age := (now - heap[0][0]) * weight) > greatest:
                 best, greatest = queue, age
         return best
@@ -218,12 +218,12 @@ class Offers:
     __slots__ = (
         "_fresh",
         "_image_tokens",
-        "_items",
         "_tiers",
         "_writes",
         "backlog",
         "dirty",
         "drops",
+        "items",
         "latest",
         "lower",
         "regret",
@@ -242,18 +242,18 @@ class Offers:
         self.drops = {tier: ranking(tier, partial(self.droppable, tier), partial(self.spared, tier)) for tier in tiers}
         # what is copied down is not lost: the order is the policy's
         self.dirty = {tier: ranking(tier, partial(self.demotable, tier), lambda item: False) for tier in tiers[:-1]}
-        self.twice = ranking(Tier.HOST, self.doubled, lambda item: False)
+        self.twice = ranking(HOST, self.doubled, lambda item: False)
         self.backlog = Backlog(self.unsaved)
-        self._writes = write_idle and Tier.DISK in tiers
+        self._writes = write_idle and DISK in tiers
         self._image_tokens = image_tokens
         self._tiers = tiers
         self._fresh: dict[Item, None] = {}
-        self._items = 0
+        self.items = 0  # nodes and rungs of the tree: bounds what is remembered of those that have gone
 
     @property
     def next_tier(self) -> Tier:
         """Where copies of the device go."""
-        return self.lower[Tier.DEVICE] or Tier.HOST
+        return self.lower[DEVICE] or HOST
 
     def safe(self, item: Item, tier: Tier) -> bool:
         """Whether dropping the copy in `tier` loses nothing that is meant to be kept."""
@@ -262,9 +262,9 @@ class Offers:
 
     def overtaken(self) -> bool:
         """Whether something that only the device has is less valuable than all that the device could drop as it is."""
-        if self.lower[Tier.DEVICE] is None:
+        if self.lower[DEVICE] is None:
             return False
-        dirty, drops = self.dirty[Tier.DEVICE], self.drops[Tier.DEVICE]
+        dirty, drops = self.dirty[DEVICE], self.drops[DEVICE]
         first, other = dirty.head(), drops.head()
         return first is not None and other is not None and dirty.age(first) > drops.age(other)
 
@@ -276,10 +276,9 @@ class Offers:
             for ranking in self.drops.values():
                 ranking.respare()
 
-    def add(self, item: Item, items: int) -> None:
-        """`item` may have become a candidate, or lost value. `items` are there in all."""
+    def add(self, item: Item) -> None:
+        """`item` may have become a candidate, or lost value."""
         self._fresh[item] = None
-        self._items = items
         if len(self._fresh) > _FRESH:
             self.settle()
 
@@ -289,53 +288,55 @@ class Offers:
             return
         fresh, self._fresh = self._fresh, {}
         for item in fresh:
-            if item.at[Tier.HOST] is not None and self.doubled(item):
-                self.twice.add(item, self._items)
+            if item.at[HOST] is not None and self.doubled(item):
+                self.twice.add(item, self.items)
             if self._writes:
                 self._note(item)
             for tier in self._tiers:
                 if item.at[tier] is None or item.locks[tier]:
                     continue
                 if self.droppable(tier, item):
-                    self.drops[tier].add(item, self._items)
+                    self.drops[tier].add(item, self.items)
                 elif self.demotable(tier, item):
-                    self.dirty[tier].add(item, self._items)
+                    self.dirty[tier].add(item, self.items)
 
     def _note(self, item: Item) -> None:
         """Add to the backlog `item`, or what it hangs on if `item` is on disk: without that it is there in vain."""
-        if item.life[Tier.DISK] >= HERE:
+        if item.life[DISK] >= HERE:
             above = item.node if item.what == "image" else item.node.parent
             item = item if above is None else above.kv
         if self.unsaved(item):
-            self.backlog.add(item, self._items)
+            self.backlog.add(item, self.items)
 
     def unsaved(self, item: Item) -> bool:
         """Whether an image, or KV without which the disk has something in vain, is in a tier above the disk alone."""
-        if item.life[Tier.DISK] != ABSENT or item.best() is None or not attached(item):
+        if item.life[DISK] != ABSENT or item.best() is None or not attached(item):
             return False
         rung = item.node.rung
-        return item.what == "image" or item.below[Tier.DISK] > 0 or (rung is not None and rung.image.has(Tier.DISK))
+        return item.what == "image" or item.below[DISK] > 0 or (rung is not None and rung.image.has(DISK))
 
     def droppable(self, tier: Tier, item: Item) -> bool:
         """Whether the copy of `item` in `tier` may go as it is."""
-        if item.at[tier] is None or item.locks[tier] or item.below[tier] or not self.safe(item, tier):
+        if item.at[tier] is None or item.locks[tier] or item.below[tier]:
+            return False
+        if self.lower[tier] is not None and not self.safe(item, tier):
             return False
         # in host, the copy that lets one on the device be dropped at once stays: dropping it would win nothing
-        return (tier != Tier.HOST or item.at[Tier.DEVICE] is None) and attached(item)
+        return (tier != HOST or item.at[DEVICE] is None) and attached(item)
 
     def demotable(self, tier: Tier, item: Item) -> bool:
         """Whether the copy of `item` in `tier` is to be copied down before it goes."""
         if item.at[tier] is None or item.locks[tier] or self.safe(item, tier):
             return False
-        if tier == Tier.DEVICE:  # a copy under way does not read this one, or it would be locked: it can go meanwhile
+        if tier == DEVICE:  # a copy under way does not read this one, or it would be locked: it can go meanwhile
             return item.soiled == 0 and attached(item)
-        return item.pending is None and item.at[Tier.DEVICE] is None and not item.below[tier] and attached(item)
+        return item.pending is None and item.at[DEVICE] is None and not item.below[tier] and attached(item)
 
     def doubled(self, item: Item) -> bool:
         """Whether host holds a copy of KV that stays on the device meanwhile, since a running request holds it there."""
-        held = item.what == "kv" and item.at[Tier.DEVICE] is not None and item.locks[Tier.DEVICE] > 0
-        free = item.at[Tier.HOST] is not None and not item.locks[Tier.HOST] and not item.below[Tier.HOST]
-        return held and free and item.has(Tier.DEVICE) and item.pending is None and attached(item)
+        held = item.what == "kv" and item.at[DEVICE] is not None and item.locks[DEVICE] > 0
+        free = item.at[HOST] is not None and not item.locks[HOST] and not item.below[HOST]
+        return held and free and item.has(DEVICE) and item.pending is None and attached(item)
 
     def spared(self, tier: Tier, item: Item) -> bool:
         """Whether the copy of `item` in `tier`, of which no other will be made, goes after all others: see `leaves_gap`."""

@@ -19,10 +19,10 @@ from stepwell.base.units import floor_to
 from stepwell.cache.catalogue import Dormant
 from stepwell.cache.content import follow
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DISK
 from stepwell.cache.names import Trail
 from stepwell.cache.survey import Survey, survey
-from stepwell.cache.tree import Node, Root, RungKind
+from stepwell.cache.tree import PROMPT_END, Node, Root
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _matches(directory: Directory, dormant: Dormant, trail: Trail) -> bool:
 
 def _take(directory: Directory, dormant: Dormant) -> Ints:
     """Slots for what it holds: the disk has kept their room free all along."""
-    slots = directory.pools[Tier.DISK].take(dormant.pages)
+    slots = directory.pools[DISK].take(dormant.pages)
     directory.archive.catalogue.adopt(dormant, slots)
     return slots
 
@@ -136,10 +136,10 @@ def _adopt_kv(directory: Directory, node: Node, run: list[Dormant], tokens: Ints
         directory.archive.divide(int(slots[cut - 1]), int(slots[cut]), child, child.start)
     for child in nodes:
         part = slots[(child.start - start) // block : (child.end - start) // block]
-        if child.kv.at[Tier.DISK] is None and (child.kv.pending is None or child.kv.pending.tier != Tier.DISK):
-            directory.place(child.kv, Tier.DISK, part)
+        if child.kv.at[DISK] is None and (child.kv.pending is None or child.kv.pending.tier != DISK):
+            directory.place(child.kv, DISK, part)
         else:
-            directory.give(Tier.DISK, part)
+            directory.give(DISK, part)
     return nodes
 
 
@@ -148,11 +148,11 @@ def _adopt_image(directory: Directory, node: Node, dormant: Dormant, now: float)
     rung = node.rung
     if rung is not None and rung.image.pending is not None:
         return False  # it may be on its way to disk again: left dormant
-    on_disk = rung is not None and rung.image.at[Tier.DISK] is not None
+    on_disk = rung is not None and rung.image.at[DISK] is not None
     if on_disk or node.parent is None or dormant.pages != directory.config.geometry.image_pages:
         directory.archive.catalogue.discard(dormant)
         return False
     if rung is None:
-        rung = directory.add_rung(node, RungKind.PROMPT_END, now)
-    directory.place(rung.image, Tier.DISK, _take(directory, dormant))
+        rung = directory.add_rung(node, PROMPT_END, now)
+    directory.place(rung.image, DISK, _take(directory, dormant))
     return True

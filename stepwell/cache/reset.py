@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DISK, Tier
 from stepwell.cache.tree import Item, Node, Root
 
 
@@ -24,7 +24,7 @@ def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
                     directory.drop(item, tier)
     archive = directory.archive
     if archive.catalogue.pages:
-        freed[Tier.DISK] += archive.catalogue.trim(archive.catalogue.pages) if salt is None else archive.expel(salt)
+        freed[DISK] += archive.catalogue.trim(archive.catalogue.pages) if salt is None else archive.expel(salt)
     return freed
 
 

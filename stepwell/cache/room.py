@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Move, Tier
+from stepwell.cache.moves import DEVICE, HOST, Move
 from stepwell.cache.persist import above, persist_ahead
 from stepwell.cache.shed import Demotion, Price, demotion
 
@@ -46,13 +46,11 @@ def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Mak
         again = demotion(directory, pages)
         moves, lacking = moves + again.moves, again.lacking
     put_off = directory.archive.lookups.put_off  # a write that goes on with the next turn is one under way
-    if lacking and not (put_off or directory.coming(Tier.DEVICE) or directory.coming(Tier.HOST)):
+    if lacking and not (put_off or directory.coming(DEVICE) or directory.coming(HOST)):
         moves += demotion(directory, pages, Price.ANY).moves
         lacking = 0
-    waits_below = lacking > 0 or above(directory) == Tier.DEVICE
-    return Making(
-        moves, directory.coming(Tier.DEVICE) > 0 or (waits_below and (put_off or directory.coming(Tier.HOST) > 0))
-    )
+    waits_below = lacking > 0 or above(directory) == DEVICE
+    return Making(moves, directory.coming(DEVICE) > 0 or (waits_below and (put_off or directory.coming(HOST) > 0)))
 
 
 def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
@@ -61,7 +59,7 @@ def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
     After idle copies far more is clean, and it would go before things of less value that only the device has. Then these are copied, one
     at a time, until the least valuable thing on the device is clean.
     """
-    use = directory.use(Tier.DEVICE)
+    use = directory.use(DEVICE)
     share = int(use.total * directory.config.clean_share)
     wanted = share - use.free - use.clean
     if use.free < share < use.clean // 2 and directory.offers.overtaken():
@@ -79,7 +77,7 @@ def copy_idle(directory: Directory, costs: Costs) -> Demotion:
     if not directory.config.copy_idle:
         return Demotion([])
     page_bytes = directory.config.geometry.page_bytes
-    seconds = int(IDLE_SECONDS * costs.bytes_per_s[Tier.HOST] / page_bytes)
+    seconds = int(IDLE_SECONDS * costs.bytes_per_s[HOST] / page_bytes)
     most = max(1, min(directory.config.device_pages // IDLE_PARTS, seconds))
     return demotion(directory, most, Price.NOTHING)
 
@@ -88,5 +86,5 @@ def _below_first(directory: Directory, pages: int, costs: Costs, now: float) -> 
     """Begin copies to host, and the writes that make room for more of them."""
     done = demotion(directory, pages)
     above_disk = above(directory)
-    persist_ahead(directory, costs, now, pages if above_disk == Tier.DEVICE else done.lacking)
+    persist_ahead(directory, costs, now, pages if above_disk == DEVICE else done.lacking)
     return done

@@ -13,7 +13,7 @@ from stepwell.cache.archive import names_of
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Flight
 from stepwell.cache.life import CONDEMNED
-from stepwell.cache.moves import Extent, Move, Report, Tier
+from stepwell.cache.moves import DEVICE, HOST, Extent, Move, Report, Tier
 from stepwell.cache.names import Trail
 from stepwell.cache.policy import worthless
 from stepwell.cache.ranking import exposed
@@ -25,14 +25,14 @@ def secure(directory: Directory, pages: int, force: bool = False) -> bool:
 
     Succeeds with `force` whenever `free + idle ≥ pages`.
     """
-    pool = directory.pools[Tier.DEVICE]
+    pool = directory.pools[DEVICE]
     while pool.free < pages:
-        item = directory.offers.drops[Tier.DEVICE].pop()
+        item = directory.offers.drops[DEVICE].pop()
         if item is None and force:
-            item = dirty_leaf(directory, Tier.DEVICE)
+            item = dirty_leaf(directory, DEVICE)
         if item is None:
             return False
-        directory.drop(item, Tier.DEVICE)
+        directory.drop(item, DEVICE)
     return True
 
 
@@ -89,37 +89,32 @@ def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Dem
     """The same for any price, telling what host lacks."""
     moves: list[Move] = []
     lacking = 0
-    if Tier.HOST not in directory.pools:
+    if HOST not in directory.pools:
         return Demotion(moves)
-    pages -= directory.coming(Tier.DEVICE)  # these are asked for already
-    ranking, host = directory.offers.dirty[Tier.DEVICE], directory.pools[Tier.HOST]
+    pages -= directory.coming(DEVICE)  # these are asked for already
+    ranking, host = directory.offers.dirty[DEVICE], directory.pools[HOST]
     later: list[Item] = []
     refused = 0
     while pages > 0:
         item = ranking.pop()
         if item is None:
             break
-        size = item.size(Tier.DEVICE)
-        pinned = (
-            price == Price.NOTHING and item.pinned > 0
-        )  # with a copy below it would leave the device before others do
-        if (
-            pinned or item.life[Tier.HOST] == CONDEMNED or item.pending is not None
-        ):  # what is condemned is still being read
+        size = item.size(DEVICE)
+        if item.life[HOST] == CONDEMNED or item.pending is not None:  # what is condemned is still being read
             later.append(item)
         elif worthless(item) or size > host.most:
-            directory.refuse(item, Tier.HOST)
+            directory.refuse(item, HOST)
             pages -= size
             refused += size
         elif size > host.total:  # host is still growing: dropping all that it has would make no room yet
             later.append(item)
         elif not _room_in_host(directory, item, price):
             later.append(item)
-            lacking = max(pages, item.size(Tier.DEVICE)) - host.free
+            lacking = max(pages, item.size(DEVICE)) - host.free
             break
         elif ranking.live(item):
-            pages -= item.size(Tier.DEVICE)
-            moves.append(begin(directory, item, Tier.DEVICE, Tier.HOST))
+            pages -= item.size(DEVICE)
+            moves.append(begin(directory, item, DEVICE, HOST))
         # else what was dropped in host let its node join another, which is on offer now
     for item in later:
         directory.offer(item)
@@ -131,38 +126,39 @@ def _room_in_host(directory: Directory, item: Item, price: Price) -> bool:
     else may go at that price.
 
     An image whose loss would leave a wide gap is no price for that: the answer is False, and the least valuable end of KV on the device
-    goes in its place, if it was used before `item`.
+    goes in its place, if it was used before `item`. What a keep guards takes no free slots while nobody needs its pages: with a copy
+    below, it would leave the device before things of less value that have none.
     """
-    pool, offers = directory.pools[Tier.HOST], directory.offers
+    pool, offers = directory.pools[HOST], directory.offers
     if price == Price.NOTHING:
-        return _spare(directory) >= item.size(Tier.DEVICE)
-    while pool.free < item.size(Tier.DEVICE):
-        victim = offers.twice.pop() or offers.drops[Tier.HOST].pop()
+        return not item.goes_last(DEVICE) and _spare(directory) >= item.size(DEVICE)
+    while pool.free < item.size(DEVICE):
+        victim = offers.twice.pop() or offers.drops[HOST].pop()
         if victim is None and price == Price.ANY:
-            victim = dirty_leaf(directory, Tier.HOST)
+            victim = dirty_leaf(directory, HOST)
         if victim is None:
             return False
-        if offers.lower[Tier.HOST] is None and offers.leaves_gap(victim):
+        if offers.lower[HOST] is None and offers.leaves_gap(victim):
             directory.offer(victim)
             _lose_end(directory, item.node.used)
             return False
-        directory.drop(victim, Tier.HOST)
+        directory.drop(victim, HOST)
     return True
 
 
 def _spare(directory: Directory) -> int:
     """Free host slots beyond what the clean share of host needs."""
-    use = directory.use(Tier.HOST)
+    use = directory.use(HOST)
     return min(use.free, use.free + use.clean - int(use.total * directory.config.clean_share))
 
 
 def _lose_end(directory: Directory, used: float) -> None:
     """Drop the least valuable copy that only the device has, if its last use was before `used`."""
-    end = dirty_leaf(directory, Tier.DEVICE)
+    end = dirty_leaf(directory, DEVICE)
     if end is None:
         return
     if end.node.used < used and not directory.offers.leaves_gap(end):
-        directory.drop(end, Tier.DEVICE)
+        directory.drop(end, DEVICE)
     else:
         directory.offer(end)
 
@@ -186,7 +182,7 @@ def landed(directory: Directory, report: Report) -> bool:
     for item in sorted(flight.items, key=lambda part: part.node.start):
         pending = item.pending
         assert pending is not None and pending.ticket == report.ticket
-        if pending.tier == Tier.DEVICE:
+        if pending.tier == DEVICE:
             _risen(directory, item, pending, report.ok)
         else:
             directory.arrive(item, report.ok and item.has(pending.source))  # of what is condemned, so is the copy
@@ -197,8 +193,8 @@ def landed(directory: Directory, report: Report) -> bool:
 def _risen(directory: Directory, item: Item, pending: Pending, ok: bool) -> None:
     """End a copy to the device; what it read is condemned if it failed. KV has to stand on KV, and whoever came first stays."""
     above = item.node.parent
-    gap = item.what == "kv" and above is not None and above.parent is not None and above.kv.at[Tier.DEVICE] is None
-    directory.arrive(item, ok and not gap and item.has(pending.source) and item.at[Tier.DEVICE] is None)
+    gap = item.what == "kv" and above is not None and above.parent is not None and above.kv.at[DEVICE] is None
+    directory.arrive(item, ok and not gap and item.has(pending.source) and item.at[DEVICE] is None)
     if not ok:
         directory.condemn(item, pending.source)
     directory.offer(item)  # what is copied is no candidate, wherever else it is

@@ -9,7 +9,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.life import HERE
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, Tier
 from stepwell.cache.tree import TOKEN_BYTES, Node, Rung, Tree
 
 
@@ -47,7 +47,7 @@ class Survey(NamedTuple):
         for node in reversed(self.path):
             rung, end = node.rung, node.end
             if rung is not None and end <= self.device and end < self.tokens and rung.image.life[0] >= HERE:
-                return Foothold(end, rung, Tier.DEVICE)
+                return Foothold(end, rung, DEVICE)
         return None
 
     @property
@@ -96,7 +96,7 @@ def _measure(path: tuple[Node, ...], matched: int, count: int, diverged: int | N
     device = union = 0
     whole_device = whole = True
     lost: list[int] = []
-    top = Tier.DEVICE
+    top = DEVICE
     for node in path:
         kv, end = node.kv, node.end
         if end > matched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 
 
@@ -44,8 +44,8 @@ class Tally:
         self.reasons[outcome.reason] += 1
         if outcome.loaded:
             self.boundaries += 1
-            self.state_device += outcome.state_tier == Tier.DEVICE
-            self.state_tier += outcome.state_tier != Tier.DEVICE
+            self.state_device += outcome.state_tier == DEVICE
+            self.state_tier += outcome.state_tier != DEVICE
         for loss, tokens in outcome.lost:
             self.lost[loss] += tokens
 

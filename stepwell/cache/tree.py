@@ -20,7 +20,7 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.life import ABSENT, DIRTY, FREE, GONE, HELD, HERE, REFUSED, Life, Standing
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE, Tier
 
 TIERS = tuple(Tier)
 TOKEN_BYTES = 4
@@ -38,6 +38,9 @@ class RungKind(IntEnum):
     BRANCH = 2
     ROLLING = 3
     WAYPOINT = 4
+
+
+PROMPT_END, INTERVAL, BRANCH, ROLLING, WAYPOINT = RungKind
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +105,10 @@ class Item:
         slots = self.at[tier]
         return 0 if slots is None else len(slots)
 
+    def goes_last(self, tier: Tier) -> bool:
+        """Whether the copy in `tier` goes after all others, since a keep guards it."""
+        return self.guarded >> tier & 1 == 1
+
     @property
     def copies(self) -> int:
         """Tiers in which it has slots."""
@@ -119,7 +126,7 @@ class Item:
     @property
     def ready(self) -> int:
         """Device slots that could be dropped now, children first, without losing the only copy: all of them or 0."""
-        return self.size(Tier.DEVICE) if self.standing is FREE else 0
+        return self.size(DEVICE) if self.standing is FREE else 0
 
     @property
     def idle(self) -> bool:
@@ -155,13 +162,13 @@ class Rung:
     @property
     def given_up(self) -> bool:
         """True for the rung of an answer that nobody is expected to go on from, and for a waypoint that nobody has gone on from."""
-        unwanted = self.kind == RungKind.ROLLING and REFUSED in self.image.life
-        return self.depth == OLD and (unwanted or self.kind == RungKind.WAYPOINT)
+        unwanted = self.kind == ROLLING and REFUSED in self.image.life
+        return self.depth == OLD and (unwanted or self.kind == WAYPOINT)
 
     @property
     def superseded(self) -> bool:
         """Whether two deeper ones of its path serve the turns to come, or it is of an answer left out; never so at a known fork."""
-        return self.depth >= 2 and self.kind != RungKind.BRANCH
+        return self.depth >= 2 and self.kind != BRANCH
 
 
 class Node:

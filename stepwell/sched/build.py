@@ -19,10 +19,10 @@ from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE
 from stepwell.cache.room import make_room
 from stepwell.cache.shed import secure
-from stepwell.cache.tree import RungKind
+from stepwell.cache.tree import ROLLING, RungKind
 from stepwell.sched.compose import Built, Share, compose
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.drafts import drafts_of, is_idle
@@ -117,7 +117,7 @@ def _closed(queues: Queues, directory: Directory, config: SchedConfig, runs: Seq
     shares: list[Share] = []
     for running, end in zip(runs, ends, strict=True):
         rung = images and end % config.decode_rung_tokens == 0
-        shares.append(Share(running, end, ((end, RungKind.ROLLING, images.pop()),) if rung else (), calm=True))
+        shares.append(Share(running, end, ((end, ROLLING, images.pop()),) if rung else (), calm=True))
     return shares
 
 
@@ -128,7 +128,7 @@ def _images(directory: Directory, count: int) -> list[Ints]:
         some = (_image_pages(directory) for _ in range(count))
         return [pages for pages in some if pages is not None]
     directory.epoch += count > 0
-    pages = directory.pools[Tier.DEVICE].take(count * size)
+    pages = directory.pools[DEVICE].take(count * size)
     return [pages[at * size : (at + 1) * size] for at in reversed(range(count))]
 
 
@@ -168,7 +168,7 @@ def _prompts(
 
 def _have_room(directory: Directory, pages: int) -> bool:
     """Whether that many pages are free and promised to nobody."""
-    return pages <= min(directory.pools[Tier.DEVICE].free, directory.spendable)
+    return pages <= min(directory.pools[DEVICE].free, directory.spendable)
 
 
 def _can_decode(drafting: bool, running: Running) -> bool:
@@ -240,7 +240,7 @@ def _claim(maker: _Maker, running: Running, end: int, images: int = 0) -> _Pages
     spendable = directory.spendable + min(count, table.promised)
     if count > spendable:
         # a copy from host to disk makes no room on the device, and may take long
-        return _Pages.COMING if directory.coming(Tier.DEVICE) else _Pages.NONE
+        return _Pages.COMING if directory.coming(DEVICE) else _Pages.NONE
     wanted = min(count + images, spendable)
     if not secure(directory, wanted):
         if maker.make(wanted - directory.room().instant):
@@ -287,7 +287,7 @@ def _give_retired(queues: Queues, directory: Directory) -> bool:
     be left that reads them."""
     tables = [running.table for running in queues.running if running.table.has_retired]
     for table in tables:
-        directory.give(Tier.DEVICE, table.take_retired())
+        directory.give(DEVICE, table.take_retired())
     return bool(tables)
 
 
@@ -316,7 +316,7 @@ def dismiss(queues: Queues, directory: Directory, share: Share) -> None:
     running = share.running
     running.computed = share.end
     for _, _, pages in share.rungs:
-        directory.give(Tier.DEVICE, pages)
+        directory.give(DEVICE, pages)
     if not running.in_flight:
         queues.leaving = [leaving for leaving in queues.leaving if leaving.running is not running]
         _let_go(directory, running)
@@ -359,10 +359,10 @@ def _cuts(directory: Directory, config: SchedConfig, running: Running, end: int)
     rolling = floor_to(end, directory.config.geometry.rung_grid if prompt else config.decode_rung_tokens)
     due = rolling > start and (not prompt or end < running.job.tokens.count)
     if not running.rungs:
-        return [(rolling, RungKind.ROLLING)] if due else []
+        return [(rolling, ROLLING)] if due else []
     cuts = [(p, kind) for p, kind in running.rungs if start < p <= end]
     if due and all(p != rolling for p, _ in cuts):
-        cuts.append((rolling, RungKind.ROLLING))
+        cuts.append((rolling, ROLLING))
     return sorted(cuts)
 
 
@@ -372,4 +372,4 @@ def _image_pages(directory: Directory) -> Ints | None:
     if not is_idle(directory, count):
         return None
     directory.epoch += 1
-    return directory.pools[Tier.DEVICE].take(count)
+    return directory.pools[DEVICE].take(count)

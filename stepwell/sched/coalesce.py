@@ -16,7 +16,7 @@ from stepwell.base.units import floor_to
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.plan import Option, Plan, expected_seconds
 from stepwell.cache.table import BlockTable
-from stepwell.cache.tree import RungKind
+from stepwell.cache.tree import BRANCH
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Behind, Job, Parked, Running
 from stepwell.sched.queues import Queues
@@ -51,7 +51,7 @@ def ask_for_rungs(queues: Queues, running: Running) -> None:
 
 def _ask(running: Running, position: int) -> None:
     if position > running.launched and all(p != position for p, _ in running.rungs):
-        running.rungs = tuple(sorted((*running.rungs, (position, RungKind.BRANCH))))
+        running.rungs = tuple(sorted((*running.rungs, (position, BRANCH))))
 
 
 @dataclass(frozen=True, slots=True)

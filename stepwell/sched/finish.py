@@ -11,8 +11,8 @@ from typing import TypeVar
 from stepwell.cache.content import advance, leave_rung, pass_by, publish, retract
 from stepwell.cache.directory import Directory
 from stepwell.cache.ladder import Trail
-from stepwell.cache.moves import Tier
-from stepwell.cache.tree import RungKind
+from stepwell.cache.moves import DEVICE
+from stepwell.cache.tree import ROLLING
 from stepwell.sched.build import dismiss, release
 from stepwell.sched.compose import Built, Share
 from stepwell.sched.config import SchedConfig
@@ -109,7 +109,7 @@ def _shares(built: Built, surprised: set[int]) -> Iterable[tuple[int, Share]]:
 def _discard(queues: Queues, directory: Directory, share: Share, message: str) -> None:
     """This request's own numbers went wrong: nothing of the step is kept."""
     for _, _, pages in share.rungs:
-        directory.give(Tier.DEVICE, pages)
+        directory.give(DEVICE, pages)
     share.running.computed = share.end
     release(queues, directory, share.running)
     queues.events.append(Finished(share.running.job.request.id, "error", message))
@@ -148,14 +148,14 @@ def _publish(directory: Directory, config: SchedConfig, share: Share, now: float
     """Make the whole blocks findable, then the rungs; pages that are replaced by it stay for a step that has been launched."""
     running = share.running
     if running.table.has_retired:  # steps launched since do not name them
-        directory.give(Tier.DEVICE, running.table.take_retired())
+        directory.give(DEVICE, running.table.take_retired())
     known = min(share.end, running.job.tokens.count)
     end = known - known % directory.tree.block
     if end > running.path.item.node.end or share.rungs:
         if not _advance(directory, config, share, end, now):
             _lengthen(directory, config, share, end, now)
         if running.table.has_retired and not running.in_flight:
-            directory.give(Tier.DEVICE, running.table.take_retired())
+            directory.give(DEVICE, running.table.take_retired())
         if not running.table.is_named:
             running.board.calm[running.slot] = 0  # the next step names the pages that have changed
 
@@ -167,18 +167,18 @@ def _lengthen(directory: Directory, config: SchedConfig, share: Share, end: int,
     published = running.path.item.node.end
     for position, kind, pages in share.rungs:
         if position > min(end, published):
-            directory.give(Tier.DEVICE, pages)
+            directory.give(DEVICE, pages)
             continue
         if running.rolling is not None:  # first: a rung about to go must not make others seem superseded
             (pass_by if _is_waypoint(directory, running, config) else retract)(directory, running.rolling)
         rung = leave_rung(directory, running.path, position, pages, kind, now)
-        running.rolling = rung if kind == RungKind.ROLLING else None
+        running.rolling = rung if kind == ROLLING else None
     running.rungs = tuple(r for r in running.rungs if r[0] > share.end)
 
 
 def has_plenty(directory: Directory) -> bool:
     """Whether so much of the device is free that answers leave waypoints."""
-    pool = directory.pools[Tier.DEVICE]
+    pool = directory.pools[DEVICE]
     return _MUCH * pool.free >= pool.total
 
 
@@ -196,7 +196,7 @@ def _advance(directory: Directory, config: SchedConfig, share: Share, end: int, 
     if running.rolling is None or len(share.rungs) != 1 or _is_waypoint(directory, running, config):
         return False
     position, kind, pages = share.rungs[0]
-    if position != end or kind != RungKind.ROLLING:
+    if position != end or kind != ROLLING:
         return False
     return advance(directory, running.path, running.rolling, running.job.tokens.view, end, running.table, pages, now)
 

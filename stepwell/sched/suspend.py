@@ -16,7 +16,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import DEVICE
 from stepwell.sched.job import Kept, Running, Waiting
 from stepwell.sched.queues import Queues
 from stepwell.sched.step import Carry
@@ -33,7 +33,7 @@ def keep(directory: Directory, running: Running) -> Kept | None:
         return None
     block = directory.tree.block
     rest, spare = running.table.detach(whole // block, directory.config.geometry.pages_for(running.computed))
-    directory.give(Tier.DEVICE, spare)
+    directory.give(DEVICE, spare)
     node.awaited += 1
     return Kept(running.slot, running.computed, rest, node, directory.condemnations)
 
@@ -49,7 +49,7 @@ def attach(directory: Directory, running: Running, kept: Kept) -> None:
 
 def let_go(directory: Directory, kept: Kept) -> None:
     """The pages are needed more elsewhere, or the request is gone. The slot is the caller's to give back."""
-    directory.give(Tier.DEVICE, kept.pages)
+    directory.give(DEVICE, kept.pages)
     _unawait(directory, kept)
 
 

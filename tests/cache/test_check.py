@@ -55,7 +55,7 @@ HARMS: dict[str, Harm] = {
     "cached is miscounted": lambda s: s.cached.__setitem__(Tier.DEVICE, 1),
     "leased is miscounted": lambda s: s.leased.__setitem__(Tier.HOST, 1),
     "clean is miscounted": lambda s: setattr(s, "clean", s.clean + 1),
-    "items are miscounted": lambda s: setattr(s, "items", s.items + 1),
+    "items are miscounted": lambda s: setattr(s.offers, "items", s.items + 1),
     "ghosts are miscounted": lambda s: setattr(s, "ghost_blocks", s.ghost_blocks + 1),
     "a copy under way is miscounted": lambda s: s.moving.__setitem__((Tier.DEVICE, Tier.HOST), 1),
     "backed is miscounted": lambda s: setattr(s, "backed", s.backed + 1),

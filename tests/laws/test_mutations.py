@@ -273,7 +273,7 @@ def host_widens_over_its_last_slot(patch: pytest.MonkeyPatch) -> None:
     def overlapping(self: Any, count: int) -> None:
         real(self, count)
         if self.total > count > 0:
-            self._stack[self._free - 1] = self.total - count - 1
+            self._stack[self.free - 1] = self.total - count - 1
 
     patch.setattr(pool.Pool, "widen", overlapping)
 
