@@ -85,8 +85,8 @@ class OwnedLoop(EngineLoop):
 
     def prepare(self, request: Request) -> bool:
         """Whether `request` can be taken without holding up the others; begins what is missing for that. Ask again, then submit."""
-        grammar = request.params.grammar
-        return not grammar or self._grammars is None or self._grammars.prepare(request.id, grammar)
+        params = request.params
+        return not params.grammar or self._grammars is None or self._grammars.prepare(request.id, params)
 
     def submit(self, request: Request) -> None:
         """Take `request`. Raises RequestError or CapacityError, and keeps nothing, if it can never be served."""

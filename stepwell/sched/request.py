@@ -32,6 +32,7 @@ class SamplingParams:
     bad_words         token sequences that never become whole
     grammar           what the answer must follow, in the form that the runner understands; "" for anything
     grammar_after     the grammar begins after this token of the answer; None: at once
+    grammar_for       names who asked: what follows grammars serves callers by turns
     """
 
     max_tokens: int | None = 16
@@ -51,6 +52,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: str = ""
     grammar_after: int | None = None
+    grammar_for: str = ""
     allowed: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
 

@@ -71,19 +71,21 @@ class GenerationRoutes:
         prompts = await self._prompts.completion(call.prompt, call.add_special_tokens)
         if call.max_tokens == 0 and not call.echo and call.prompt_logprobs is None:
             raise RequestError("max_tokens 0 gives nothing without echo or prompt_logprobs", "max_tokens")
-        params = with_grammar(self._params(call), await structure(call, self._parts.grammars), None)
+        owner = caller_of(request).owner
+        params = with_grammar(self._params(call), await structure(call, self._parts.grammars, owner), owner)
         return await self._choices(request, Wish(call, tuple(prompts), arrived, params, echo=call.echo))
 
     async def chat_completions(self, request: Request) -> Response:
         arrived = self._parts.clock.now()
-        return await self._choices(request, await self.chat(await self._calls.read(schema.ChatCall, request), arrived))
+        call = await self._calls.read(schema.ChatCall, request)
+        return await self._choices(request, await self.chat(call, arrived, caller_of(request).owner))
 
-    async def chat(self, call: schema.ChatCall, arrived: float) -> Wish:
-        """A chat, read and checked. Raises RequestError."""
+    async def chat(self, call: schema.ChatCall, arrived: float, owner: str) -> Wish:
+        """A chat of `owner`, read and checked. Raises RequestError."""
         use = read_use(call)
         prompt = await self._prompts.chat(call, use.shown)
-        grammar = await structure(call, self._parts.grammars, use, self._dialect)
-        params = with_grammar(self._params(call), grammar, self._dialect.after(prompt.start))
+        grammar = await structure(call, self._parts.grammars, owner, use, self._dialect)
+        params = with_grammar(self._params(call), grammar, owner, self._dialect.after(prompt.start))
         if use.shown and not use.allowed and self._dialect.opening_of_call is not None:
             params = replace(params, logit_bias=(*params.logit_bias, (self._dialect.opening_of_call, float("-inf"))))
         reading = Reading(signatures=Signatures.of(use.shown) if use.allowed else None, several=use.several)

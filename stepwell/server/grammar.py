@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import orjson
 from llguidance import LLMatcher
 
 from stepwell.base.errors import RequestError
+from stepwell.engine.grammar.fair_pool import Counter, FairPool
 from stepwell.server.trial import Trials
 
 MAX_GRAMMAR = 100_000
@@ -215,21 +217,36 @@ class GrammarReader:
     def __init__(self, keep: int = 1024) -> None:
         self._threads = ThreadPoolExecutor(_AT_A_TIME, "grammar")
         self._trials = Trials()
+        self._pool = FairPool(*[Counter(self._tried)] * _AT_A_TIME)
         self._keep = keep
         self._faults: OrderedDict[bytes, str] = OrderedDict()
 
-    async def read(self, draft: Callable[[], Draft]) -> str:
-        """The grammar that `draft`, called in a thread, gives. Raises RequestError where it cannot be used."""
-        loop = asyncio.get_running_loop()
-        made = await loop.run_in_executor(self._threads, draft)
+    async def read(self, draft: Callable[[], Draft], owner: str) -> str:
+        """The grammar that `draft`, called in a thread, gives; owners' grammars are read by turns. Raises RequestError where it cannot be
+        used."""
+        made = await asyncio.get_running_loop().run_in_executor(self._threads, draft)
         digest = hashlib.blake2b(made.grammar.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         fault = self._faults.get(digest)
         if fault is None:
-            fault = await loop.run_in_executor(self._threads, self._trials.fault, made.grammar)
-            self._faults[digest] = fault
+            tried = await asyncio.wrap_future(self._pool.submit(owner, b"", made.grammar))
+            fault = self._faults[digest] = tried.fault
         self._faults.move_to_end(digest)
         if len(self._faults) > self._keep:
             self._faults.popitem(last=False)
         if fault:
             raise RequestError(f"{made.field} cannot be used: {fault}", made.field)
         return made.grammar
+
+    def _tried(self, grammars: Sequence[str]) -> Iterator[_Tried]:
+        for grammar in grammars:
+            began = time.monotonic()
+            fault = self._trials.fault(grammar)
+            yield _Tried(fault, time.monotonic() - began)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Why a grammar cannot be followed, or "", and the seconds that it took to find out."""
+
+    fault: str
+    seconds: float

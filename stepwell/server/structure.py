@@ -14,9 +14,13 @@ from stepwell.server.tools import ToolUse
 
 
 async def structure(
-    call: CompletionCall | ChatCall, reader: GrammarReader, use: ToolUse | None = None, dialect: Dialect | None = None
+    call: CompletionCall | ChatCall,
+    reader: GrammarReader,
+    owner: str,
+    use: ToolUse | None = None,
+    dialect: Dialect | None = None,
 ) -> str:
-    """The grammar of the answer, read by `reader`; "" where it is free.
+    """The grammar of the answer to a call of `owner`, read by `reader`; "" where it is free.
 
     Raises RequestError where it is wrong or is asked for twice.
     """
@@ -38,14 +42,14 @@ async def structure(
     if len(wanted) > 1:
         names = " and ".join(name for name, _ in wanted)
         raise RequestError(f"{names} both say what the answer must be: give one", wanted[-1][0])
-    return await reader.read(wanted[0][1])
+    return await reader.read(wanted[0][1], owner)
 
 
-def with_grammar(params: SamplingParams, grammar: str, after: int | None) -> SamplingParams:
-    """`params` with a grammar, which alone says when the answer may end; it begins after the token `after`, if one is given."""
+def with_grammar(params: SamplingParams, grammar: str, owner: str, after: int | None = None) -> SamplingParams:
+    """`params` with a grammar of `owner`, which alone says when the answer may end; it begins after the token `after`, if one is given."""
     if not grammar:
         return params
-    return replace(params, grammar=grammar, grammar_after=after, min_tokens=0, ignore_eos=False)
+    return replace(params, grammar=grammar, grammar_after=after, grammar_for=owner, min_tokens=0, ignore_eos=False)
 
 
 def _outputs(call: CompletionCall | ChatCall) -> dict[str, object]:

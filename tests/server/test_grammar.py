@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -49,12 +50,12 @@ def test_a_grammar_is_read_once_right_or_wrong_until_it_is_forgotten(read: list[
     async def run() -> None:
         reader = GrammarReader(keep=2)
         for _ in range(3):
-            assert "a+" in await reader.read(regex("a+"))
+            assert "a+" in await reader.read(regex("a+"), "")
             with pytest.raises(RequestError, match=r"structured_outputs\.grammar cannot be used"):
-                await reader.read(lambda: of_structured_outputs({"grammar": "start: ("}))
+                await reader.read(lambda: of_structured_outputs({"grammar": "start: ("}), "")
         assert len(read) == 2
-        await reader.read(regex("b"))
-        await reader.read(regex("a+"))
+        await reader.read(regex("b"), "")
+        await reader.read(regex("a+"), "")
         assert len(read) == 4
 
     asyncio.run(run())
@@ -65,7 +66,7 @@ def test_a_fault_names_the_field_of_the_call_that_has_it(read: list[str]) -> Non
         reader = GrammarReader()
         for field in ("one", "other"):
             with pytest.raises(RequestError, match=f"^{field} cannot be used: no text follows it") as told:
-                await reader.read(lambda field=field: Draft("start: start", field))  # type: ignore[misc]
+                await reader.read(lambda field=field: Draft("start: start", field), "")  # type: ignore[misc]
             assert told.value.param == field
 
     asyncio.run(run())
@@ -92,7 +93,7 @@ def test_what_is_too_long_is_refused_with_the_limit_before_it_is_read(form: Call
 def test_a_schema_whose_references_lead_on_and_on_is_read() -> None:
     links = {f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(1700)}
     schema = {"$ref": "#/$defs/a0", "$defs": {**links, "a1700": {"type": "null"}}}
-    asyncio.run(GrammarReader().read(lambda: of_structured_outputs({"json": schema})))
+    asyncio.run(GrammarReader().read(lambda: of_structured_outputs({"json": schema}), ""))
 
 
 def test_a_grammar_of_too_many_lines_is_refused_before_it_is_read(read: list[str]) -> None:
@@ -106,3 +107,27 @@ def test_required_parameters_that_are_no_list_are_the_callers_fault(required: ob
     with pytest.raises(RequestError, match="'required' is no list") as told:
         of_calls([tool], CallForm(tagged=True), several=False)
     assert told.value.param == "tools"
+
+
+def test_one_key_s_grammars_do_not_hold_up_another_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are read at a time: the other key's waits for no more than those."""
+    seen: list[str] = []
+    gate = threading.Event()
+
+    def slowly(trials: Trials, text: str) -> str:
+        assert gate.wait(20)
+        seen.append(text)
+        return ""
+
+    async def run() -> None:
+        reader = GrammarReader()
+        many = [asyncio.create_task(reader.read(lambda i=i: Draft(f"many {i}", "f"), "many")) for i in range(8)]  # type: ignore[misc]
+        await asyncio.sleep(0.05)
+        other = asyncio.create_task(reader.read(lambda: Draft("other", "f"), "other"))
+        await asyncio.sleep(0.05)
+        gate.set()
+        await asyncio.gather(*many, other)
+
+    monkeypatch.setattr(Trials, "fault", slowly)
+    asyncio.run(run())
+    assert "other" in seen[:5]

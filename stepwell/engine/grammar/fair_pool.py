@@ -1,10 +1,9 @@
-"""Work of many accounts for two desks, so that what one account asks for delays only that account.
+"""Work of many callers for a few counters, so that what one caller asks for delays only that caller.
 
-A desk does one piece after the other and cannot be interrupted. The first one serves accounts whose pieces are quick, the second those
-whose pieces are dear. At each the account that has used the least processor time goes first.
+Each counter does one piece after the other and cannot be interrupted. The caller who has used the least time goes first; of what one
+caller asks for, the kind that has used the least.
 
-    submit ─▶ waiting ──┬── pace ≤ QUICK ──▶ quick desk, up to TOGETHER pieces at once
-                        └── pace > QUICK ──▶ dear desk, one piece at a time
+    submit ─▶ waiting ─▶ the next of those that a counter takes: by the used time of (caller, kind)
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Generic, Protocol, TypeVar
 
-QUICK = 0.01
-"""Seconds of processor time up to which a piece of work counts as quick."""
-TOGETHER = 32
-"""Pieces that the quick desk takes at once: one message instead of many."""
-_FADES = 0.8  # part of an account's pace that a quicker piece leaves: who was dear once is not moved from desk to desk
-_ACCOUNTS = 4096  # remembered; an account that has been forgotten counts as new
+_FADES = (
+    0.8  # part of a kind's pace that a quicker piece leaves: what was dear once is not moved from counter to counter
+)
+_ACCOUNTS = 4096  # callers that are remembered, and kinds; one that has been forgotten counts as new
 
 
 class Timed(Protocol):
@@ -30,60 +27,75 @@ class Timed(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Of processor time that it took."""
+        """That it took."""
 
 
 O = TypeVar("O")  # noqa: E741  an order
 R = TypeVar("R", bound=Timed)
+K = TypeVar("K")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Account:
-    """used: seconds of processor time, from where the others stood when it first came. pace: of its last pieces."""
+    """Of a caller, or of one kind that a caller asks for.
+
+    used   seconds, from where the others stood when it first came    floor  what the kind of this caller's that was served last had used
+    pace   seconds of its last pieces
+    """
 
     used: float = 0.0
+    floor: float = 0.0
     pace: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece(Generic[O, R]):
-    account: _Account
+    caller: _Account
+    kind: _Account
     order: O
     done: Future[R] = field(default_factory=Future)
 
 
-class FairPool(Generic[O, R]):
-    """Two threads, one a desk, which end at `close`. Safe to call from several threads.
+@dataclass(frozen=True, slots=True, eq=False)
+class Counter(Generic[O, R]):
+    """Who does the work: called with orders, it yields what comes of each, in their order; where it raises, that is what comes of the rest.
 
-    A desk is called with orders and yields what comes of each, in their order; where it raises, that is what comes of the rest.
+    most   orders that it is given at once: one message instead of many
+    takes  whether it serves kinds of a pace, the seconds that their last pieces have taken
     """
 
-    __slots__ = ("_accounts", "_changed", "_closed", "_floor", "_threads", "_waiting")
+    serve: Callable[[Sequence[O]], Iterator[R]]
+    most: int = 1
+    takes: Callable[[float], bool] = lambda pace: True
 
-    def __init__(self, quick: Callable[[Sequence[O]], Iterator[R]], dear: Callable[[Sequence[O]], Iterator[R]]) -> None:
-        self._accounts: OrderedDict[bytes, _Account] = OrderedDict()
+
+class FairPool(Generic[O, R]):
+    """A thread for each counter, from the first order until `close`. Safe to call from several threads."""
+
+    __slots__ = ("_callers", "_changed", "_closed", "_counters", "_floor", "_kinds", "_threads", "_waiting")
+
+    def __init__(self, *counters: Counter[O, R]) -> None:
+        self._counters = counters
+        self._callers: OrderedDict[str, _Account] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, bytes], _Account] = OrderedDict()
         self._changed = threading.Condition()
         self._closed = False
-        self._floor = 0.0  # what the account that was served last had used
+        self._floor = 0.0  # what the caller who was served last had used
         self._waiting: list[_Piece[O, R]] = []
-        desks = (quick, TOGETHER), (dear, 1)
-        self._threads = [threading.Thread(target=self._serve, args=desk, daemon=True) for desk in desks]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
 
-    def submit(self, account: bytes, order: O) -> Future[R]:
-        """Have `order` done for `account`: after what that account asked for before, and when its turn among the others comes. Cancelled
-        where the pool is closed. O(1)."""
+    def submit(self, caller: str, kind: bytes, order: O) -> Future[R]:
+        """Have `order` done for `caller`: after what that caller asked for of this kind before, and when its turn among the others comes.
+        Cancelled where the pool is closed. O(1)."""
         with self._changed:
-            owner = self._accounts.setdefault(account, _Account())
-            self._accounts.move_to_end(account)
-            if len(self._accounts) > _ACCOUNTS:
-                self._accounts.popitem(last=False)
-            owner.used = max(owner.used, self._floor)  # time in which it asked for nothing is not saved up
-            piece: _Piece[O, R] = _Piece(owner, order)
+            asker, of_kind = _account(self._callers, caller), _account(self._kinds, (caller, kind))
+            asker.used = max(asker.used, self._floor)  # time in which one asked for nothing is not saved up
+            of_kind.used = max(of_kind.used, asker.floor)
+            piece: _Piece[O, R] = _Piece(asker, of_kind, order)
             if self._closed:
                 piece.done.cancel()
             else:
+                self._begin()
                 self._waiting.append(piece)
                 self._changed.notify_all()
         return piece.done
@@ -99,34 +111,54 @@ class FairPool(Generic[O, R]):
         for thread in self._threads:
             thread.join()
 
-    def _serve(self, desk: Callable[[Sequence[O]], Iterator[R]], most: int) -> None:
-        while pieces := self._take(most):
+    def _begin(self) -> None:
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=self._serve, args=(counter,), daemon=True) for counter in self._counters
+            ]
+            for thread in self._threads:
+                thread.start()
+
+    def _serve(self, counter: Counter[O, R]) -> None:
+        while pieces := self._take(counter):
             pieces = [piece for piece in pieces if piece.done.set_running_or_notify_cancel()]
             done = 0
             try:
-                for piece, told in zip(pieces, desk([piece.order for piece in pieces]), strict=True):
-                    self._charge(piece.account, told.seconds)
+                for piece, told in zip(pieces, counter.serve([piece.order for piece in pieces]), strict=True):
+                    self._charge(piece, told.seconds)
                     piece.done.set_result(told)
                     done += 1
             except BaseException as error:  # the thread must not end: others wait for it
                 for piece in pieces[done:]:
                     piece.done.set_exception(error)
 
-    def _take(self, most: int) -> list[_Piece[O, R]]:
+    def _take(self, counter: Counter[O, R]) -> list[_Piece[O, R]]:
         """The next pieces, waited for; none at the end. O(pieces that wait)."""
         with self._changed:
             while not self._closed:
-                fit = [piece for piece in self._waiting if (piece.account.pace <= QUICK) == (most > 1)]
+                fit = [piece for piece in self._waiting if counter.takes(piece.kind.pace)]
                 if fit:
-                    chosen = nsmallest(most, fit, key=lambda piece: piece.account.used)  # of one account the oldest
+                    # of one kind the oldest
+                    chosen = nsmallest(counter.most, fit, key=lambda piece: (piece.caller.used, piece.kind.used))
                     self._waiting = [piece for piece in self._waiting if piece not in chosen]
-                    self._floor = max(self._floor, chosen[0].account.used)
+                    first = chosen[0]
+                    self._floor = max(self._floor, first.caller.used)
+                    first.caller.floor = max(first.caller.floor, first.kind.used)
                     return chosen
                 self._changed.wait()
             return []
 
-    def _charge(self, account: _Account, seconds: float) -> None:
+    def _charge(self, piece: _Piece[O, R], seconds: float) -> None:
         with self._changed:
-            account.used += seconds
-            account.pace = max(seconds, _FADES * account.pace)
+            for account in (piece.caller, piece.kind):
+                account.used += seconds
+            piece.kind.pace = max(seconds, _FADES * piece.kind.pace)
             self._changed.notify_all()
+
+
+def _account(accounts: OrderedDict[K, _Account], name: K) -> _Account:
+    found = accounts.setdefault(name, _Account())
+    accounts.move_to_end(name)
+    if len(accounts) > _ACCOUNTS:
+        accounts.popitem(last=False)
+    return found

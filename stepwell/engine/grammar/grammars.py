@@ -7,15 +7,17 @@ for the same one then starts from a copy, which costs microseconds.
 from __future__ import annotations
 
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 
 from stepwell.engine.grammar import wire
 from stepwell.engine.grammar.client import GrammarProcess
 from stepwell.engine.grammar.desk import Desk
-from stepwell.engine.grammar.process import MOST_BYTES
+from stepwell.engine.grammar.fair_pool import Counter, FairPool
+from stepwell.engine.grammar.process import MOST_BYTES, READING
 from stepwell.engine.grammar.vocabulary import GuideError, read_vocabulary
+from stepwell.sched.request import SamplingParams
 
-_AT_A_TIME = 2
 _GIVES_WAY = (
     10  # niceness of the process for dear grammars: where processors are scarce, it has a tenth of what a step has
 )
@@ -44,9 +46,9 @@ class Grammars:
         """`directory` holds tokenizer.json."""
         self._vocabulary = directory, vocab, eos_token_ids
         self._keep = keep
-        self._ready: OrderedDict[bytes, tuple[int, Future[None]]] = OrderedDict()
-        self._awaited: dict[str, Future[None]] = {}  # by request
-        self._pool = ThreadPoolExecutor(_AT_A_TIME, "grammar")
+        self._ready: OrderedDict[bytes, tuple[int, Future[wire.Told]]] = OrderedDict()
+        self._awaited: dict[str, Future[wire.Told]] = {}  # by request
+        self._pool = FairPool(*[Counter(self._read)] * READING)
         self._tried = False
         self._fault: str | None = None
         self._processes = [GrammarProcess(wire.Start(*self._vocabulary, keep, nice)) for nice in (0, _GIVES_WAY)]
@@ -71,20 +73,20 @@ class Grammars:
         if self._fault is not None:
             raise GuideError(self._fault)
 
-    def prepare(self, request_id: str, grammar: str) -> bool:
+    def prepare(self, request_id: str, params: SamplingParams) -> bool:
         """Whether `reading` would be done; begins what is missing for that. A wrong grammar is ready, too: to be refused.
 
         What a request waits for is begun once, however many others are asked for meanwhile. Ask until it is ready, or `drop` it.
         """
         try:
-            reading = self._awaited.get(request_id) or self.reading(grammar)
+            reading = self._awaited.get(request_id) or self.reading(params)
         except GuideError:
             return True
         if not reading.done():
             self._awaited[request_id] = reading
             return False
         self._awaited.pop(request_id, None)
-        self._remember(encoded(grammar), reading)
+        self._remember(encoded(params.grammar), reading)
         return True
 
     def drop(self, request_id: str) -> None:
@@ -95,24 +97,23 @@ class Grammars:
         """End the processes, whatever they are at."""
         for process in self._processes:
             process.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.close()
 
-    def reading(self, grammar: str) -> Future[None]:
-        """Done once the grammar can be followed; its exception is a GuideError where it cannot. Raises that where no grammar can."""
-        text = encoded(grammar)
+    def reading(self, params: SamplingParams) -> Future[wire.Told]:
+        """Done once the grammar can be followed, or cannot: see `expect_read`. Its caller's turn comes as with masks. Raises GuideError
+        where no grammar can be followed."""
+        text = encoded(params.grammar)
         known = self._ready.get(wire.digest(text))
         if known is None:
             self.warm()
-            known = len(text), self._pool.submit(self._read, text)
+            known = len(text), self._pool.submit(params.grammar_for, b"", text)
         self._remember(text, known[1])
         return known[1]
 
-    def _read(self, text: bytes) -> None:
-        told = self.quick.read(text)
-        if told.fault:
-            raise GuideError(told.fault)
+    def _read(self, texts: Sequence[bytes]) -> Iterator[wire.Told]:
+        return map(self.quick.read, texts)
 
-    def _remember(self, text: bytes, reading: Future[None]) -> None:
+    def _remember(self, text: bytes, reading: Future[wire.Told]) -> None:
         """As the last that was asked for; those asked for longest ago are forgotten where there are too many."""
         name = wire.digest(text)
         self._ready[name] = len(text), reading
@@ -121,7 +122,7 @@ class Grammars:
             self._ready.popitem(last=False)
 
     @property
-    def awaited(self) -> list[Future[None]]:
+    def awaited(self) -> list[Future[wire.Told]]:
         """What is being read and a request waits for."""
         return [reading for reading in self._awaited.values() if not reading.done()]
 
@@ -133,6 +134,16 @@ class Grammars:
     @property
     def _size(self) -> int:
         return sum(size for size, _ in self._ready.values())
+
+
+def expect_read(reading: Future[wire.Told]) -> None:
+    """Wait for a grammar to be read. Raises GuideError where it cannot be followed."""
+    try:
+        told = reading.result()
+    except CancelledError as error:
+        raise GuideError("the engine is closing") from error
+    if told.fault:
+        raise GuideError(told.fault)
 
 
 def encoded(grammar: str) -> bytes:

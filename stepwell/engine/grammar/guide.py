@@ -26,13 +26,17 @@ import numpy.typing as npt
 from stepwell.base.geometry import Ints
 from stepwell.engine.grammar import wire
 from stepwell.engine.grammar.desk import Order
-from stepwell.engine.grammar.fair_pool import FairPool
-from stepwell.engine.grammar.grammars import Grammars, encoded
+from stepwell.engine.grammar.fair_pool import Counter, FairPool
+from stepwell.engine.grammar.grammars import Grammars, encoded, expect_read
 from stepwell.engine.grammar.vocabulary import GuideError
 from stepwell.sched.request import SamplingParams
 
 Allowed: TypeAlias = npt.NDArray[np.bool_]
 
+QUICK = 0.01
+"""Seconds of processor time up to which a mask counts as quick."""
+TOGETHER = 32
+"""Masks that the process for quick ones is asked for at once."""
 GRACE = 0.002
 """Seconds after it was asked for that a step waits for a mask: most take a fraction of it, and whoever has one goes on a step earlier."""
 
@@ -92,17 +96,20 @@ class Guides:
         self._grace = inf if patient else GRACE
         self._matchers: OrderedDict[str, _Matcher] = OrderedDict()
         self._parsers = count()
-        self._pool = FairPool(grammars.quick.follow, grammars.dear.follow)
+        self._pool = FairPool(
+            Counter(grammars.quick.follow, TOGETHER, lambda pace: pace <= QUICK),
+            Counter(grammars.dear.follow, 1, lambda pace: pace > QUICK),
+        )
 
     def begin(self, request_id: str, params: SamplingParams, answer: Ints) -> None:
         """Work out what may follow `answer`, once its grammar has been read."""
-        if self._prepared(request_id, params.grammar, len(answer)):
+        if self._prepared(request_id, params, len(answer)):
             with suppress(GuideError):
                 self._asked(request_id, params, answer)
 
     def ready(self, request_id: str, params: SamplingParams, answer: Ints) -> bool:
         """Whether `allowed` would answer at once; else works on it. What cannot be followed is ready, too: to be refused."""
-        if not self._prepared(request_id, params.grammar, len(answer)):
+        if not self._prepared(request_id, params, len(answer)):
             return False
         try:
             mask = self._asked(request_id, params, answer)
@@ -147,30 +154,30 @@ class Guides:
         """End the threads, once they have what they wait for: close the grammars before."""
         self._pool.close()
 
-    def _prepared(self, request_id: str, grammar: str, length: int) -> bool:
+    def _prepared(self, request_id: str, params: SamplingParams, length: int) -> bool:
         known = self._matchers.get(request_id)
-        return (known is not None and known.fits(grammar, length)) or self._grammars.prepare(request_id, grammar)
+        return (known is not None and known.fits(params.grammar, length)) or self._grammars.prepare(request_id, params)
 
     def _asked(self, request_id: str, params: SamplingParams, answer: Ints) -> Future[wire.Told] | None:
         """The mask of what follows `answer`, being worked out; None where all may follow. Raises GuideError."""
-        matcher = self._matcher(request_id, params.grammar, len(answer))
+        matcher = self._matcher(request_id, params, len(answer))
         within = matcher.follow(params.grammar_after, answer)
         if within is None:
             return None
         if matcher.mask is None or matcher.given != within:
             order = matcher.order(answer[len(answer) - within :])
             matcher.given, matcher.asked = within, time.monotonic()
-            matcher.mask = self._pool.submit(matcher.name, order)
+            matcher.mask = self._pool.submit(params.grammar_for, matcher.name, order)
         return matcher.mask
 
-    def _matcher(self, request_id: str, grammar: str, length: int) -> _Matcher:
+    def _matcher(self, request_id: str, params: SamplingParams, length: int) -> _Matcher:
         known = self._matchers.pop(request_id, None)
-        if known is None or not known.fits(grammar, length):
-            reading = self._grammars.reading(grammar)
+        if known is None or not known.fits(params.grammar, length):
+            reading = self._grammars.reading(params)
             if reading.done():
-                reading.result()
-            text = encoded(grammar)
-            known = _Matcher(grammar, text, wire.digest(text), next(self._parsers))
+                expect_read(reading)
+            text = encoded(params.grammar)
+            known = _Matcher(params.grammar, text, wire.digest(text), next(self._parsers))
         self._matchers[request_id] = known
         while len(self._matchers) > self._keep:
             self._matchers.popitem(last=False)

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -222,10 +223,17 @@ def main() -> None:
     """Entry of the process. Signals of the terminal are the engine's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed is no answer
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed is no answer
+    status = 0
+    try:
         serve(sys.stdin.buffer, answers)
-    os._exit(0)  # whatever is still being read: nobody asks for it any more
+    except BrokenPipeError:
+        pass  # the engine has gone
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    os._exit(status)  # whatever is still being read, or could not be told: nobody asks for it any more
 
 
 if __name__ == "__main__":

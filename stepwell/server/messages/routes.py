@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from stepwell.base.errors import RequestError
 from stepwell.server.calls import GenerationRoutes, Wish
 from stepwell.server.errors import renamed
+from stepwell.server.gate import caller_of
 from stepwell.server.hosted import LeftOut
 from stepwell.server.messages.chat import chat_fields
 from stepwell.server.messages.events import MessagesForm
@@ -40,7 +41,8 @@ class MessagesRoutes:
         arrived = self._parts.clock.now()
         call = await self._calls.read(MessagesCall, request)
         try:
-            wish = await self._generation.chat(call.chat(chat_fields(call, self._left_out)), arrived)
+            chat = call.chat(chat_fields(call, self._left_out))
+            wish = await self._generation.chat(chat, arrived, caller_of(request).owner)
         except RequestError as error:
             raise renamed(error, _NAMES) from error
         name = f"msg_{secrets.token_hex(12)}"

@@ -49,7 +49,7 @@ class ResponsesRoutes:
         try:
             declared = declarations(call.tools or [], self._left_out)
             chat = call.chat(chat_fields(call, messages, added, declared))
-            wish = await self._generation.chat(chat, arrived)
+            wish = await self._generation.chat(chat, arrived, owner)
         except RequestError as error:
             raise renamed(error, NAMES) from error
         name = f"resp_{secrets.token_hex(12)}"

@@ -162,7 +162,7 @@ def test_patient_guides_wait_for_every_mask(directory: Path, gated: tuple[Guides
     grammars = Grammars(str(directory), VOCAB, (EOS,), keep=2)
     patient = Guides(grammars, VOCAB, keep=2, patient=True)
     params, nothing = pattern("patient"), np.array([], np.int32)
-    assert eventually(lambda: grammars.prepare("r", params.grammar))
+    assert eventually(lambda: grammars.prepare("r", params))
     threading.Timer(0.05, gate.set).start()
     assert patient.ready("r", params, nothing)
     grammars.close()
