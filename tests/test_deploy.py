@@ -97,4 +97,4 @@ def test_container_copies_what_the_package_is_built_from() -> None:
     text = (DEPLOY / "Containerfile").read_text("utf-8")
     copied = {word for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for word in line.split()[:-1]}
     assert all((ROOT / name).exists() for name in copied) and "stepwell" in copied
-    assert Path(ROOT / "stepwell" / "server" / "dashboard.html").exists()
+    assert Path(ROOT / "stepwell" / "server" / "pages" / "index.html").exists()

@@ -180,6 +180,7 @@ class Stats(msgspec.Struct, frozen=True):
     device_bytes  of a GPU's memory: `planned` and `peak`; empty without one
     disk      what the disk store counts, by name; empty without one
     problems  what has stopped it from writing, and how often
+    prefill   prompt tokens a second, and seconds that each pair of tokens adds in attention; zeros where nothing is known
     """
 
     queues: dict[str, int] = {}
@@ -194,6 +195,7 @@ class Stats(msgspec.Struct, frozen=True):
     device_bytes: dict[str, int] = {}
     disk: dict[str, float] = {}
     problems: dict[str, int] = {}
+    prefill: tuple[float, float] = (0.0, 0.0)
 
 
 class Starting(msgspec.Struct, tag="starting", array_like=True):

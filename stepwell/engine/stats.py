@@ -51,4 +51,5 @@ def stats_message(stats: EngineStats) -> Stats:
         device_bytes=dict(stats.device_bytes),
         disk=dict(stats.disk),
         problems=dict(stats.disk_problems),
+        prefill=stats.prefill,
     )

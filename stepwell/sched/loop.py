@@ -265,6 +265,7 @@ class EngineLoop:
             drafting=queues.drafting,
             pages_copied=dict(self._copied),
             page_bytes=directory.config.geometry.page_bytes,
+            prefill=(self.costs.prefill_tokens_per_s, self.costs.attention_s_per_pair),
         )
 
     def explain(self, salt: str, prompt: Ints, read: bool = True) -> Explanation:

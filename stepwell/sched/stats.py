@@ -17,7 +17,8 @@ class EngineStats:
     as copies begin, a state's image counted by its pages; `drafts` computed, and accepted, by position behind a drawn token, `drafting`:
     answers draft now; `compiled`:
     kernels by when; `device_bytes` of a GPU's memory by kind; `disk` and `disk_problems`: what the disk store counts, by name, and causes
-    of trouble; empty without a disk."""
+    of trouble; empty without a disk; `prefill`: prompt tokens a second, and seconds that each pair of tokens adds in attention, as
+    `Costs` has them now."""
 
     waiting: int
     parked: int
@@ -54,6 +55,7 @@ class EngineStats:
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     disk: Mapping[str, float] = field(default_factory=dict)
     disk_problems: Mapping[str, int] = field(default_factory=dict)
+    prefill: tuple[float, float] = (0.0, 0.0)
 
     @property
     def readmissions(self) -> int:

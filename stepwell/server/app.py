@@ -26,6 +26,7 @@ from stepwell.server.hint_routes import HintRoutes
 from stepwell.server.hint_schema import AboutCall, EndCall, PinCall
 from stepwell.server.messages.routes import MessagesRoutes
 from stepwell.server.messages.schema import CountCall, MessagesCall
+from stepwell.server.page_routes import PageRoutes
 from stepwell.server.parts import Parts
 from stepwell.server.peer_routes import PeerRoutes
 from stepwell.server.prompts import PromptReader
@@ -72,9 +73,10 @@ def create_app(parts: Parts) -> FastAPI:
     app.add_api_route("/ready", routes.ready, methods=["HEAD"], include_in_schema=False)
     app.add_api_route("/metrics", routes.metrics, methods=["GET"])
     app.add_api_route("/cache/reset", cache.reset, methods=["POST"])
-    app.add_api_route("/dashboard", dashboard.page, methods=["GET"], include_in_schema=False)
     app.add_api_route("/dashboard/events", dashboard.events, methods=["GET"], include_in_schema=False)
-    PeerRoutes(parts, cache).add_to(app)
+    page = PageRoutes()
+    page.add_to(app)
+    PeerRoutes(parts, cache, page).add_to(app)
     bulk = {
         "/v1/chat/completions": generation.chat_completions,
         "/v1/completions": generation.completions,

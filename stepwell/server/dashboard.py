@@ -1,4 +1,4 @@
-"""GET /dashboard: one page without outside parts, and the numbers that it shows, as server-sent events.
+"""GET /dashboard/events: the numbers that the dashboard shows, as server-sent events.
 
 Numbers, the beginnings of request ids, digests of sessions and the name of the model: no text, no salts, no sessions.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from importlib import resources
 from typing import Any
 
 import orjson
@@ -22,12 +21,6 @@ from stepwell.server.streams import EventStream
 
 _EVERY = 1.0  # seconds between two events
 _ROWS = 40
-_PAGE_HEADERS = {
-    "cache-control": "no-cache",
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-}
 
 
 class DashboardRoutes:
@@ -35,12 +28,8 @@ class DashboardRoutes:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._page = resources.files("stepwell.server").joinpath("dashboard.html").read_bytes()
         self._began = parts.clock.now()
         self._ladders = Ladders(parts.client, parts.clock)
-
-    async def page(self, request: Request) -> Response:
-        return Response(self._page, 200, _PAGE_HEADERS, "text/html; charset=utf-8")
 
     async def events(self, request: Request) -> Response:
         return EventStream(self._states(caller_of(request).salt), _nothing, {})

@@ -16,6 +16,7 @@ from stepwell.base.clock import Clock
 from stepwell.server.errors import Problem, shutting_down
 from stepwell.server.keys import Caller, Keys
 from stepwell.server.metrics import Metrics
+from stepwell.server.page_routes import PAGE_PATHS
 from stepwell.server.streams import note_direct_send
 from stepwell.server.trace import trace_in
 
@@ -24,7 +25,7 @@ log = logging.getLogger("stepwell.access")
 _PATH_TOLD = 200
 """Characters of a path that a line of the log has."""
 
-OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/metrics", "/dashboard"})
+OPEN_PATHS = PAGE_PATHS | {"/health", "/ping", "/ready", "/metrics"}
 """Answered without a key: probes, numbers without text, and a page that asks for the key itself."""
 
 _CALLER = "stepwell.caller"

@@ -330,7 +330,7 @@ class Generation:
             yield [self._piece(self._by_id[i], delivery) for i, delivery in deliveries.items() if i in self._by_id]
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage, with cached tokens by tier. A prompt with several choices counts once."""
+        """OpenAI's usage, with cached tokens by tier and the prefill that they saved. A prompt with several choices counts once."""
         firsts = self.choices[:: self._n]
         outcomes = [choice.outcome for choice in firsts if choice.outcome is not None]
         prompt = sum(choice.prompt for choice in firsts)
@@ -344,6 +344,7 @@ class Generation:
                 "device_tokens": sum(o.device for o in outcomes),
                 "host_tokens": sum(o.host for o in outcomes),
                 "disk_tokens": sum(o.disk for o in outcomes),
+                "saved_ms": round(1000 * sum(self._metrics.saved(o) for o in outcomes)),
             },
             "completion_tokens_details": {"reasoning_tokens": sum(choice.thoughts for choice in self.choices)},
         }

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from stepwell.base.clock import Clock, WallClock
+from stepwell.cache.config import Costs
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.cache.prefetch import Status
@@ -83,6 +84,12 @@ class Metrics:
         self._resumes = self._counter(
             "resumes", "Admissions by the tier of the state they resumed from", "tier", _STATE_TIERS
         )
+        self._saved = Counter(
+            "stepwell_prefill_saved_seconds",
+            "Prefill that cached tokens would have taken, at the speed measured at the time",
+            registry=self.registry,
+        )
+        self._prefill = (0.0, 0.0)
         self._coalesced = Counter(
             "stepwell_coalesced_requests", "Admissions that waited for what another computed", registry=self.registry
         )
@@ -138,7 +145,9 @@ class Metrics:
     def admitted(self, outcome: AdmissionOutcome) -> None:
         if outcome.readmission:  # its tokens were counted when it was first admitted
             return
-        self.recent.admitted(outcome)
+        saved = self.saved(outcome)
+        self.recent.admitted(outcome, saved)
+        self._saved.inc(saved)
         self._tally.add(outcome)
         self._coalesced.inc(outcome.coalesced > 0)
         self._coalesced_tokens.inc(outcome.coalesced)
@@ -159,7 +168,13 @@ class Metrics:
         self._said += tokens
         self.recent.slice().generated += tokens
 
+    def saved(self, outcome: AdmissionOutcome) -> float:
+        """Seconds of prefill that the cached tokens of a prompt would take at the engine's present speed; 0 while that is unknown."""
+        speed, pair = self._prefill
+        return Costs(speed, attention_s_per_pair=pair).prefill_seconds(0, outcome.cached) if speed else 0.0
+
     def measured(self, stats: Stats) -> None:
+        self._prefill = stats.prefill
         self.recent.measured(stats)
 
     def retry_after(self, waiting: int) -> int:

@@ -9,6 +9,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 
 from stepwell.server.cache_routes import CacheRoutes
+from stepwell.server.page_routes import PageRoutes, wants_page
 from stepwell.server.parts import Parts
 
 _NOT_SAMPLING = ("ends", "source")
@@ -17,9 +18,10 @@ _NOT_SAMPLING = ("ends", "source")
 class PeerRoutes:
     """One method a route."""
 
-    def __init__(self, parts: Parts, cache: CacheRoutes) -> None:
+    def __init__(self, parts: Parts, cache: CacheRoutes, page: PageRoutes) -> None:
         self._parts = parts
         self._cache = cache
+        self._page = page
 
     def add_to(self, app: FastAPI) -> None:
         """Add them all. `HEAD /` is what Claude Code asks before its first call."""
@@ -34,6 +36,9 @@ class PeerRoutes:
         app.add_api_route("/model_info", self.model_info, methods=["GET"], include_in_schema=False)
 
     async def root(self, request: Request) -> Response:
+        """The page for a browser, a few words for a program."""
+        if wants_page(request):
+            return await self._page.page(request)
         return _json({"server": "stepwell", "version": _version()})
 
     async def version(self, request: Request) -> Response:

@@ -21,7 +21,7 @@ _BOUNDS = tuple(0.0005 * 1.2**i for i in range(80))  # 0.5 ms to 15 minutes, 20 
 _RATE_SLICES = 15
 _ALL_PAGES = ("free", "cached", "private")
 _LONGEST_WAIT = 60
-_SUMS = ("device", "host", "disk", "recomputed", "admitted", "generated", "ended", "errors", "copied")
+_SUMS = ("device", "host", "disk", "recomputed", "saved", "admitted", "generated", "ended", "errors", "copied")
 
 
 class Durations:
@@ -56,13 +56,14 @@ class Durations:
 
 @dataclass(slots=True)
 class Slice:
-    """What happened in one slice; `used` is the share of each tier in use when it was last heard of."""
+    """What happened in one slice; `saved` are seconds of prefill, `used` is the share of each tier in use when it was last heard of."""
 
     number: int
     device: int = 0
     host: int = 0
     disk: int = 0
     recomputed: int = 0
+    saved: float = 0.0
     admitted: int = 0
     generated: int = 0
     ended: int = 0
@@ -82,6 +83,8 @@ class Slice:
             "host": self.host,
             "disk": self.disk,
             "recomputed": self.recomputed,
+            "saved": round(self.saved, 3),
+            "admitted": self.admitted,
             "generated": self.generated,
             "ended": self.ended,
             "errors": self.errors,
@@ -120,9 +123,11 @@ class Recent:
             self._slices.append(self._present)
         return self._present
 
-    def admitted(self, outcome: AdmissionOutcome) -> None:
+    def admitted(self, outcome: AdmissionOutcome, saved: float = 0.0) -> None:
+        """A prompt was admitted, for which the cache saved so many seconds of prefill."""
         here = self.slice()
         here.admitted += 1
+        here.saved += saved
         here.device += outcome.device
         here.host += outcome.host
         here.disk += outcome.disk

@@ -170,7 +170,7 @@ def test_usage_names_cached_tokens_by_tier_on_a_miss_and_on_a_hit(server: Runnin
             assert response.headers["x-stepwell-resume"].startswith("resumed ")
             seen.append(response.json()["usage"])
     miss, hit = (usage["prompt_tokens_details"] for usage in seen)
-    assert set(miss) == {"cached_tokens", "device_tokens", "host_tokens", "disk_tokens"}
+    assert set(miss) == {"cached_tokens", "device_tokens", "host_tokens", "disk_tokens", "saved_ms"}
     assert all(type(value) is int for value in [*miss.values(), *hit.values()])
     assert miss["device_tokens"] == miss["cached_tokens"] < 16  # the template's opening may have been seen before
     assert hit["cached_tokens"] == (seen[1]["prompt_tokens"] - 1) // 16 * 16 == hit["device_tokens"]

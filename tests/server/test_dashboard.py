@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,15 +19,8 @@ from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.keys import Keys
 from tests.engine.scripted import SLOW, ScriptedLoop
 from tests.server.harness import Running, eventually, running
+from tests.server.looking import console, faintest, in_browser, opened, text, unnamed
 from tests.server.test_gate import KEY, MINE
-
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-DRIVER = shutil.which("chromedriver")
-in_browser = pytest.mark.skipif(
-    BROWSER is None or DRIVER is None, reason="needs Chromium and chromedriver (apt install chromium chromium-driver)"
-)
 
 
 def state(server: Running, headers: dict[str, str] | None = None) -> dict[str, Any]:
@@ -56,52 +48,10 @@ def test_events_tell_the_window_and_what_is_in_flight(server: Running) -> None:
     assert eventually(lambda: server.client.open == 0)
 
 
-def test_page_has_no_outside_parts(server: Running) -> None:
-    page = httpx.get(server.url + "/dashboard")
-    assert page.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert "http://" not in page.text.replace("http://www.w3.org/2000/svg", "") and "https://" not in page.text
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium, driven."""
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(BROWSER)
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-proxy-server"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
-    driver.set_page_load_timeout(90)
-    driver.set_script_timeout(90)
-    yield driver
-    driver.quit()
-
-
 @pytest.fixture(scope="module")
 def locked(tokenizer: Tokenizer) -> Iterator[Running]:
     with running(tokenizer, keys=Keys([KEY])) as server:
         yield server
-
-
-def text(browser: Any, css: str) -> str:
-    return str(browser.execute_script("return document.querySelector(arguments[0]).textContent", css))
-
-
-def opened(browser: Any, server: Running, width: int = 1200, height: int = 1500) -> None:
-    """Show the page, and wait until it is live."""
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
-    )
-    browser.get(server.url + "/dashboard")
-    assert eventually(lambda: text(browser, "#state") == "Live"), text(browser, "#state")
-
-
-def console(browser: Any) -> list[str]:
-    return [str(entry["message"]) for entry in browser.get_log("browser")]
 
 
 @in_browser
@@ -133,10 +83,10 @@ def test_keyboard_reaches_everything_in_order(browser: Any, server: Running) -> 
 
     opened(browser, server)
     focused = []
-    for _ in range(4):
+    for _ in range(5):
         ActionChains(browser).send_keys(Press.TAB).perform()
         focused.append(browser.execute_script("const e = document.activeElement; return e.id || e.className"))
-    assert focused == ["skip", "pause", "theme", "scroll"]
+    assert focused == ["skip", "tab-dashboard", "pause", "theme", "scroll"]
     browser.execute_script("document.getElementById('theme').focus()")
     before = browser.execute_script("return document.documentElement.dataset.theme")
     ActionChains(browser).send_keys(Press.ENTER).perform()
@@ -147,11 +97,7 @@ def test_keyboard_reaches_everything_in_order(browser: Any, server: Running) -> 
 @in_browser
 def test_everything_has_a_name_and_headings_stand_in_order(browser: Any, server: Running) -> None:
     opened(browser, server)
-    unnamed = browser.execute_script("""
-        return [...document.querySelectorAll("section, svg, button, input, [role=img], [role=region]")].filter((e) =>
-          !e.hidden && !e.closest("[hidden]") && !(e.ariaLabel || e.getAttribute("aria-labelledby") || e.textContent.trim())
-        ).map((e) => e.outerHTML.slice(0, 80))""")
-    assert unnamed == []
+    assert unnamed(browser) == []
     levels = browser.execute_script("return [...document.querySelectorAll('h1,h2,h3')].map((e) => e.tagName)")
     assert levels[0] == "H1" and set(levels[1:]) == {"H2"}
     assert browser.execute_script("return document.documentElement.lang") == "en"
@@ -166,17 +112,7 @@ def test_nothing_is_cut_off_and_text_can_be_read(browser: Any, server: Running, 
     opened(browser, server, width)
     assert browser.execute_script("return document.documentElement.dataset.theme") == theme
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    weakest = browser.execute_script("""
-        const light = (c) => { const v = c.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
-          .map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-          return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
-        const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-          if (!c.endsWith(", 0)") && c !== "transparent") return c; } };
-        return Math.min(...[...document.querySelectorAll("h1, h2, dt, dd, th, button, .note, .row span, .axis span, li, pre, #state")]
-          .filter((e) => e.textContent.trim() && e.offsetParent).map((e) => {
-            const a = light(getComputedStyle(e).color), b = light(behind(e));
-            return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); }))""")
-    assert weakest >= 4.5
+    assert faintest(browser) >= 4.5
     assert console(browser) == []
 
 

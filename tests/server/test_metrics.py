@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine.messages import Stats
@@ -46,6 +48,20 @@ def test_tokens_by_source_sum_to_the_prompt_and_readmissions_stay_apart() -> Non
     assert values['stepwell_admissions_total{reason="complete"}'] == 1
     assert values['stepwell_recomputed_tokens_total{lost_to="new"}'] == 16
     assert values["stepwell_readmissions_total"] == 3
+
+
+def test_what_the_cache_saved_is_told_at_the_speed_of_the_time_and_nothing_while_that_is_unknown() -> None:
+    metrics = Metrics()
+    metrics.admitted(OUTCOME)
+    assert shown(metrics)["stepwell_prefill_saved_seconds_total"] == metrics.saved(OUTCOME) == 0
+    metrics.measured(Stats(prefill=(48.0, 0.001)))
+    metrics.admitted(OUTCOME)
+    metrics.admitted(READMITTED)
+    cached = OUTCOME.cached
+    saved = cached / 48 + 0.001 * cached * cached / 2
+    assert shown(metrics)["stepwell_prefill_saved_seconds_total"] == pytest.approx(saved)
+    (point,) = metrics.recent.points()
+    assert point["saved"] == pytest.approx(saved, abs=0.001) and point["admitted"] == 2
 
 
 def test_compiled_kernels_and_device_memory_are_told() -> None:
