@@ -105,6 +105,8 @@ class _Sequences:
 
 def lay_out(step: Step, layout: Layout, wishes: Wishes) -> Laid:
     """Lay the sequences end to end, those of one token first, by slot: a full set of decodes is then one run of live states."""
+    if not step.parts:
+        return _lay_out_decodes(step, layout, wishes)
     of = _sequences(step, layout.apart)
     ends = np.cumsum(of.counts)
     firsts, parts = ends - of.counts, step.parts
@@ -139,6 +141,48 @@ def lay_out(step: Step, layout: Layout, wishes: Wishes) -> Laid:
     )  # fmt: skip
     pages = tuple([cut.pages for _, cut in inner])
     return Laid(batch, pages, tuple(cutting.live), _cutting(of, firsts, cutting.held), asked, works, sampled)
+
+
+def _lay_out_decodes(step: Step, layout: Layout, wishes: Wishes) -> Laid:
+    """The same where nothing but decodes is computed: each is one row, and draws. Most steps are such, and of few rows: a dozen small
+    arrays instead of fifty."""
+    decodes, count = step.decodes, len(step.decodes)
+    order = np.argsort(decodes.slots, kind="stable")
+    every, works = np.arange(count), order.tolist()
+    starts, none = decodes.starts[order].astype(np.int64), np.zeros(count, np.int64)
+    tables = [decodes.tables[i] for i in works]
+    of = _Sequences(
+        works=works,
+        tokens=decodes.tokens[order].astype(np.int64),
+        slots=decodes.slots[order].astype(np.int64),
+        starts=starts,
+        counts=np.ones(count, np.int64),
+        drafts=none,
+        known=decodes.known[order].astype(np.int64),
+        write_from=none,
+        tables=tables,
+        decodes=count,
+    )
+    asked, draws = _asked(step, of, every, none, wishes)
+    cutting = _cuts(step, of, layout.held)
+    at = (starts // layout.block).tolist()
+    batch = Batch(
+        tokens=of.tokens,
+        positions=starts,
+        page=_longs([int(table[i]) for table, i in zip(tables, at, strict=True)]),
+        offset=starts % layout.block,
+        decodes=count,
+        slots=of.slots,
+        starts=starts,
+        counts=of.counts,
+        tables=tuple(tables),
+        known=of.known,
+        cuts=_NO_CUTS,
+        asked=every,
+        draws=draws,
+        plain=not asked.special,
+    )
+    return Laid(batch, (), tuple(cutting.live), _cutting(of, every, cutting.held), asked, (), every)
 
 
 def _each_draft(rows: Longs, drafts: Longs) -> tuple[Longs, Longs]:
@@ -255,6 +299,8 @@ def _cuts(step: Step, of: _Sequences, held: bool) -> _Cuts:
 
 
 def _cutting(of: _Sequences, firsts: Longs, held: Sequence[tuple[int, Cut]]) -> Cutting:
+    if not held:
+        return _NOTHING_AHEAD
     sequences, positions = _longs([row for row, _ in held]), _longs([cut.position for _, cut in held])
     starts = of.starts[sequences]
     after = positions - starts
@@ -282,3 +328,8 @@ def _targets(work: Work) -> int:
 
 def _longs(values: Sequence[int]) -> Longs:
     return np.array(values, np.int64)
+
+
+_NONE = _longs([])
+_NO_CUTS = Cuts(_NONE, _NONE)
+_NOTHING_AHEAD = Cutting(Ahead(_NONE, _NONE, _NONE), _NONE, ())

@@ -19,7 +19,7 @@ from stepwell.model.drafter import Further
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
 from stepwell.model.torch_plans import Carrying, Folds, Held, Steps
 from stepwell.ops.accept import Drawn, Forced, Standing, settle
-from stepwell.ops.attention import PagedAttention, write_kv
+from stepwell.ops.attention import PagedAttention, places, write_kv
 from stepwell.ops.chunks import Chunks
 from stepwell.ops.conv import ConvLayout, causal_conv, conv_update
 from stepwell.ops.delta_rule import DeltaInputs, delta_rule, delta_update
@@ -87,8 +87,7 @@ class TorchBackend:
             checkpoints=checkpoints,
             tokens=self._tokens(batch, memory),
             angles=self._rotary(self._upload(batch.positions)),
-            page=self._upload(batch.page),
-            offset=self._upload(batch.offset),
+            place=self._upload(places(batch.page, batch.offset, memory.keys[0])),
             attend=PagedAttention.plan(batch.tables, starts, counts, block, share, device, self._dtype),
             steps=self._steps(batch, memory) if batch.decodes else None,
             carrying=self._carrying(batch) if memory.live.hidden.shape[0] else None,
@@ -148,8 +147,7 @@ class TorchBackend:
             checkpoints=memory.live,
             tokens=tokens,
             angles=self._rotary(self._upload(positions)),
-            page=self._upload(pages),
-            offset=self._upload(positions % block),
+            place=self._upload(places(pages, positions % block, memory.keys[0])),
             attend=PagedAttention.plan(
                 tables, positions.tolist(), [1] * count, block, share, self._device, self._dtype
             ),
@@ -163,9 +161,8 @@ class TorchBackend:
         )
 
     def _tokens(self, batch: Batch, memory: Memory) -> Tensor:
-        tokens = self._upload(batch.tokens)
-        if batch.decodes:
-            counts = batch.counts[: batch.decodes]
+        tokens, counts = self._upload(batch.tokens), batch.counts[: batch.decodes]
+        if (batch.tokens[: int(counts.sum())] < 0).any():
             slots = self._upload(np.repeat(batch.slots[: batch.decodes], counts))
             given = tokens[: len(slots)]
             given.copy_(torch.where(given == LAST_DRAW, memory.draws.index_select(0, slots), given))
@@ -226,7 +223,7 @@ class TorchBackend:
         """Tokens that the slots' states have folded, and tokens pending in them. A state from an image stands where the batch says."""
         committed, pending = memory.committed.index_select(0, slots), memory.pending.index_select(0, slots)
         committed = torch.where(committed < 0, starts, committed)
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and not torch.equal(committed + pending, starts):
             wrong = (committed + pending != starts) & (slots < len(memory.committed) - 1)
             assert not wrong.any(), (
                 f"slots {slots[wrong]} stand at {committed[wrong]} + {pending[wrong]}, not {starts[wrong]}"
@@ -246,8 +243,7 @@ class TorchForward:
     checkpoints: States
     tokens: Tensor
     angles: Angles
-    page: Tensor
-    offset: Tensor
+    place: Tensor
     attend: PagedAttention
     steps: Steps | None
     carrying: Carrying | None
@@ -274,10 +270,7 @@ class TorchForward:
         return x.index_select(0, self.asked_rows)
 
     def draw(self, logits: Tensor) -> Tensor:
-        d = self.draws
-        columns = (d.temperature, d.top_k, d.top_p, d.seed, d.index, d.min_p)
-        wanted = [Draw(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-        tokens = sample(logits.float(), wanted)
+        tokens = sample(logits.float(), _wanted(self.draws))
         # a row that broke drew no token: whatever is computed after it is dropped, but has to be a word of the vocabulary
         self.memory.draws.index_copy_(0, self.draw_slots, tokens.clamp_min(0))
         return tokens
@@ -309,7 +302,7 @@ class TorchForward:
         both = rotate(_normed(qk.view(rows, -1, dim), layer.qk_norm), self.angles).to(x.dtype)
         q, k = both.split_with_sizes((layer.heads, layer.kv_heads), 1)
         k_pages, v_pages = self.memory.keys[layer.index], self.memory.values[layer.index]
-        write_kv(k, v.view(rows, -1, dim), k_pages, v_pages, self.page, self.offset)
+        write_kv(k, v.view(rows, -1, dim), k_pages, v_pages, self.place)
         return q, gate
 
     def delta_net(self, layer: DeltaNet, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
@@ -380,6 +373,13 @@ class TorchForward:
         recurrent.index_copy_(0, folds.slots, states.to(recurrent.dtype))
         left_windows.copy_(at_cuts)
         return out
+
+
+def _wanted(draws: Draws) -> list[Draw]:
+    if draws.greedy:
+        return []
+    columns = (draws.temperature, draws.top_k, draws.top_p, draws.seed, draws.index, draws.min_p)
+    return [Draw(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def _normed(x: Tensor, norm: Norm) -> Tensor:

@@ -11,16 +11,21 @@ together; a decode is a tile of one query.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from stepwell.base.geometry import Ints
 from stepwell.ops.scaled import LARGEST
+
+Longs: TypeAlias = npt.NDArray[np.int64]
+Index = TypeVar("Index", Longs, Tensor)
 
 _TILE = 256
 """Most queries that share one mask; larger tiles compute more of what the mask hides."""
@@ -115,14 +120,27 @@ class PagedAttention:
         return out
 
 
-def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, page: Tensor, offset: Tensor) -> None:
-    """Store keys and values [n, kv_heads, head_dim] of n tokens at `offset` (int64 [n]) of their `page` (int64 [n]).
+def places(page: Index, offset: Index, k_pages: Tensor) -> Index:
+    """Where `write_kv` stores tokens that belong at `offset` of `page`: the same in all layers of an arena."""
+    return page * (k_pages.stride(0) // k_pages.stride(1)) + offset
+
+
+def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, place: Tensor) -> None:
+    """Store keys and values [n, kv_heads, head_dim] of n tokens at their `places`, int64 [n].
 
     Pages of e4m3 take values as they are, clamped to its largest: it has no infinity, and what is larger would become NaN.
     """
     for x, pages in ((k, k_pages), (v, v_pages)):
-        fits = x.clamp(-LARGEST, LARGEST) if pages.dtype == torch.float8_e4m3fn else x
-        pages[page, offset] = fits.to(pages.dtype)
+        if pages.dtype == torch.float8_e4m3fn:  # copied as bytes: no operation of this kind knows the type
+            x, pages = x.clamp(-LARGEST, LARGEST).to(pages.dtype).view(torch.uint8), pages.view(torch.uint8)
+        _rows(pages).index_copy_(0, place, x.to(pages.dtype).flatten(1))
+
+
+def _rows(pages: Tensor) -> Tensor:
+    """All tokens that lie between those of one layer as well, one a row."""
+    width = pages.stride(1)
+    between = pages.stride(0) // width
+    return pages.as_strided(((pages.shape[0] - 1) * between + pages.shape[1], width), (width, 1))
 
 
 def _tiles(starts: Sequence[int], counts: Sequence[int]) -> list[list[Tile]]:
@@ -171,37 +189,54 @@ def _plan_group(
     dtype: torch.dtype,
     total: int,
 ) -> TileGroup:
-    queries, ends = max(t.rows for t in tiles), np.array([t.end for t in tiles])
-    length = int(ends.max())
+    queries, length = max(t.rows for t in tiles), max(t.end for t in tiles)
     width = -(-length // block)
-    pages = np.empty((len(tiles), width), np.int64)
-    for row, tile in enumerate(tiles):
-        used = -(-tile.end // block)
-        table = tables[tile.sequence]
-        pages[row, :used] = table[:used]
-        pages[row, used:] = table[0]
-    # query i of a tile; padding repeats the last one
-    within = np.minimum(np.arange(queries), np.array([t.rows for t in tiles])[:, None] - 1)
-    firsts = np.array([[t.first] for t in tiles])
     # no padding and nobody else: tiles are in the order of the batch
     whole = len(tiles) * queries == sum(t.rows for t in tiles) == total
-    hidden = np.flatnonzero(np.arange(width * block) >= ends[:, None]) if int(ends.min()) < length else None
+    even = min(t.end for t in tiles) == length
     return TileGroup(
-        rows=None if whole else _long((firsts + within).reshape(-1), device),
-        pages=_long(pages.reshape(-1), device),
+        rows=None if whole else _long((_column(t.first for t in tiles) + _within(tiles, queries)).reshape(-1), device),
+        pages=_long(_pages(tiles, tables, width, block), device),
         tiles=len(tiles),
         queries=queries,
         length=length,
-        hidden=None if hidden is None else _long(hidden, device),
-        mask=None if queries == 1 and hidden is None else _mask(tiles, within, length, share, device, dtype),
+        hidden=None if even else _long(_beyond(tiles, width * block), device),
+        mask=None if queries == 1 and even else _mask(tiles, queries, length, share, device, dtype),
     )
 
 
+def _pages(tiles: Sequence[Tile], tables: Sequence[Ints], width: int, block: int) -> np.ndarray:
+    """`width` pages of each tile, padded with the first page of its sequence, [tiles · width]."""
+    if len(tiles) == 1:
+        return tables[tiles[0].sequence][:width]
+    pages = np.empty((len(tiles), width), np.int64)
+    for row, tile in enumerate(tiles):
+        used, table = -(-tile.end // block), tables[tile.sequence]
+        pages[row, :used] = table[:used]
+        pages[row, used:] = table[0]
+    return pages.reshape(-1)
+
+
+def _within(tiles: Sequence[Tile], queries: int) -> Longs:
+    """Which query of its tile each of `queries` is, [tiles, queries]; padding repeats the last one."""
+    within: Longs = np.minimum(np.arange(queries), _column(t.rows for t in tiles) - 1)
+    return within
+
+
+def _beyond(tiles: Sequence[Tile], width: int) -> Longs:
+    """Flat indices of the tokens behind each tile's end, of `width` each."""
+    return np.flatnonzero(np.arange(width) >= _column(t.end for t in tiles))
+
+
+def _column(values: Iterable[int]) -> Longs:
+    return np.array([[value] for value in values], np.int64)
+
+
 def _mask(
-    tiles: Sequence[Tile], within: np.ndarray, length: int, share: int, device: torch.device, dtype: torch.dtype
+    tiles: Sequence[Tile], queries: int, length: int, share: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     """0 where a query sees a token and −∞ where it does not; the queries once for each head that shares a KV head."""
-    position = np.array([[t.end - t.rows] for t in tiles]) + within
+    position = _column(t.end - t.rows for t in tiles) + _within(tiles, queries)
     last = _long(position, device)[:, None, :, None]
     beyond = torch.arange(length, device=device) > last
     mask = torch.zeros(beyond.shape, dtype=dtype, device=device).masked_fill_(beyond, float("-inf"))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stepwell.ops.chunks import CHUNK, Chunks
+from stepwell.ops.norm import inverse_length
 
 _EPS = 1e-6
 
@@ -69,26 +70,19 @@ def delta_update(x: DeltaInputs, state: Tensor) -> Tensor:
     count, heads, value_dim = x.v.shape
     key_dim = x.q.shape[-1]
     per_key = heads // x.k.shape[1]
-    q, k = unit(x.q.float()), unit(x.k.float())
-    if per_key > 1:
-        q, k = (y.repeat_interleave(per_key, 1) for y in (q, k))
+    both = unit(torch.stack((x.q, x.k)).float()).unsqueeze(3)
+    q, k = both.expand(-1, -1, -1, per_key, -1).reshape(2, count * heads, 1, key_dim)
     flat = state.view(count * heads, key_dim, value_dim)
     flat.mul_(x.g.exp().view(-1, 1, 1))
-    k = k.reshape(-1, 1, key_dim)
     delta = torch.baddbmm(x.v.float().reshape(-1, 1, value_dim), k, flat, alpha=-1).mul_(x.beta.reshape(-1, 1, 1))
     flat.baddbmm_(k.transpose(1, 2), delta)
-    out = torch.bmm(q.reshape(-1, 1, key_dim), flat).mul_(key_dim**-0.5)
+    out = torch.baddbmm(delta, q, flat, beta=0, alpha=key_dim**-0.5)
     return out.view(count, heads, value_dim)
-
-
-def _inverse_length(x: Tensor) -> Tensor:
-    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return size.mul_(size).add_(_EPS).rsqrt_()
 
 
 def unit(x: Tensor) -> Tensor:
     """float32 vectors of the last dimension, at unit length."""
-    return x * _inverse_length(x)
+    return x * inverse_length(x, _EPS)
 
 
 def _fold(
@@ -134,7 +128,7 @@ def _fold(
 def _unit_rows(x: Tensor) -> Tensor:
     """[c, 64, key_heads, dim] → unit rows, float32 [c, key_heads, 1, 64, dim]."""
     rows = x.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-    return rows.mul_(_inverse_length(rows)).unsqueeze(2)
+    return rows.mul_(inverse_length(rows, _EPS)).unsqueeze(2)
 
 
 def _by_key_head(x: Tensor, key_heads: int) -> Tensor:

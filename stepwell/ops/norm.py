@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,8 +11,23 @@ from torch import Tensor
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """`1 / sqrt(mean(x²) + eps)` over the last dimension, kept; `x` is float32."""
+    return _inverse(x, eps, 1.0 / x.shape[-1])
+
+
+def inverse_length(x: Tensor, eps: float) -> Tensor:
+    """`1 / sqrt(sum(x²) + eps)` over the last dimension, kept; `x` is float32."""
+    return _inverse(x, eps, 1.0)
+
+
+def _inverse(x: Tensor, eps: float, share: float) -> Tensor:
+    """Of one row the calls cost more than the numbers: a plain number as an operand would be a tensor made anew each time."""
     size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return size.mul_(size).mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return torch.addcmul(_constant(eps, x.device), size, size, value=share).rsqrt_()
+
+
+@cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    return torch.tensor(value, dtype=torch.float32, device=device)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

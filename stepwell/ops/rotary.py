@@ -52,7 +52,8 @@ class Rotary:
         """Angles for int64 positions [n]."""
         angle = positions.float().unsqueeze(1) * self._frequencies
         cos = angle.cos()
-        cos[:, : self._dim] *= self._scale
+        if self._scale != 1.0:
+            cos[:, : self._dim] *= self._scale
         return Angles(cos.unsqueeze(1), angle.sin_().mul_(self._signs).unsqueeze(1), self._dim)
 
 

@@ -119,7 +119,7 @@ class LiveStates:
     hidden     [draft layers, slots + 1, hidden]: the decoder's output for the last token, folded or pending
     """
 
-    __slots__ = ("_back", "_geometry", "committed", "conv", "hidden", "pending", "recurrent", "rings")
+    __slots__ = ("_back", "_geometry", "_none", "committed", "conv", "hidden", "pending", "recurrent", "rings")
 
     def __init__(
         self,
@@ -143,6 +143,7 @@ class LiveStates:
         self.committed = torch.full((slots + 1,), -1, dtype=torch.int64, device=device)
         self.pending = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.rings = tuple(Ring.empty(slots + 1, depth, *heads, device) for _ in range(layers)) if depth else ()
+        self._none = self._empty(0)
 
     @property
     def slots(self) -> int:
@@ -157,6 +158,9 @@ class LiveStates:
 
     def new_images(self, count: int) -> Images:
         """Images to be filled: `recurrent` and `conv` are whatever was there, the rest is zero."""
+        return self._empty(count) if count else self._none
+
+    def _empty(self, count: int) -> Images:
         geometry = self._geometry
         size = count * geometry.image_pages, geometry.page_bytes
         rows = torch.empty(size, dtype=torch.uint8, device=self.recurrent.device)

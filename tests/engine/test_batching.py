@@ -117,6 +117,24 @@ DECODES = Decodes(
 )
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_decodes_alone_are_laid_out_as_works_would_be(held: bool) -> None:
+    histories = ((1, np.arange(9, dtype=np.int32)),)
+    step = Step((), replace(DECODES, histories=histories))
+    one, other = laid_out(step, held), laid_out(Step(step.works), held)
+    for name in ("tokens", "positions", "page", "offset", "slots", "starts", "counts", "known", "asked"):
+        mine, theirs = getattr(one.batch, name), getattr(other.batch, name)
+        assert mine.tolist() == theirs.tolist() and mine.dtype == theirs.dtype == np.int64, name
+    assert [table.tolist() for table in one.batch.tables] == [table.tolist() for table in other.batch.tables]
+    assert one.batch.decodes == other.batch.decodes == 3 and one.batch.plain == other.batch.plain
+    for name in ("works", "names", "params", "special", "kept"):
+        assert getattr(one.asked, name) == getattr(other.asked, name), name
+    assert [row for row, _ in one.asked.histories] == [row for row, _ in other.asked.histories] == [0]
+    assert [slot for slot, _ in one.ends] == [slot for slot, _ in other.ends] == ([] if held else [5])
+    assert one.ahead.rows.tolist() == other.ahead.rows.tolist() == ([1] if held else [])
+    assert one.sampled.tolist() == other.sampled.tolist() and not one.inner and not one.scoring
+
+
 def test_decodes_are_laid_out_as_the_works_they_stand_for() -> None:
     step = Step(WORKS, DECODES)
     one, other = laid_out(step), laid_out(Step(step.works))

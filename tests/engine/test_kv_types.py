@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
-from stepwell.ops.attention import write_kv  # noqa: E402
+from stepwell.ops.attention import places, write_kv  # noqa: E402
 from stepwell.store.device import Precision  # noqa: E402
 from tests.engine.disk import Engine, small_model, sources  # noqa: E402
 from tests.engine.test_disk_tier import to_host  # noqa: E402
@@ -51,7 +52,8 @@ def test_every_route_gives_the_cold_answer_and_no_other_type_is_read(model: Path
 def test_large_values_are_clamped() -> None:
     pages = torch.zeros(2, 3, 4, 1, 8).to(torch.float8_e4m3fn)
     big = torch.tensor([1e9, -1e9, 449.0, 464.0, 480.0, float("inf"), float("-inf"), 1.0]).view(1, 1, 8)
-    write_kv(big, -big, pages[0], pages[1], torch.tensor([1]), torch.tensor([2]))
+    place = places(np.array([1]), np.array([2]), pages[0])
+    write_kv(big, -big, pages[0], pages[1], torch.from_numpy(place))
     expected = torch.tensor([448.0, -448.0, 448.0, 448.0, 448.0, 448.0, -448.0, 1.0])
     assert torch.equal(pages[0, 1, 2, 0].float(), expected) and torch.equal(pages[1, 1, 2, 0].float(), -expected)
 

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepwell.ops.attention import PagedAttention, write_kv  # noqa: E402
+from stepwell.ops.attention import PagedAttention, places, write_kv  # noqa: E402
 
 BLOCK, HEADS, KV_HEADS, DIM = 4, 6, 2, 8
 CPU = torch.device("cpu")
@@ -25,8 +25,8 @@ class Paged:
     def place(self, table: np.ndarray, k_pages: torch.Tensor, v_pages: torch.Tensor) -> Paged:
         self.table = table.astype(np.int32)
         at = np.arange(len(self.k))
-        page, offset = (torch.from_numpy(x.astype(np.int64)) for x in (table[at // BLOCK], at % BLOCK))
-        write_kv(self.k, self.v, k_pages, v_pages, page, offset)
+        place = places(table[at // BLOCK].astype(np.int64), at % BLOCK, k_pages)
+        write_kv(self.k, self.v, k_pages, v_pages, torch.from_numpy(place))
         return self
 
     def expected(self, first: int) -> torch.Tensor:

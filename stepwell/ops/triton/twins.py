@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepwell.ops.attention import write_kv
+from stepwell.ops.attention import places, write_kv
 from stepwell.ops.pending import Lanes, Ring
 from stepwell.ops.triton.attention import LOG2_E
 from stepwell.ops.triton.chunked import PAD, Chunks, Mixed
@@ -79,7 +79,7 @@ def qkv_step(
     first, second, rest = both.split((half, half, dim - 2 * half), -1)
     c, s = cos.to(wide)[:, None], sin.to(wide)[:, None]
     both = torch.cat((first * c - second * s, second * c + first * s, rest), -1)
-    write_kv(both[:, heads:], v.unflatten(1, (kv_heads, dim)), k_pages, v_pages, page, offset)
+    write_kv(both[:, heads:], v.unflatten(1, (kv_heads, dim)), k_pages, v_pages, places(page, offset, k_pages))
     return both[:, :heads].to(qk.dtype)
 
 
