@@ -307,10 +307,64 @@ class Cline:
         return "main" if body.get("tools") else "compaction"
 
 
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Its command line. Pictures cannot be read by its tools."""
+
+    context: int = 40_000
+
+    def prepare(self, work: Path, home: Path, url: str) -> None:
+        _fill(work)
+        (home / ".continue").mkdir()
+        (home / ".continue/config.yaml").write_text(
+            "name: well\nversion: 0.0.1\nschema: v1\nmodels:\n"
+            f"  - {{name: q35, provider: openai, model: q35, apiBase: {url}/v1, apiKey: none, roles: [chat, edit, apply],\n"
+            "     defaultCompletionOptions: {contextLength: 16000, maxTokens: 2000}}\n"
+        )
+
+    def environment(self, url: str, home: Path) -> dict[str, str]:
+        return {"CONTINUE_GLOBAL_DIR": str(home / ".continue"), "CONTINUE_TELEMETRY_ENABLED": "0"}
+
+    def turns(self, programs: Path, work: Path) -> list[list[str]]:
+        config = str(work.parent / "home/.continue/config.yaml")
+        start = [str(programs / "node_modules/.bin/cn"), "--config", config, "--auto", "-p"]
+        return [
+            [*start, "look around and write a file"],
+            [*start, "--resume", "now run what you have written"],
+            [*start, "--resume", "read the large file until you know it by heart"],
+        ]
+
+    def script(self) -> Script:
+        main = [
+            Answer("I look around.", calls=(("List", {"dirpath": "."}),)),
+            Answer(
+                "I write it.",
+                calls=(
+                    ("Write", {"filepath": "hello.py", "content": "print('1.10')\n# True\nprint(None)\n"}),
+                    ("Bash", {"command": "cat hello.txt"}),
+                ),
+            ),
+            Answer("Now the other.", calls=(("Read", {"filepath": "hello.txt"}),)),
+            Answer("It is written."),
+            Answer("I run it.", calls=(("Bash", {"command": "python3 hello.py"}),)),
+            Answer("It says 1.10."),
+            *[Answer("Again.", calls=(("Bash", {"command": f"cat big.txt; echo {i}"}),)) for i in range(6)],
+            Answer("I know it by heart."),
+        ]
+        compact = [Answer(f"A file was written and run, and a large one was read {i} times.") for i in (2, 3, 4)]
+        return _spoken({"main": main, "compaction": compact}, self._kind)
+
+    def _kind(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> str:
+        if "concise summary of our conversation" in _last_text(body["messages"]):
+            return "compaction"
+        return "main" if body.get("tools") else "title"
+
+
 PROGRAMS: dict[str, Program] = {
     "claude-code": ClaudeCode(),
     "codex": Codex(),
     "opencode": OpenCode(),
     "aider": Aider(),
     "cline": Cline(),
+    "continue": Continue(),
 }

@@ -1,4 +1,4 @@
-"""Real coding agents on the real server: Claude Code, Codex, opencode, aider and Cline, headless, over turns of several steps.
+"""Real coding agents on the real server: Claude Code, Codex, opencode, aider, Cline and Continue, headless, over turns of several steps.
 
 bench/real_agents.sh runs it in a network namespace with loopback alone. The model is scripted (`bench/scripted_engine.py`); HTTP, chat
 template, tokens, scheduler and cache are the real ones. A step is listed with the tokens of its prompt that had been computed
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
 from agent_scripts import PROGRAMS, Program
 from recorder import Recorder
@@ -62,7 +63,7 @@ async def play(program: Program, options: argparse.Namespace, folder: Path) -> l
     serving = asyncio.create_task(front.serve())
     with subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server:
         try:
-            await _listening(_UPSTREAM)
+            await _ready(_UPSTREAM)
             await _run_turns(program, options, folder, environment, recorder)
         finally:
             front.should_exit = True
@@ -96,15 +97,15 @@ async def _run_turns(
             record["turn"], record["exit"] = turn, status
 
 
-async def _listening(port: int) -> None:
-    for _ in range(600):
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
+async def _ready(port: int) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        for _ in range(600):
+            try:
+                if (await client.get("/health")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
             await asyncio.sleep(0.1)
-        else:
-            writer.close()
-            return
     raise RuntimeError("the server did not start: see server.log")
 
 

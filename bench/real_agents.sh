@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Run Claude Code, Codex, opencode, aider and Cline against Stepwell, with nothing but loopback to reach.
+# Run Claude Code, Codex, opencode, aider, Cline and Continue against Stepwell, with nothing but loopback to reach.
 #
 #   mkdir /opt/agents && cd /opt/agents
-#   npm install @anthropic-ai/claude-code @openai/codex opencode-ai cline
+#   npm install @anthropic-ai/claude-code @openai/codex opencode-ai cline @continuedev/cli
 #   python3 -m venv aider && aider/bin/pip install aider-chat
 #   bench/real_agents.sh /opt/agents [--only codex] [--keep FOLDER]
 set -euo pipefail
