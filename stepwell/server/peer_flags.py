@@ -116,15 +116,22 @@ FLAGS: tuple[PeerFlag, ...] = (
     _row("--sampling-defaults", 1, As("--generation-config", (("model", "auto"), ("openai", "none")))),
     _row("--preferred-sampling-params", 1, As("--override-generation-config")),
     _row("--trust-remote-code", 0, Needless("code from a checkpoint is never run, and none is needed")),
+    _row("--code-revision", 1, Needless("code from a checkpoint is never run, and none is needed")),
+    _row("--tokenizer-revision", 1, _TOKENIZER),
+    _row("--hf-token", 1, Refused("every user of the machine can read a command line: set HF_TOKEN instead")),
     _row("--tokenizer --tokenizer-path --hf-config-path", 1, _TOKENIZER),
     _row("--tokenizer-mode", 1, Only(("auto", "fast", "hf"), _SAME)),
     _row("--skip-tokenizer-init", 0, _TOKENIZER),
     _row("--quantization -q", 1, _MODEL),
+    _row("--quantization-config", 1, _MODEL),
+    _row("--disable-sliding-window", 0, _MODEL),
     _row("--mamba-ssm-cache-dtype --mamba-ssm-dtype", 1, As("--state-dtype", (("auto", "float32"),))),
     _row("--mamba-cache-dtype", 1, Only(("auto",), _SAME)),
     _row("--hf-overrides --json-model-override-args --rope-scaling --rope-theta", 1, _MODEL),
     _row("--enable-lora", 0, _ADAPTERS),
     _row("--lora-modules --lora-paths", MANY, _ADAPTERS),
+    _row("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype", 1, _ADAPTERS),
+    _row("--lora-target-modules", MANY, _ADAPTERS),
     _row("--is-embedding --calculate-kv-scales", 0, _MODEL),
     _row("--task --runner", 1, Only(("auto", "generate"), _SAME)),
     _row("--convert", 1, Only(("auto", "none"), _SAME)),
@@ -135,6 +142,7 @@ FLAGS: tuple[PeerFlag, ...] = (
     _row("--max-running-requests", 1, As("--max-num-seqs")),
     _row("--chunked-prefill-size", 1, As("--max-num-batched-tokens")),
     _row("--max-queued-requests", 1, As("--max-queue")),
+    _row("--max-num-queued-reqs", 1, As("--max-queue")),
     _row("--disable-radix-cache", 0, As("--no-enable-prefix-caching")),
     _row("--enable-hierarchical-cache", 0, Needless("there is a host tier of --host-memory in any case")),
     _row("--kv-offloading-backend --hicache-ratio --hicache-write-policy --hicache-io-backend", 1, _EXTERNAL),
@@ -154,6 +162,8 @@ FLAGS: tuple[PeerFlag, ...] = (
         Needless("one pool holds KV and states"),
     ),
     _row("--enable-mamba-extra-buffer", 0, Needless("one pool holds KV and states")),
+    _row("--disable-hybrid-kv-cache-manager", 0, Needless("one pool holds KV and states")),
+    _row("--prefix-match-unit --prefix-cache-retention-interval", 1, Needless("prompts are compared token by token")),
     _row(
         "--enable-chunked-prefill --no-enable-chunked-prefill", 0, Needless("long prompts are always computed in parts")
     ),
@@ -171,6 +181,11 @@ FLAGS: tuple[PeerFlag, ...] = (
     # How it is computed.
     _row("--disable-cuda-graph", 0, As("--enforce-eager")),
     _row("--enable-torch-compile --enable-flashinfer-autotune", 0, _KERNELS),
+    _row("--disable-cascade-attn --enable-dbo", 0, _KERNELS),
+    _row(
+        "--gdn-prefill-backend --kda-prefill-backend --kda-decode-backend --mamba-backend --linear-backend", 1, _KERNELS
+    ),
+    _row("--attention-config --kernel-config --performance-mode --optimization-level --model-impl", 1, _KERNELS),
     _row("--disable-piecewise-cuda-graph --disable-shared-experts-fusion --disable-cuda-graph-padding", 0, _KERNELS),
     _row(
         "--attention-backend --decode-attention-backend --prefill-attention-backend --mm-attention-backend", 1, _KERNELS
@@ -196,10 +211,14 @@ FLAGS: tuple[PeerFlag, ...] = (
     _row("--speculative-algo --speculative-algorithm --speculative-num-steps", 1, _DRAFTS),
     _row("--speculative-eagle-topk --speculative-num-draft-tokens --speculative-draft-model-path", 1, _DRAFTS),
     _row("--speculative-moe-runner-backend --speculative-attention-mode", 1, _DRAFTS),
+    _row("--spec-tokens", 1, As("--num-speculative-tokens")),
+    _row("--spec-method --spec-model", 1, _DRAFTS),
     _row("--enable-expert-parallel --enable-ep-moe --enable-eplb --enable-dp-attention", 0, _RANKS),
     _row("--ep --ep-size --expert-parallel-size --moe-dp-size --moe-a2a-backend --all2all-backend", 1, _RANKS),
     _row("--distributed-executor-backend", 1, _RANKS),
     _row("--disable-custom-all-reduce --enable-p2p-check --enable-flashinfer-allreduce-fusion", 0, _RANKS),
+    _row("--distributed-timeout-seconds --cpu-distributed-timeout-seconds", 1, _RANKS),
+    _row("--numa-bind", 0, _RANKS),
     _row(
         "-dp --dp --dp-size --data-parallel-size",
         1,
@@ -209,13 +228,25 @@ FLAGS: tuple[PeerFlag, ...] = (
     _row("--nnodes", 1, Only(("1",), _SAME)),
     _row("--node-rank --master-addr --master-port --dist-init-addr --data-parallel-address", 1, _MACHINES),
     _row("--headless", 0, _MACHINES),
+    _row("--data-parallel-rank --data-parallel-start-rank --data-parallel-rpc-port", 1, _MACHINES),
+    _row(
+        "--enable-sleep-mode",
+        0,
+        Refused("the engine does not sleep: stop the server, and give --disk-cache to keep its cache"),
+    ),
     _row("--model-loader-extra-config --max-parallel-loading-workers --weight-loader-disable-mmap", 1, _LOADING),
     _row("--watchdog-timeout --dist-timeout", 1, _LOADING),
+    _row(
+        "--safetensors-load-strategy --safetensors-prefetch-num-threads --safetensors-prefetch-block-size", 1, _LOADING
+    ),
     # Images and the like.
     _row("--language-model-only --enable-mm-embeds --skip-mm-profiling --language-only", 0, _TEXT),
     _row("--limit-mm-per-prompt --mm-encoder-tp-mode --mm-processor-cache-type --mm-processor-cache-gb", 1, _TEXT),
     _row("--mm-processor-kwargs --media-io-kwargs --allowed-local-media-path --mm-encoder-attn-backend", 1, _TEXT),
     _row("--enable-multimodal", 0, Refused("this engine reads and writes text alone: leave it out")),
+    _row("--interleave-mm-strings", 0, _TEXT),
+    _row("--video-pruning-rate --mm-encoder-attn-dtype --mm-shm-cache-max-object-size-mb", 1, _TEXT),
+    _row("--enable-prompt-embeds", 0, Refused("prompts are texts or tokens: leave it out")),
     # What answers look like.
     _row("--served-model-name", MANY, As("--served-model-name")),
     _row("--api-key", MANY, As("--api-key")),
@@ -240,6 +271,7 @@ FLAGS: tuple[PeerFlag, ...] = (
         ),
     ),
     _row("--tool-parser-plugin --reasoning-parser-plugin --logits-processors --middleware", MANY, _CODE),
+    _row("--worker-cls --worker-extension-cls --scheduler-cls --io-processor-plugin", 1, _CODE),
     _row("--tool-server", 1, _CODE),
     _row("--enable-custom-logit-processor", 0, _CODE),
     _row("--chat-template-content-format", 1, Only(("auto", "string"), "templates get content as one text")),
@@ -257,6 +289,8 @@ FLAGS: tuple[PeerFlag, ...] = (
     # The server around it.
     _row("--disable-log-requests --disable-log-stats --enable-log-requests --log-requests", 0, _LOGS),
     _row("--disable-uvicorn-access-log --show-time-cost --enable-log-deltas --disable-fastapi-docs", 0, _LOGS),
+    _row("--kv-cache-metrics --cudagraph-metrics --enable-mfu-metrics --enable-logging-iteration-details", 0, _LOGS),
+    _row("--log-config-file --collect-detailed-traces --show-hidden-metrics-for-version", 1, _LOGS),
     _row("--uvicorn-log-level --log-level-http --log-requests-level --decode-log-interval --max-log-len", 1, _LOGS),
     _row("--skip-server-warmup", 0, Needless("what has to be warm is warm before the port is open")),
     _row("--api-server-count --tokenizer-worker-num", 1, Needless("one process serves HTTP, another runs the engine")),
