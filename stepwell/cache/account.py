@@ -10,15 +10,17 @@ it. So the equations below hold between any two calls; `stepwell.cache.check` ve
     host         backed   =  Σ slots of copies that are safe (`Offers.safe`)
     of an item   standing =  GONE without a device copy, else DIRTY unless it is safe, else HELD if locked or held up, else FREE
                  below, held_up, soiled  =  children's KV in a tier, HELD or DIRTY, DIRTY
+    of a tenant  held     =  Σ slots of its copies in a tier, while `tenant_share` bounds it
     of the tree  items    =  nodes + rungs                                        ghost_blocks: blocks without any copy
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from stepwell.base.geometry import Ints
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig
-from stepwell.cache.kept import Keeps
 from stepwell.cache.life import (
     ABSENT,
     ARRIVING,
@@ -33,13 +35,16 @@ from stepwell.cache.life import (
     REFUSED,
     IllegalTransition,
     Life,
+    Pending,
     Standing,
 )
 from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
+from stepwell.cache.pins import Pins
 from stepwell.cache.policy import policy_named
 from stepwell.cache.pool import Pool, TierUse
-from stepwell.cache.ranking import Offers
-from stepwell.cache.tree import Item, Node, Pending
+from stepwell.cache.ranking import Offers, Ranking
+from stepwell.cache.tenants import FairRanking, Tenants
+from stepwell.cache.tree import Item, Node
 
 
 class Account:
@@ -53,7 +58,10 @@ class Account:
         self.pools = {tier: Pool(size, ready.get(tier)) for tier, size in sizes if size}
         self.policy = policy_named(config.policy)
         tokens = config.geometry.image_pages * config.geometry.block
-        self.offers = Offers(tuple(self.pools), self.policy, tokens, config.write_idle)
+        totals = {tier: pool.total for tier, pool in self.pools.items()}
+        self.tenants = Tenants(totals, config.tenant_share) if config.tenant_share < 1 else None
+        kind = Ranking if self.tenants is None else partial(FairRanking, tenants=self.tenants)
+        self.offers = Offers(tuple(self.pools), self.policy, tokens, config.write_idle, kind)
         self.offer = self.offers.add  # lets every ranking know that an item may have become a candidate, or lost value
         self.epoch = self.tickets = 0
         self.clean = self.backed = self.ghost_blocks = 0
@@ -61,7 +69,7 @@ class Account:
         self.leased = dict.fromkeys(self.pools, 0)
         self.moving = {(source, target): 0 for source in self.pools for target in self.pools if source != target}
         self.ghosts: dict[Node, None] = {}  # in the order in which they are to be forgotten
-        self.keeps = Keeps(config.geometry, {tier: self._may_be_kept(tier) for tier in self.pools})
+        self.pins = Pins(config.geometry, totals, config.tenant_share)
 
     @property
     def items(self) -> int:
@@ -75,21 +83,20 @@ class Account:
         pool, cached = self.pools[tier], self.cached[tier]
         dormant = self.archive.catalogue.pages if tier == DISK else 0
         below = cached - self.leased[tier] if self.offers.lower[tier] is None else self.backed
-        clean, kept = self.clean if tier == DEVICE else below, self.keeps.guarded[tier]
-        return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean, kept)
+        clean, pinned = self.clean if tier == DEVICE else below, self.pins.guarded[tier]
+        return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean, pinned)
 
     def widen(self, tier: Tier, count: int) -> None:
         """`count` more slots of `tier` may be used from now on, numbered on from the last."""
         self.pools[tier].widen(count)
-        self.keeps.widen(tier, self._may_be_kept(tier))
+        self.pins.widen(tier, self.pools[tier].total)
+        if self.tenants is not None:
+            self.tenants.widen(tier, self.pools[tier].total)
         self.epoch += 1
 
     def settle(self, tier: Tier) -> None:
         """No more slots of `tier` will come: what is larger than those that there are waits for none."""
         self.pools[tier].settle()
-
-    def _may_be_kept(self, tier: Tier) -> int:
-        return int(self.config.keep_share * self.pools[tier].total)
 
     def ticket(self) -> int:
         """A number for one copy, never used again."""
@@ -111,8 +118,8 @@ class Account:
         backed = self._backed(item) if below else 0
         if after is None and not below:
             self._stand(item, GONE)
-        if changed and item.kept:
-            self.keeps.placed(item, tier, before, after)
+        if changed and item.pins:
+            self.pins.placed(item, tier, before, after)
         item.life[tier], item.at[tier] = to, after
         if changed:
             self._count(item, tier, -len(before) if before is not None else 0 if after is None else len(after))
@@ -136,6 +143,8 @@ class Account:
     def _count(self, item: Item, tier: Tier, gained: int) -> None:
         """The copy in `tier` has come (`gained` slots) or gone (less than none)."""
         self.cached[tier] += gained
+        if self.tenants is not None:
+            self.tenants.moved(item.tenant, tier, gained)
         if item.locks[tier]:
             self.leased[tier] += gained
         if item.what == "image":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -27,7 +28,8 @@ def check(directory: Directory, private: Iterable[Ints] = (), promised: int | No
     _check_flights(directory, nodes)
     _check_locks(directory, nodes)
     _check_candidates(directory, nodes)
-    _check_keeps(directory, nodes)
+    _check_pins(directory, nodes)
+    _check_tenants(directory, nodes)
     _check_condemned(directory)
     if promised is not None:
         assert directory.reserved == promised, f"{directory.reserved} pages reserved, tables hold {promised}"
@@ -189,32 +191,48 @@ def _check_condemned(directory: Directory) -> None:
                 assert item.at[tier] is None or item.locks[tier], f"{where} holds it for nobody"
 
 
-def _check_keeps(directory: Directory, nodes: list[Node]) -> None:
-    """What is kept is what the open keeps say; what goes last for that is counted, and within bounds."""
-    keeps = directory.keeps
-    times: dict[int, int] = {}
-    pins: dict[int, int] = {}
-    kept: dict[int, Item] = {}
-    for keep in keeps.known.values():
-        assert keep.open and keep.tip.rung is not None, f"nothing is kept at {keep.tip!r}"
-        assert keep.tip.rung.image is keep.images[0] and keep in keeps.at[keep.tip]
-        for item in keep.items():
-            times[id(item)] = times.get(id(item), 0) + 1
-            pins[id(item)] = pins.get(id(item), 0) + keep.pin
-            kept[id(item)] = item
-    assert sum(map(len, keeps.at.values())) == len(keeps.known), "a keep is filed twice, or has ended and is filed"
+def _check_pins(directory: Directory, nodes: list[Node]) -> None:
+    """Items are pinned as often as open pins say; pages and pins by tenant, and what goes last, are counted and within bounds."""
+    pins = directory.pins
+    times: Counter[int] = Counter()
+    pinned: dict[int, Item] = {}
+    for pin in pins.known.values():
+        assert pin.open and pin.tip.rung is not None, f"nothing is pinned at {pin.tip!r}"
+        assert pin.tip.rung.image is pin.image and pin in pins.at[pin.tip]
+        times.update(map(id, pin.items()))
+        pinned |= {id(item): item for item in pin.items()}
+    assert sum(map(len, pins.at.values())) == len(pins.known), "a pin is filed twice, or has ended and is filed"
     for item in _items(nodes):
-        assert item.kept == times.get(id(item), 0), (
-            f"{item!r} is kept {item.kept} times, {times.get(id(item), 0)} say so"
-        )
-        assert item.pinned == pins.get(id(item), 0), f"{item!r} is pinned {item.pinned} times"
-        assert item.kept or not item.guarded, f"{item!r} goes last, and nobody keeps it"
-    pages = sum(map(keeps.size, kept.values()))
-    assert keeps.pages == pages <= keeps.most, f"{keeps.pages} pages kept of {keeps.most}, counted {pages}"
+        assert item.pins == times[id(item)], f"{item!r} is pinned {item.pins} times, {times[id(item)]} say so"
+        assert item.pins or not item.guarded, f"{item!r} goes last, and nobody pins it"
+    pages: Counter[str] = Counter()
+    for item in pinned.values():
+        pages[item.tenant] += pins.size(item)
+    assert pins.pages == pages.total() <= pins.most, f"{pins.pages} pages pinned of {pins.most}, counted {pages}"
+    assert pins.pages_of == pages, f"pages pinned by tenant: {pins.pages_of}, counted {pages}"
+    assert pins.pins_of == Counter(pin.tenant for pin in pins.known.values()), f"pins by tenant: {pins.pins_of}"
     for tier in directory.pools:
         guarded = sum(item.size(tier) for item in _items(nodes) if item.guarded >> tier & 1)
-        told = f"{tier.name}: {keeps.guarded[tier]} slots go last, counted {guarded} of {keeps.caps[tier]}"
-        assert keeps.guarded[tier] == guarded <= keeps.caps[tier], told
+        told = f"{tier.name}: {pins.guarded[tier]} slots go last, counted {guarded} of {pins.caps[tier]}"
+        assert pins.guarded[tier] == guarded <= pins.caps[tier], told
+
+
+def _check_tenants(directory: Directory, nodes: list[Node]) -> None:
+    """What each tenant holds is counted, if that is bounded at all."""
+    if directory.tenants is None:
+        return
+    for tier in directory.pools:
+        held: Counter[str] = Counter()
+        for item in _items(nodes):
+            held[item.tenant] += item.size(tier)
+        told = directory.tenants.held[tier]
+        assert told == +held, f"{tier.name}: tenants hold {told}, counted {+held}"
+        greedy = {
+            tenant
+            for tenant, slots in held.items()
+            if slots >= directory.config.tenant_share * directory.pools[tier].total
+        }
+        assert set(directory.tenants.greediest(tier)) == greedy, f"{tier.name}: {greedy} hold more than their share"
 
 
 def _items(nodes: Iterable[Node]) -> Iterable[Item]:

@@ -26,7 +26,8 @@ class CacheConfig:
     ghost_blocks               evicted blocks that are remembered by their tokens alone, to say what was lost
     ghost_nodes                ends of evicted paths that are remembered so: a path of one block takes as much memory as a long one
     policy                     what goes first, by name (`stepwell.cache.policy`)
-    keep_share                 share of each tier that may be kept before all else (`stepwell.cache.kept`)
+    tenant_share               share of a tier that one tenant may hold while others want it (`stepwell.cache.tenants`), and of what may
+                               be pinned; 1: no bound
     """
 
     geometry: Geometry
@@ -43,7 +44,7 @@ class CacheConfig:
     copy_idle: bool = True
     write_idle: bool = True
     policy: str = "ladder"
-    keep_share: float = 0.5
+    tenant_share: float = 1.0
     host_ready: int | None = None
 
     def __post_init__(self) -> None:
@@ -60,8 +61,8 @@ class CacheConfig:
             raise ConfigError(f"{self.host_ready} slots of host cannot be ready: there are {self.host_slots}")
         if not 0 <= self.clean_share <= 1:
             raise ConfigError(f"clean share {self.clean_share} must be between 0 and 1")
-        if not 0 <= self.keep_share <= 1:
-            raise ConfigError(f"--keep-share {self.keep_share} must be between 0 and 1, such as 0.5")
+        if not 0 < self.tenant_share <= 1:
+            raise ConfigError(f"--tenant-share {self.tenant_share} must be above 0 and at most 1, such as 0.5")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def _may_lengthen(node: Node, end: int) -> bool:
     kv = node.kv
     if node.children or node.awaited or node.left or end - node.start > MOST_JOINED:
         return False
-    return kv.locks == _LOCKED_ONCE and kv.life == _ON_DEVICE and kv.pending is None and not kv.kept
+    return kv.locks == _LOCKED_ONCE and kv.life == _ON_DEVICE and kv.pending is None and not kv.pins
 
 
 _LOCKED_ONCE, _UNLOCKED = [1, 0, 0], [0, 0, 0]  # by tier: the device first
@@ -174,7 +174,7 @@ def advance(
 def _is_own(rung: Rung) -> bool:
     """Whether nobody but the request that left it knows of a rolling `rung`, which is on the device alone."""
     image = rung.image
-    if rung.kind != ROLLING or image.pending is not None or image.kept or image.locks != _UNLOCKED:
+    if rung.kind != ROLLING or image.pending is not None or image.pins or image.locks != _UNLOCKED:
         return False
     device, host, disk = image.life
     return device == HERE and host <= REFUSED and disk <= REFUSED
@@ -213,7 +213,7 @@ def retract(directory: Directory, rung: Rung) -> None:
     """Drop a rolling rung that a later one of the same request replaces, unless someone holds it or it is a fork by now."""
     node = rung.image.node
     stays = node.rung is not rung or rung.kind != ROLLING or len(node.children) > 1
-    if not stays and not rung.image.kept and not any(rung.image.locks) and rung.image.pending is None:
+    if not stays and not rung.image.pins and not any(rung.image.locks) and rung.image.pending is None:
         directory.remove_rung(rung)
 
 

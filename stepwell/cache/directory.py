@@ -191,6 +191,8 @@ class Directory(Account):
         self.tree.lengthen(node, tokens)
         node.kv.at[DEVICE] = np.concatenate([here, pages])
         self.cached[DEVICE] += len(pages)
+        if self.tenants is not None:
+            self.tenants.moved(node.kv.tenant, DEVICE, len(pages))
         self.leased[DEVICE] += len(pages)
         self.epoch += 1
 
@@ -212,11 +214,11 @@ class Directory(Account):
         self.tidy(node)
 
     def _take_rung(self, node: Node) -> None:
-        """The rung at `node` goes, and with it the keeps that end there."""
+        """The rung at `node` goes, and with it the pins that end there."""
         node.rung = None
         self.offers.items -= 1
-        for keep in list(self.keeps.at.get(node, ())):
-            for item in self.keeps.end(keep):
+        for pin in list(self.pins.at.get(node, ())):
+            for item in self.pins.end(pin):
                 self.offer(item)
 
     # ---- shape --------------------------------------------------------------------------------------------

@@ -22,7 +22,11 @@ its answer makes it HERE.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.moves import Tier
 
 
 class Life(IntEnum):
@@ -64,3 +68,13 @@ GONE, FREE, HELD, DIRTY = Standing
 
 class IllegalTransition(Exception):
     """A copy was to become what cannot follow what it is: a fault of the engine's own. Says which copy, and what holds it."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A copy from `source` to `tier` under way, and the slots there that it is filling."""
+
+    ticket: int
+    source: Tier
+    tier: Tier
+    slots: Ints

@@ -85,3 +85,8 @@ class Trail:
 def root_number(salt: str) -> int:
     """A number for the root of `salt` that test models mix into what they compute; nothing is looked up by it."""
     return crc32(salt.encode())
+
+
+def tenant_of(salt: str) -> str:
+    """Who a salt belongs to: what stands before its first colon. A key's own salts are named below the key."""
+    return salt.partition(":")[0]

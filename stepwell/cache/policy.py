@@ -10,7 +10,7 @@ queue whose weighed age is the greatest. So nothing depends on how long an hour 
 hyperbolic caching, Blankstein et al. 2017, with classes in the place of sampling.) Queue 0 goes before all others, at any age.
 
 Some rules hold under every policy (`stepwell.cache.ranking`): KV goes leaf first, what is leased stays, the last copy of a rung whose
-loss would leave a wide gap goes after the KV that it serves, and what a keep guards goes last.
+loss would leave a wide gap goes after the KV that it serves, and what a pin guards goes last.
 
 What a policy knows of the future it has learnt from the past: `Answers`, `Branches` and `Regret`.
 """

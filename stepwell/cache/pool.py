@@ -68,14 +68,14 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class TierUse:
-    """Slots of one tier by state; `kept` ones are cached ones that go last for some keep."""
+    """Slots of one tier by state; `pinned` ones are cached ones that go last for some pin."""
 
     total: int
     free: int
     cached: int
     leased: int
     clean: int
-    kept: int = 0
+    pinned: int = 0
 
     @property
     def private(self) -> int:

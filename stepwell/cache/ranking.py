@@ -74,7 +74,7 @@ class Ranking:
     ) -> None:
         self._tier = tier
         self._value = policy.value
-        # the last two never age: what is spared, and what a keep guards (`stepwell.cache.kept`)
+        # the last two never age: what is spared, and what a pin guards (`stepwell.cache.pins`)
         self._weights = (*policy.weights, 0.0, 0.0)
         self._queues: list[list[_Entry]] = [[] for _ in self._weights]
         self._ageing = tuple(zip(range(1, len(self._weights)), self._queues[1:], self._weights[1:], strict=True))
@@ -196,6 +196,10 @@ class Ranking:
             for item in offered:
                 self.offer(item)
 
+    def forget(self, item: Item) -> None:
+        """Take `item` out, if it is on offer. O(1): what stands in its queue is passed over later."""
+        self._last.pop(item, None)
+
     def clear(self) -> None:
         """Forget every offer."""
         self._entries = 0
@@ -207,6 +211,11 @@ class Ranking:
         """Ids of everything on offer: for checks."""
         self._settle()
         return set(map(id, self._last))
+
+
+MakeRanking: TypeAlias = Callable[
+    [Tier, Callable[[Item], bool], Policy, Latest, Callable[[Item], bool], Callable[[], None]], Ranking
+]
 
 
 class Offers:
@@ -230,11 +239,18 @@ class Offers:
         "twice",
     )
 
-    def __init__(self, tiers: tuple[Tier, ...], policy: Policy, image_tokens: int, write_idle: bool = False) -> None:
-        """`write_idle`: keep a backlog of what the disk lacks."""
+    def __init__(
+        self,
+        tiers: tuple[Tier, ...],
+        policy: Policy,
+        image_tokens: int,
+        write_idle: bool = False,
+        kind: MakeRanking = Ranking,
+    ) -> None:
+        """`write_idle`: keep a backlog of what the disk lacks. `kind` makes each ranking."""
 
         def ranking(tier: Tier, live: Callable[[Item], bool], spares: Callable[[Item], bool]) -> Ranking:
-            return Ranking(tier, live, policy, self.latest, spares, self.settle)
+            return kind(tier, live, policy, self.latest, spares, self.settle)
 
         self.latest = Latest()
         self.regret = Regret()

@@ -12,12 +12,12 @@ from enum import IntEnum
 from stepwell.cache.archive import names_of
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Flight
-from stepwell.cache.life import CONDEMNED
+from stepwell.cache.life import CONDEMNED, Pending
 from stepwell.cache.moves import DEVICE, HOST, Extent, Move, Report, Tier
 from stepwell.cache.names import Trail
 from stepwell.cache.policy import worthless
 from stepwell.cache.ranking import exposed
-from stepwell.cache.tree import Item, Pending
+from stepwell.cache.tree import Item
 
 
 def secure(directory: Directory, pages: int, force: bool = False) -> bool:

@@ -12,15 +12,16 @@ Structure only: who may drop, copy or lease what is decided elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Literal
 
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.life import ABSENT, DIRTY, FREE, GONE, HELD, HERE, REFUSED, Life, Standing
+from stepwell.cache.life import ABSENT, DIRTY, FREE, GONE, HELD, HERE, REFUSED, Life, Pending, Standing
 from stepwell.cache.moves import DEVICE, Tier
+from stepwell.cache.names import tenant_of
 
 TIERS = tuple(Tier)
 TOKEN_BYTES = 4
@@ -43,16 +44,6 @@ class RungKind(IntEnum):
 PROMPT_END, INTERVAL, BRANCH, ROLLING, WAYPOINT = RungKind
 
 
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A copy from `source` to `tier` under way, and the slots there that it is filling."""
-
-    ticket: int
-    source: Tier
-    tier: Tier
-    slots: Ints
-
-
 class Item:
     """The copies of one thing: one life per tier (`stepwell.cache.life`). `Account` alone changes them.
 
@@ -63,8 +54,8 @@ class Item:
     standing  what stands in the way of dropping the device copy
     below     per tier: children with KV there, so that a node of many children need not ask them all
     held_up   children whose standing is HELD or DIRTY: none above them can go either; `soiled` counts the DIRTY ones
-    kept      keeps that it is part of (see `stepwell.cache.kept`), `pinned` of them pins; guarded: the tiers, as bits, in which it goes
-              last for that
+    pins      pins that it is part of (`stepwell.cache.pins`); guarded: the tiers, as bits, in which it goes last for that
+    tenant    whose it is (`stepwell.cache.tenants`)
     """
 
     __slots__ = (
@@ -72,14 +63,14 @@ class Item:
         "below",
         "guarded",
         "held_up",
-        "kept",
         "life",
         "locks",
         "node",
         "pending",
-        "pinned",
+        "pins",
         "soiled",
         "standing",
+        "tenant",
         "what",
     )
 
@@ -94,7 +85,8 @@ class Item:
         self.held_up = 0
         self.soiled = 0
         self.below = [0] * len(TIERS)
-        self.kept = self.pinned = self.guarded = 0
+        self.pins = self.guarded = 0
+        self.tenant: str = "" if node.parent is None else node.parent.kv.tenant
 
     def has(self, tier: Tier) -> bool:
         """Whether a copy in `tier` may be read."""
@@ -227,6 +219,7 @@ class Root(Node):
     def __init__(self, salt: str, now: float) -> None:
         super().__init__(None, 0, b"", now)
         self.salt = salt
+        self.kv.tenant = tenant_of(salt)
 
 
 GONE_NODE = Node(None, 0, b"", 0.0)
@@ -349,12 +342,12 @@ class Tree:
             a.pending is None
             and b.pending is None
             and a.locks == b.locks
-            and (a.kept, a.pinned, a.guarded) == (b.kept, b.pinned, b.guarded)
+            and (a.pins, a.guarded) == (b.pins, b.guarded)
             and a.life == b.life
         )
 
     def join(self, node: Node) -> None:
-        """Fold the parent into `node`. No lease and no keep ends at the parent: it has as many as its only child."""
+        """Fold the parent into `node`. No lease and no pin ends at the parent: it has as many as its only child."""
         parent = node.parent
         assert parent is not None and parent.parent is not None
         for tier in TIERS:
@@ -396,7 +389,7 @@ def _divide(lower: Item, upper: Item, blocks: int) -> None:
             upper.at[tier], lower.at[tier] = slots[:blocks].copy(), slots[blocks:].copy()
     upper.locks = list(lower.locks)
     upper.life = list(lower.life)
-    upper.kept, upper.pinned, upper.guarded = lower.kept, lower.pinned, lower.guarded
+    upper.pins, upper.guarded = lower.pins, lower.guarded
     upper.standing = lower.standing
     upper.held_up = int(lower.standing >= HELD)
     upper.soiled = int(lower.standing is DIRTY)

@@ -117,7 +117,7 @@ def _cache_rules(config: EngineConfig, sizes: Sizes, disk_slots: int, pinning: P
         min_load_tokens=config.min_load_tokens,
         write_idle=config.disk_write_when == "idle",
         policy=config.cache_policy,
-        keep_share=config.keep_share,
+        tenant_share=config.tenant_share,
         host_ready=None if pinning is None else pinning.ready,
     )
 
@@ -134,7 +134,6 @@ def _sched_rules(config: EngineConfig, sizes: Sizes, frame: Frame) -> SchedConfi
         model.shape.vocab,
         config.enable_prefix_caching,
         config.load_timeout,
-        think_prefetch=config.think_prefetch,
         coalesce=config.coalesce,
         priority_ageing=config.priority_ageing,
         fair_salts=config.fair_salts,

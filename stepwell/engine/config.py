@@ -67,8 +67,7 @@ class EngineConfig:
     disk_write_budget       bytes a second that may be written to it, averaged over seconds; None: as many as it takes
     disk_write_when         "idle": also whenever nothing else is to be done; "pressure": only as the tier above fills up
     cache_policy            what goes first where memory is short, by name (`stepwell.cache.policy`)
-    keep_share              share of each tier that may be kept before all else for pins and hints; 0: nothing is
-    think_prefetch          bring back what a session is about to ask for, while its caller thinks
+    tenant_share            share of a tier that one salt or API key may hold while others want it; 1: no bound
     min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
     verify_host             share of pages in host, drawn as they are written, whose checksums are compared as they are read; None: all
                             on the CPU, one in a hundred on CUDA, whose link is faster than a checksum
@@ -112,8 +111,7 @@ class EngineConfig:
     decode_rung_tokens: int = 16
     min_load_tokens: int | None = None
     cache_policy: str = DEFAULT
-    keep_share: float = 0.5
-    think_prefetch: bool = False
+    tenant_share: float = 1.0
     verify_host: float | None = None
     verify_resume: float = 0.0
     load_timeout: float = 30.0
@@ -196,8 +194,8 @@ class EngineConfig:
         _at_least("host_memory", self.host_memory, 0)
         _at_least("num_speculative_tokens", self.num_speculative_tokens, 0)
         _at_least("seed", self.seed, 0)
-        if not 0 <= self.keep_share <= 1:
-            raise ConfigError(f"--keep-share {self.keep_share} must be between 0 and 1, such as 0.5")
+        if not 0 < self.tenant_share <= 1:
+            raise ConfigError(f"--tenant-share {self.tenant_share} must be above 0 and at most 1, such as 0.5")
         if self.verify_host is not None and not 0 <= self.verify_host <= 1:
             raise ConfigError(f"--verify-host {self.verify_host} must be between 0 and 1, such as 0.01")
         if not 0 <= self.verify_resume <= 1:

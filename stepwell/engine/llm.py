@@ -102,14 +102,13 @@ class LocalEngine:
         read_cache: bool = True,
         write_cache: bool = True,
         session: str | None = None,
-        keep_s: float | None = None,
         progress: bool = False,
     ) -> list[Completion]:
         """Continue one prompt or many, text or token ids; one completion each, in order.
 
         params       for all prompts, or one for each
         stop         strings that end an answer; they are not part of it
-        session      what conversation the prompts belong to, and keep_s: seconds for which what they leave goes last: hints
+        session      a name for the conversation, for whoever looks at the engine: it decides nothing
         progress     show a bar on the terminal
         A completion whose `finish_reason` is "error" has failed by itself: the others are whole.
         Raises RequestError or CapacityError, before anything runs, if a prompt cannot be served.
@@ -119,7 +118,7 @@ class LocalEngine:
         if len(each) != len(ids):
             raise RequestError(f"{len(ids)} prompts but {len(each)} params: give one for all or one for each", "params")
         nothing = np.empty(0, np.int32)
-        template = Request("", nothing, SamplingParams(), salt, read_cache, write_cache, session, keep_s=keep_s)
+        template = Request("", nothing, SamplingParams(), salt, read_cache, write_cache, session)
         requests = []
         for prompt, chosen in zip(ids, each, strict=True):
             self._served += 1

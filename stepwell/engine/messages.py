@@ -1,7 +1,7 @@
 """What a front end and its engine process say to each other: msgpack, typed, bounded by what the receiver declares.
 
-front end ──Submit · Abort · Explain · Reset · Keep · EndSession · Prefetch · Stop──▶ engine
-front end ◀──Starting · Ready · Batch · Explained · WasReset · Kept · Fetched · Dead─── engine
+front end ──Submit · Abort · Explain · Reset · Pin · Prefetch · Stop──▶ engine
+front end ◀──Starting · Ready · Batch · Explained · WasReset · Pinned · Fetched · Dead─── engine
 
 Batch = [Accepted | Rejected | Loads | Admitted | Tokens | Finished …] + Stats
 """
@@ -42,7 +42,6 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     read_cache: bool
     write_cache: bool
     session: str | None
-    keep_s: float | None = None
     priority: int = 0
     places: tuple[int, ...] = ()
 
@@ -70,27 +69,18 @@ class Reset(msgspec.Struct, tag="reset", array_like=True):
 
 
 class About(msgspec.Struct, array_like=True):
-    """A prompt, int32 in native order, or (None) the session of that id."""
+    """A prompt, int32 in native order."""
 
     salt: str
-    prompt: bytes | None
-    session: str = ""
+    prompt: bytes
 
 
-class Keep(msgspec.Struct, tag="keep", array_like=True):
-    """Keep this for so many seconds before all else; None: no longer."""
+class Pin(msgspec.Struct, tag="pin", array_like=True):
+    """Let what is cached of this go last for so many seconds; None: no longer."""
 
     number: int
     about: About
     seconds: float | None
-
-
-class EndSession(msgspec.Struct, tag="end_session", array_like=True):
-    """Nobody will go on from this session."""
-
-    number: int
-    salt: str
-    session: str
 
 
 class Prefetch(msgspec.Struct, tag="prefetch", array_like=True):
@@ -114,7 +104,7 @@ class Stop(msgspec.Struct, tag="stop", array_like=True):
     seconds: float = 0.0
 
 
-Command: TypeAlias = Submit | Abort | Explain | Reset | Keep | EndSession | Prefetch | Watch | Stop
+Command: TypeAlias = Submit | Abort | Explain | Reset | Pin | Prefetch | Watch | Stop
 
 
 class Accepted(msgspec.Struct, tag="accepted", array_like=True):
@@ -229,12 +219,11 @@ class WasReset(msgspec.Struct, tag="was_reset", array_like=True):
     freed: dict[str, int]
 
 
-class Kept(msgspec.Struct, tag="kept", array_like=True):
-    """`amount` tokens are, or were, kept; or pages go first, where a session has ended. Not `known`: there is no such session."""
+class Pinned(msgspec.Struct, tag="pinned", array_like=True):
+    """`tokens` are pinned, or were until now."""
 
     number: int
-    known: bool
-    amount: int
+    tokens: int
 
 
 class Fetched(msgspec.Struct, tag="fetched", array_like=True):
@@ -253,7 +242,7 @@ class Dead(msgspec.Struct, tag="dead", array_like=True):
     reason: str
 
 
-Answer: TypeAlias = Starting | Ready | Batch | Explained | WasReset | Kept | Fetched | Watched | Dead
+Answer: TypeAlias = Starting | Ready | Batch | Explained | WasReset | Pinned | Fetched | Watched | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)
@@ -284,7 +273,6 @@ def submit_of(request: sched.Request) -> Submit:
         request.read_cache,
         request.write_cache,
         request.session,
-        request.keep_s,
         request.priority,
         request.places,
     )
@@ -300,16 +288,13 @@ def request_of(message: Submit) -> sched.Request:
         message.read_cache,
         message.write_cache,
         message.session,
-        keep_s=message.keep_s,
         priority=message.priority,
         places=message.places,
     )
 
 
 def about(subject: Subject) -> About:
-    prompt = subject.prompt
-    ids = None if prompt is None else np.ascontiguousarray(prompt, dtype=np.int32).tobytes()
-    return About(subject.salt, ids, subject.session)
+    return About(subject.salt, np.ascontiguousarray(subject.prompt, dtype=np.int32).tobytes())
 
 
 def wire_event(event: sched.Event) -> WireEvent:

@@ -185,7 +185,7 @@ class EngineService:
                 self._send(messages.WasReset(number, {tier.name.lower(): pages for tier, pages in freed.items()}))
             case messages.Watch(number, count, owner):
                 self._send(messages.Watched(number, self._loop.ladders(count, owner)))
-            case messages.Keep() | messages.EndSession() | messages.Prefetch():
+            case messages.Pin() | messages.Prefetch():
                 for answer in take_hint(self._loop, command):
                     self._send(answer)
 

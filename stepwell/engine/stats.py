@@ -7,9 +7,9 @@ from stepwell.engine.messages import Stats
 from stepwell.sched.stats import EngineStats
 
 PHASES = ("waiting", "parked", "running", "draining")
-PAGE_STATES = ("free", "cached", "private", "leased", "clean", "kept")
-"""free + cached + private = all; leased, clean and kept pages are cached ones."""
-GAUGES = ("leases", "nodes", "moves_in_flight", "moves_overdue", "page_bytes", "keeps", "sessions", "drafting")
+PAGE_STATES = ("free", "cached", "private", "leased", "clean", "pinned")
+"""free + cached + private = all; leased, clean and pinned pages are cached ones."""
+GAUGES = ("leases", "nodes", "moves_in_flight", "moves_overdue", "page_bytes", "pins", "drafting")
 COPIES = (
     ("device", "host"),
     ("host", "device"),
@@ -29,7 +29,6 @@ COUNTERS = (
     "rungs_skipped",
     "sched_seconds",
     "prefetched_tokens",
-    "early_prefetches",
     *AUDITS,
 )
 

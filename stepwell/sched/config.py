@@ -27,7 +27,6 @@ class SchedConfig:
     async_scheduling         build and launch a step while the one before computes
     max_step_s               seconds that a step with decodes in it should take at most; 0: any time
     deterministic            costs stay as they were given: no measured time is used
-    think_prefetch           bring back what a session is about to ask for (`stepwell.sched.retention`)
     records_a_turn           records of an earlier process, at most, that a turn looks up on disk for those who wait
     waypoint_tokens          a running answer's rolling rung stays where it is, this often (`is_waypoint`)
     drafts                   tokens that the runner may draft for each answer and step; 0: it does not draft
@@ -44,7 +43,6 @@ class SchedConfig:
     coalesce: bool = True
     priority_ageing: float = 10.0
     fair_salts: bool = False
-    think_prefetch: bool = False
     async_scheduling: bool = False
     max_step_s: float = 0.0
     deterministic: bool = False

@@ -135,8 +135,6 @@ def _apply(
     if said.tokens or said.prompt_scores:
         queues.events.append(said)
     if reason is not None:
-        if (job.request.session is not None or job.request.keep_s is not None) and job.request.write_cache:
-            queues.ended.append((job.request, running.path.item.node))
         if job.resumed is not None and running.path.item.node.parent is not None and not job.internal:
             trail = Trail(job.request.salt, job.request.session, job.resumed, now)
             queues.trails.left(running.path.item.node, trail)

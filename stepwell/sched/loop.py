@@ -85,7 +85,7 @@ class EngineLoop:
         order = Order(config.priority_ageing, config.fair_salts, self.costs.prefill_tokens_per_s)
         self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)), order, Board(config.max_num_seqs))
         self.auditor = auditor or Auditor()
-        self.retention = Retention(self.directory, config.think_prefetch, config.load_timeout, config.records_a_turn)
+        self.retention = Retention(self.directory, config.load_timeout, config.records_a_turn)
         self._runner = runner
         self._mover = mover
         self._guidance = guidance
@@ -149,7 +149,6 @@ class EngineLoop:
         if self._knows(request.id):
             raise RequestError(f"a request with id {request.id!r} is being served already", "request_id")
         limit = self.longest if wanted is None else min(self.longest, count + wanted)
-        self.retention.began(request, self._clock.now())
         place = self.queues.order.place(request, self._clock.now())
         tokens = Tokens(request.prompt, min(limit - count, _ROOM))
         job = Job(request, place, tokens, limit, root_number(request.salt))
@@ -256,11 +255,9 @@ class EngineLoop:
             audit_mismatches=self.auditor.counts.mismatches,
             audits_skipped=self.auditor.counts.skipped,
             quarantined=self.auditor.counts.quarantined,
-            keeps=len(directory.keeps.known),
-            sessions=len(self.retention.sessions.known),
+            pins=len(directory.pins.known),
             prefetches={status.value: count for status, count in self.retention.counts.prefetches.items()},
             prefetched_tokens=self.retention.counts.prefetched_tokens,
-            early_prefetches=self.retention.counts.early_prefetches,
             drafts={at: (count, queues.drafts.accepted[at]) for at, count in queues.drafts.computed.items()},
             drafting=queues.drafting,
             pages_copied=dict(self._copied),
@@ -287,18 +284,14 @@ class EngineLoop:
         """What is held of the paths that were used last, of one owner's salts or of all."""
         return ladders(self.queues.trails, self._clock.now(), count, owner)
 
-    def pin(self, subject: Subject, seconds: float) -> int | None:
-        """Keep it before all else for so long; tokens kept, None where there is no such session."""
+    def pin(self, subject: Subject, seconds: float) -> int:
+        """Let what is cached of a prompt go last for `seconds`. Returns the tokens that are pinned."""
         now = self._clock.now()
         return self.retention.pin(subject, now + seconds, now)
 
     def unpin(self, subject: Subject) -> int:
-        """End such a keep; tokens that were kept."""
+        """End such a pin. Returns the tokens that were pinned."""
         return self.retention.unpin(subject)
-
-    def end_session(self, salt: str, session: str) -> int | None:
-        """Let go first what only this session has led to; pages of that, None where there is no such session."""
-        return self.retention.end_session(salt, session)
 
     def prefetch(self, number: int, subject: Subject) -> None:
         """Bring it to the device beside whatever runs; `prefetched` tells of the end."""
@@ -349,7 +342,6 @@ class EngineLoop:
             dropped = finish(self.queues, self.directory, self.config, one.built, result, now)
             self.auditor.collect(self.directory, one.built, result, dropped)
             guide(one.built, self._guidance)
-            self.retention.learn(self.queues, now)
             self._steps += 1
             self._computed += one.built.step.tokens
             self._sampled += sum(map(len, result.sampled))

@@ -10,6 +10,7 @@ earlier. Whatever comes later, and however urgent, no request waits for more tha
 
 from __future__ import annotations
 
+from stepwell.cache.names import tenant_of
 from stepwell.sched.request import Request
 
 _REMEMBERED = 4096  # salts and priorities; those that have fallen behind are worth nothing and are forgotten
@@ -76,4 +77,4 @@ class Order:
 
 
 def _key(request: Request) -> tuple[str, int]:
-    return request.salt.partition(":")[0], request.priority
+    return tenant_of(request.salt), request.priority

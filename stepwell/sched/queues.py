@@ -10,13 +10,12 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.ladder import Trails
 from stepwell.cache.moves import Move
 from stepwell.cache.tally import Tally
-from stepwell.cache.tree import Node
 from stepwell.sched.board import Board
 from stepwell.sched.drafts import DraftCounts
 from stepwell.sched.job import Draining, Job, Kept, Leaving, Parked, Running, Waiting
 from stepwell.sched.lineup import Lineup
 from stepwell.sched.order import Order
-from stepwell.sched.request import Event, Request
+from stepwell.sched.request import Event
 
 NOBODY: Ints = np.empty(0, np.int32)
 """No live slots."""
@@ -45,7 +44,6 @@ class Queues:
     events: list[Event] = field(default_factory=list)
     drafts: DraftCounts = field(default_factory=DraftCounts)
     moves: list[Move] = field(default_factory=list)
-    ended: list[tuple[Request, Node]] = field(default_factory=list)
     trails: Trails = field(default_factory=Trails)
     tally: Tally = field(default_factory=Tally)
     rungs_left: int = 0

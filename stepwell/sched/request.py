@@ -77,8 +77,7 @@ class Request:
     salt          isolates: prompts under different salts never share a byte
     read_cache    False: start cold, in every tier
     write_cache   False: leave nothing behind, in any tier
-    session       a hint for retention; never for correctness
-    keep_s        seconds for which what it leaves is kept before all else once it has ended; None: as anything
+    session       a name for whoever looks at the engine: it decides nothing
     priority      lower is served sooner, within ±MAX_PRIORITY; see `stepwell.sched.order`
     places        positions at which prompts like this one tend to part; a few, each of which costs a rung
     """
@@ -90,7 +89,6 @@ class Request:
     read_cache: bool = True
     write_cache: bool = True
     session: str | None = None
-    keep_s: float | None = None
     priority: int = 0
     places: tuple[int, ...] = ()
 

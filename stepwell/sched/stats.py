@@ -44,11 +44,9 @@ class EngineStats:
     audit_mismatches: int = 0
     audits_skipped: int = 0
     quarantined: int = 0
-    keeps: int = 0
-    sessions: int = 0
+    pins: int = 0
     prefetches: Mapping[str, int] = field(default_factory=dict)
     prefetched_tokens: int = 0
-    early_prefetches: int = 0
     drafts: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     drafting: bool = False
     compiled: Mapping[str, int] = field(default_factory=dict)

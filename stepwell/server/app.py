@@ -23,7 +23,7 @@ from stepwell.server.document import ERRORS, Api
 from stepwell.server.errors import Problem, any_problem, shutting_down, unrouted
 from stepwell.server.gate import Gate
 from stepwell.server.hint_routes import HintRoutes
-from stepwell.server.hint_schema import AboutCall, EndCall, PinCall
+from stepwell.server.hint_schema import AboutCall, PinCall
 from stepwell.server.messages.routes import MessagesRoutes
 from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.page_routes import PageRoutes
@@ -60,7 +60,6 @@ def create_app(parts: Parts) -> FastAPI:
         ("/cache/pin", PinCall, hints.pin),
         ("/cache/unpin", AboutCall, hints.unpin),
         ("/cache/prefetch", AboutCall, hints.prefetch),
-        ("/cache/end", EndCall, hints.end),
     ):
         app.add_api_route(path, handler, methods=["POST"], openapi_extra=app.body(call), responses=ERRORS)
     app.add_api_route("/v1/responses/{response_id}", responses.find, methods=["GET"], responses=ERRORS)

@@ -33,7 +33,6 @@ from stepwell.server.trace import trace_of
 log = logging.getLogger("stepwell.server")
 
 _SESSION_HEADERS = ("x-session-id", "x-session-affinity")
-_TTL_HEADER = "x-cache-ttl"
 _MAX_STOP_IDS = 256
 
 
@@ -41,7 +40,7 @@ _MAX_STOP_IDS = 256
 class Wish:
     """A call that has been read: its prompts, how tokens are to be chosen, how the answer is to be read.
 
-    session, keep_s  hints that count where neither the call nor a header gives them
+    session  a name that counts where neither the call nor a header gives one
     """
 
     call: schema.CompletionCall | schema.ChatCall
@@ -51,7 +50,6 @@ class Wish:
     reading: Reading = field(default_factory=Reading)
     echo: bool = False
     session: str | None = None
-    keep_s: float | None = None
     tools: tuple[Tool, ...] = ()
 
 
@@ -185,7 +183,6 @@ class GenerationRoutes:
             stops=schema.read_stops(call.stop),
             salt=caller_of(request).salted(call.cache_salt),
             session=_session(request, call.session_id) or wish.session,
-            keep_s=_keep_s(request, call.cache_ttl) or wish.keep_s,
             read_cache=call.read_cache,
             write_cache=call.write_cache,
             arrived=wish.arrived,
@@ -218,20 +215,6 @@ def _headers(generation: Generation, request_id: str) -> dict[str, str]:
     """The request's id, and how its prompt was resumed if that is known by now."""
     resume = generation.resume()
     return {"x-request-id": request_id} | ({} if resume is None else {"x-stepwell-resume": resume})
-
-
-def _keep_s(request: Request, named: float | None) -> float | None:
-    """Seconds for which what a call leaves is to be kept, from its body or from a header."""
-    header = request.headers.get(_TTL_HEADER)
-    if named is not None or header is None:
-        return named
-    try:
-        seconds = float(header)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= schema.MAX_TTL:
-        raise RequestError(f"{_TTL_HEADER} must be above 0 and at most {schema.MAX_TTL} seconds", "cache_ttl")
-    return seconds
 
 
 def _session(request: Request, named: str | None) -> str | None:

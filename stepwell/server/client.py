@@ -48,11 +48,6 @@ class Observer(Protocol):
     def retry_after(self, waiting: int) -> int: ...
 
 
-def _amount(answer: messages.Answer) -> int | None:
-    assert isinstance(answer, messages.Kept)
-    return answer.amount if answer.known else None
-
-
 class EngineClient:
     """Owns the list of open sequences. Lives in one event loop."""
 
@@ -154,20 +149,19 @@ class EngineClient:
         assert isinstance(answer, messages.WasReset)
         return answer.freed
 
-    async def pin(self, subject: Subject, seconds: float) -> int | None:
-        """Keep it before all else; tokens kept, None where there is no such session. Raises EngineDead."""
-        number = next(self._numbers)
-        return _amount(await self._ask(number, messages.Keep(number, messages.about(subject), seconds)))
+    async def pin(self, subject: Subject, seconds: float) -> int:
+        """Let what is cached of it go last. Returns the tokens that are pinned. Raises EngineDead."""
+        return await self._pin(subject, seconds)
 
     async def unpin(self, subject: Subject) -> int:
-        """End such a keep; tokens that were kept. Raises EngineDead."""
-        number = next(self._numbers)
-        return _amount(await self._ask(number, messages.Keep(number, messages.about(subject), None))) or 0
+        """End such a pin. Returns the tokens that were pinned. Raises EngineDead."""
+        return await self._pin(subject, None)
 
-    async def end_session(self, salt: str, session: str) -> int | None:
-        """Nobody will go on from it; pages that go first, None where there is no such session. Raises EngineDead."""
+    async def _pin(self, subject: Subject, seconds: float | None) -> int:
         number = next(self._numbers)
-        return _amount(await self._ask(number, messages.EndSession(number, salt, session)))
+        answer = await self._ask(number, messages.Pin(number, messages.about(subject), seconds))
+        assert isinstance(answer, messages.Pinned)
+        return answer.tokens
 
     async def prefetch(self, subject: Subject) -> Prefetched:
         """Bring it to the device; comes back once it is there, or will not be. Raises EngineDead."""
@@ -273,7 +267,7 @@ class EngineClient:
             case (
                 messages.Explained(number)
                 | messages.WasReset(number)
-                | messages.Kept(number)
+                | messages.Pinned(number)
                 | messages.Fetched(number)
                 | messages.Watched(number)
             ):

@@ -185,11 +185,8 @@ MinLoadTokens = Annotated[
     int | None,
     _option("Load from a lower tier only what saves this many tokens. Default: by expected time.", _CACHE),
 ]
-KeepShare = Annotated[
-    float, _option("Share of each tier that pins and cache_ttl hints of callers may keep; 0 for none.", _CACHE)
-]
-ThinkPrefetch = Annotated[
-    bool, _option("Bring back what a session is about to ask for, while its caller thinks.", _CACHE)
+TenantShare = Annotated[
+    float, _option("Share of each tier that one API key or salt may hold while others want it.", _CACHE)
 ]
 VerifyHost = Annotated[
     float | None,

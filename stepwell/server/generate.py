@@ -52,7 +52,6 @@ class Job:
     stops: tuple[str, ...]
     salt: str
     session: str | None
-    keep_s: float | None
     read_cache: bool
     write_cache: bool
     arrived: float
@@ -97,7 +96,7 @@ class Job:
         )
         read = self.read_cache and params.prompt_logprobs is None  # what is not computed has no log-probability
         request = Request(f"{self.id}-{index}", prompt.ids, params, self.salt, read, self.write_cache, self.session)
-        return replace(request, keep_s=self.keep_s, priority=self.priority, places=prompt.places)
+        return replace(request, priority=self.priority, places=prompt.places)
 
 
 class Choice:

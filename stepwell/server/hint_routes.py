@@ -1,4 +1,4 @@
-"""What callers say about the future: POST /cache/pin, /cache/unpin, /cache/prefetch and /cache/end.
+"""What callers say about the future: POST /cache/pin, /cache/unpin and /cache/prefetch.
 
 Hints about what a caller's own salt holds. They move what is kept and where, never an answer, and nobody else's.
 """
@@ -12,9 +12,8 @@ from fastapi import Request, Response
 
 from stepwell.base.errors import RequestError
 from stepwell.sched.retention import Subject
-from stepwell.server.errors import ApiError, Problem
 from stepwell.server.gate import caller_of
-from stepwell.server.hint_schema import AboutCall, EndCall, PinCall
+from stepwell.server.hint_schema import AboutCall, PinCall
 from stepwell.server.parts import Parts
 from stepwell.server.prompts import PromptReader
 from stepwell.server.reading import CallReader
@@ -31,55 +30,35 @@ class HintRoutes:
         self._prompts = prompts
 
     async def pin(self, request: Request) -> Response:
-        """Keep before all else what is cached of a prompt or a session, for a time."""
+        """Let what is cached of a prompt go last, for a time."""
         call = await self._calls.read(PinCall, request)
         subject = await self._subject(request, call)
         kept = await self._parts.client.pin(subject, call.ttl_s)
-        if kept is None:
-            raise _unknown(call.session_id)
-        return _json({"kept_tokens": kept, "until": int(time.time() + call.ttl_s) if kept else None})
+        return _json({"pinned_tokens": kept, "until": int(time.time() + call.ttl_s) if kept else None})
 
     async def unpin(self, request: Request) -> Response:
-        """End such a keep."""
+        """End such a pin."""
         call = await self._calls.read(AboutCall, request)
-        return _json({"unkept_tokens": await self._parts.client.unpin(await self._subject(request, call))})
+        return _json({"unpinned_tokens": await self._parts.client.unpin(await self._subject(request, call))})
 
     async def prefetch(self, request: Request) -> Response:
         """Bring to the device what is below it; answered once it is there."""
         call = await self._calls.read(AboutCall, request)
         done = await self._parts.client.prefetch(await self._subject(request, call))
-        if not done.known:
-            raise _unknown(call.session_id)
         tiers = {"device": done.device, "host": done.host, "disk": done.disk}
         return _json({"status": done.status.value, "tokens": done.tokens, **tiers})
-
-    async def end(self, request: Request) -> Response:
-        """A session is over: what it alone has led to goes first."""
-        call = await self._calls.read(EndCall, request)
-        pages = await self._parts.client.end_session(caller_of(request).salted(call.cache_salt), call.session_id)
-        if pages is None:
-            raise _unknown(call.session_id)
-        return _json({"released_pages": pages})
 
     async def _subject(self, request: Request, about: AboutCall) -> Subject:
         """What a call is about. Raises RequestError."""
         about.check()
         salt, call = caller_of(request).salted(about.cache_salt), about.call()
-        if call is not None:
-            call.came_in(about.size)
-        if call is None:
-            return Subject(salt, None, about.session_id or "")
+        call.came_in(about.size)
         if isinstance(call, ChatCall):
             return Subject(salt, (await self._prompts.chat(call, read_use(call).shown)).ids)
         prompts = await self._prompts.completion(call.prompt)
         if len(prompts) != 1:
             raise RequestError(f"prompt holds {len(prompts)} prompts: send one at a time", "prompt")
         return Subject(salt, prompts[0].ids)
-
-
-def _unknown(session: str | None) -> ApiError:
-    message = f"no session {session!r} is known here: none of its turns has ended, or it was long ago"
-    return ApiError(Problem(404, message, "session_id", "session_not_found"))
 
 
 def _json(value: object) -> Response:

@@ -14,11 +14,10 @@ _OF_PROMPTS = ("messages", "tools", "chat_template_kwargs", "add_generation_prom
 
 
 class AboutCall(Named):
-    """POST /cache/prefetch and /cache/unpin: a prompt as in a completion, messages as in a chat, or a session."""
+    """POST /cache/prefetch and /cache/unpin: a prompt as in a completion, or messages as in a chat."""
 
     prompt: Prompts | None = None
     messages: Messages | None = None
-    session_id: Name | None = None
     tools: Tools | None = None
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
     add_generation_prompt: bool = True
@@ -26,27 +25,19 @@ class AboutCall(Named):
     cache_salt: Name | None = None
 
     def check(self) -> None:
-        """Raise RequestError unless it is about one thing."""
-        given = [name for name in ("prompt", "messages", "session_id") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise RequestError("give one of prompt, messages and session_id", given[1] if given else "prompt")
+        """Raise RequestError unless it is about one prompt."""
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("give either prompt or messages", "prompt")
 
-    def call(self) -> ChatCall | CompletionCall | None:
-        """The call whose prompt is meant; None for a session."""
+    def call(self) -> ChatCall | CompletionCall:
+        """The call whose prompt is meant."""
         if self.messages is not None:
             fields: dict[str, Any] = {name: getattr(self, name) for name in _OF_PROMPTS}
             return parse(ChatCall, fields)[0]
-        return None if self.prompt is None else parse(CompletionCall, {"prompt": self.prompt})[0]
+        return parse(CompletionCall, {"prompt": self.prompt})[0]
 
 
 class PinCall(AboutCall):
     """POST /cache/pin."""
 
     ttl_s: Ttl = Field(default=_DEFAULT_TTL)
-
-
-class EndCall(Named):
-    """POST /cache/end."""
-
-    session_id: Name
-    cache_salt: Name | None = None

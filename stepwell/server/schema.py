@@ -194,7 +194,6 @@ class _Generate(Named):
     best_of: int | None = None
     cache_salt: Name | None = None
     session_id: Name | None = None
-    cache_ttl: Ttl | None = None
     read_cache: bool = True
     write_cache: bool = True
 

@@ -112,17 +112,14 @@ class ScriptedLoop:
             events += self._decode(request_id)
         return events
 
-    def pin(self, subject: Subject, seconds: float) -> int | None:
-        return None if subject.prompt is None else len(subject.prompt)
+    def pin(self, subject: Subject, seconds: float) -> int:
+        return len(subject.prompt)
 
     def unpin(self, subject: Subject) -> int:
-        return 0 if subject.prompt is None else len(subject.prompt)
-
-    def end_session(self, salt: str, session: str) -> int | None:
-        return None
+        return len(subject.prompt)
 
     def prefetch(self, number: int, subject: Subject) -> None:
-        self.prefetches.append(Prefetched(number, True, Status.RESIDENT))
+        self.prefetches.append(Prefetched(number, Status.RESIDENT))
 
     def prefetched(self) -> list[Prefetched]:
         done, self.prefetches = self.prefetches, []

@@ -11,7 +11,7 @@ from stepwell.cache.prefetch import Status
 from stepwell.engine import messages
 from stepwell.engine.hints import fetched, take_hint
 from stepwell.engine.llm import LLM
-from stepwell.sched.request import Request, SamplingParams
+from stepwell.sched.request import SamplingParams
 from stepwell.sched.retention import Prefetched, Subject
 from stepwell.store.disk.catalogue import DiskCatalogue
 from tests.engine.scripted import ScriptedLoop
@@ -26,27 +26,18 @@ def passed(command: messages.Command) -> messages.Command:
 
 def test_each_hint_is_answered_under_its_number() -> None:
     loop = ScriptedLoop()
-    prompt, session = messages.about(Subject("", PROMPT)), messages.about(Subject("", None, "s"))
+    prompt = messages.about(Subject("", PROMPT))
     asked: list[tuple[messages.Command, messages.Answer]] = [
-        (messages.Keep(1, prompt, 5.0), messages.Kept(1, True, 9)),
-        (messages.Keep(2, session, 5.0), messages.Kept(2, False, 0)),
-        (messages.Keep(3, prompt, None), messages.Kept(3, True, 9)),
-        (messages.EndSession(4, "", "s"), messages.Kept(4, False, 0)),
-        (messages.Prefetch(5, prompt), messages.Fetched(5, Prefetched(5, True, Status.RESIDENT))),
+        (messages.Pin(1, prompt, 5.0), messages.Pinned(1, 9)),
+        (messages.Pin(3, prompt, None), messages.Pinned(3, 9)),
+        (messages.Prefetch(5, prompt), messages.Fetched(5, Prefetched(5, Status.RESIDENT))),
     ]
     for hint, expected in asked:
         arrived = passed(hint)
-        assert isinstance(arrived, messages.Keep | messages.EndSession | messages.Prefetch)
+        assert isinstance(arrived, messages.Pin | messages.Prefetch)
         (answer,) = take_hint(loop, arrived)
         assert messages.decode_answer(messages.encode(answer)) == expected
     assert not fetched(loop)
-
-
-def test_a_request_keeps_its_time_to_live_on_the_way() -> None:
-    request = Request("a", PROMPT, SamplingParams(), keep_s=30.0, session="s")
-    arrived = passed(messages.submit_of(request))
-    assert isinstance(arrived, messages.Submit)
-    assert messages.request_of(arrived).keep_s == 30.0
 
 
 def test_a_prefetched_prompt_gives_the_same_answer_from_the_device(
@@ -70,10 +61,10 @@ def test_a_prefetched_prompt_gives_the_same_answer_from_the_device(
         assert again.outcome.device == done.tokens == 128 and not again.outcome.loaded
         assert llm.pin(prompts[0], 60.0) == 128
         for prompt in prompts[1:5]:
-            llm.generate(prompt, six, session="s", keep_s=60.0)
+            llm.generate(prompt, six, session="s")
         assert llm.generate(prompts[0], six)[0].outcome.device == 128
+        assert llm.stats().pins == 1
         assert llm.unpin(prompts[0]) == 128
-        assert llm.stats().keeps
     with LLM(str(model), **flags, disk_cache=disk, max_num_batched_tokens=128) as llm:
         done = llm.prefetch(prompts[3])
         assert done.disk == done.tokens == 128, done

@@ -71,7 +71,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         disk_slots=number(rng, 0, rng.randint(1, 20), *(rng.randint(20, 300) for _ in range(3))),
         write_idle=chance(rng, 60),
         policy=_POLICIES[seed % len(_POLICIES)],
-        keep_share=(0.5, 1.0, 0.2, 0.0)[seed // 4 % 4],
+        tenant_share=(1.0, 1.0, 0.5, 0.2)[seed // 4 % 4],
         copy_idle=seed // 5 % 4 > 0,
     )
     if widening(seed):
@@ -91,7 +91,6 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         vocab=VOCAB,
         cache=not chance(rng, 4),
         load_timeout=0.003 if seed % 4 == 2 else 0.0,  # three steps
-        think_prefetch=seed % 3 == 0,
         coalesce=seed % 8 != 7,
         priority_ageing=0.01,  # ten steps
         fair_salts=seed % 2 == 1,
@@ -257,10 +256,8 @@ class Driver:
         )
         if len(prompt):
             read, write = not chance(rng, 8), not chance(rng, 8)
-            session = f"s{self._count % 3}" if self._count % 2 else None
-            keep_s = 0.01 if self._count % 3 == 0 else None  # ten steps
             priority = (0, 0, -1, 2)[self._count % 4]
-            request = Request(f"r{self._count}", prompt, params, salt, read, write, session, keep_s, priority)
+            request = Request(f"r{self._count}", prompt, params, salt, read, write, priority=priority)
             harness.submit(request)
             if self._count % 4 == 1:
                 self._company(request)
@@ -288,21 +285,19 @@ class Driver:
             )
 
     def hint(self) -> None:
-        """Pin, unpin, prefetch, or end a session."""
+        """Pin, unpin or prefetch a prompt, or a part of it."""
         loop, rng = self.harness.loop, self.rng
         salt, prompt = self._prompt()
-        session = f"s{rng.randint(0, 3)}"
+        part = rng.randint(0, 3)
         told = list(self.harness.told.values())
         if told and chance(rng, 60):  # what has been served is worth more hints than what has not
             salt, prompt = told[-1].request.salt, told[-1].request.prompt
-        subject = Subject(salt, None, session) if chance(rng, 40) or not len(prompt) else Subject(salt, prompt)
+        subject = Subject(salt, prompt[: len(prompt) * part // 3] if chance(rng, 40) else prompt)
         roll = rng.randint(1, 100)
         if roll <= 35:
             loop.pin(subject, rng.randint(0, 40) / 1000)
-        elif roll <= 45:
-            loop.unpin(subject)
         elif roll <= 55:
-            loop.end_session(salt, session)
+            loop.unpin(subject)
         else:
             if chance(rng, 60):
                 self.harness.flush(Tier.DEVICE, demote_first=True)

@@ -24,6 +24,7 @@ from stepwell.cache import (
     recall,
     shed,
     survey,
+    tenants,
     tree,
 )
 from stepwell.cache import directory as directories
@@ -685,15 +686,21 @@ def a_failed_prefetch_is_published(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(0, 5, seed=2, hints=40)
-def a_split_forgets_what_is_kept(patch: pytest.MonkeyPatch) -> None:
+def a_split_forgets_what_is_pinned(patch: pytest.MonkeyPatch) -> None:
     real = tree.Tree.split
 
     def forgetful(self: Any, node: Any, at: int) -> Any:
         upper = real(self, node, at)
-        upper.kv.kept = 0
+        upper.kv.pins = 0
         return upper
 
     patch.setattr(tree.Tree, "split", forgetful)
+
+
+@bug(5, seed=12, hints=40)
+def a_tenant_is_not_told_of_what_has_gone(patch: pytest.MonkeyPatch) -> None:
+    real = tenants.Tenants.moved
+    patch.setattr(tenants.Tenants, "moved", lambda self, name, tier, gained: real(self, name, tier, max(gained, 0)))
 
 
 @bug(5, hints=40)

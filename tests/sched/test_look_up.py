@@ -132,7 +132,7 @@ WHOLE = Subject("", LONG)
 
 def kept(harness: Harness) -> list[int]:
     """Where the paths that are kept end."""
-    return [keep.tip.end for keep in harness.loop.directory.keeps.known.values()]
+    return [pin.tip.end for pin in harness.loop.directory.pins.known.values()]
 
 
 def test_hints_look_up_so_many_records_a_turn_together() -> None:

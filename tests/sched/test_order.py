@@ -163,3 +163,24 @@ class TestTurns:
             order.served(request("", 1, f"{number}"), order.place(request("", 1, f"{number}"), 0.0))
             order.served(request("", 2, "busy"), order.place(request("", 2, "busy"), 0.0))
         assert len(order._ends) <= 4096
+
+
+def waits_of_a_quiet_caller(fair: bool) -> list[int]:
+    """Prompts that are begun before each of its own, one of which comes with every ten of a caller that sends twice what is computed."""
+    rig = Rig(seqs=1, fair=fair)
+    for turn in range(8):
+        for number in range(10):
+            rig.submit(f"loud{turn}-{number}", numbers(40, 10 * turn + number), 1, salt="loud")
+        rig.submit(f"quiet{turn}", numbers(40, 1000 + turn), 1, salt="quiet")
+        for _ in range(15):
+            rig.step()
+    rig.run()
+    begun = started(rig)
+    return [begun.index(f"quiet{turn}") - 5 * turn for turn in range(8)]
+
+
+def test_a_caller_that_sends_more_than_is_computed_starves_others_without_turns() -> None:
+    """Why turns are there: the wait of a quiet caller grows for as long as the other one goes on."""
+    alone, fair = waits_of_a_quiet_caller(fair=False), waits_of_a_quiet_caller(fair=True)
+    assert alone[-1] > alone[0] + 20, alone
+    assert max(fair) < alone[0], fair

@@ -1,8 +1,6 @@
-"""Hints beside requests: pins, ends of sessions, prefetches, and what a turn's end means for its session."""
+"""Hints beside requests: pins and prefetches."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
@@ -19,9 +17,9 @@ from tests.sched.rig import LOADS, Rig
 PROMPT = numbers(42)
 
 
-def ask(rig: Rig, name: str, prompt: Ints = PROMPT, session: str | None = "s", keep_s: float | None = None) -> None:
-    """Serve a turn of a session, and check its answer."""
-    request = Request(name, prompt, SamplingParams(8), session=session, keep_s=keep_s)
+def ask(rig: Rig, name: str, prompt: Ints = PROMPT) -> None:
+    """Serve a prompt, and check its answer."""
+    request = Request(name, prompt, SamplingParams(8))
     rig.loop.submit(request)
     rig.requests[name] = request
     rig.run()
@@ -59,12 +57,13 @@ def test_a_prefetched_prompt_is_resumed_from_the_device() -> None:
     assert not any(isinstance(move.target, LiveState) for move in rig.mover.pending.values())
 
 
-def test_a_session_is_prefetched_up_to_its_last_answer() -> None:
+def test_a_conversation_is_prefetched_up_to_its_last_answer() -> None:
     rig = Rig()
     ask(rig, "a")
     sink(rig)
-    assert fetched(rig, Subject("", None, "s")).tokens == 48
-    assert rig.ask("b", join(PROMPT, rig.answer("a"), numbers(9, 1))).device == 48
+    so_far = join(PROMPT, rig.answer("a"))
+    assert fetched(rig, Subject("", so_far)).tokens == 48
+    assert rig.ask("b", join(so_far, numbers(9, 1))).device == 48
 
 
 def test_a_prefetch_needs_no_live_slot_and_takes_none() -> None:
@@ -100,8 +99,8 @@ def test_what_is_unknown_or_too_much_is_answered_at_once() -> None:
     rig = Rig()
     ask(rig, "a")
     sink(rig)
-    assert fetched(rig, Subject("", None, "nobody")) == Prefetched(7, False, Status.UNKNOWN)
-    assert fetched(rig, Subject("other", PROMPT)).status == Status.UNKNOWN
+    assert fetched(rig, Subject("", numbers(42, 9))) == Prefetched(7, Status.UNKNOWN)
+    assert fetched(rig, Subject("other", PROMPT)).status == Status.UNKNOWN, "salts share nothing"
     rig.loop.prefetch(1, Subject("", PROMPT))
     rig.loop.prefetch(2, Subject("", PROMPT))
     (busy,) = rig.loop.prefetched()
@@ -205,76 +204,28 @@ def test_a_pin_ends_with_its_time() -> None:
     rig = Rig(pages=30, host=0)
     ask(rig, "a")
     rig.loop.pin(Subject("", PROMPT), 5.0)
-    assert rig.loop.stats().tiers[0].kept
+    assert rig.loop.stats().tiers[0].pinned
     rig.clock.advance(5.0)
     rig.ask("x", numbers(8, 3))
-    assert not rig.loop.stats().tiers[0].kept
-
-
-def test_a_session_is_pinned_with_all_its_branches() -> None:
-    rig = Rig()
-    ask(rig, "a")
-    ask(rig, "sub", numbers(22, 5))
-    assert rig.loop.pin(Subject("", None, "s"), 100.0) == 48 + 24
-    assert rig.loop.unpin(Subject("", None, "s")) == 48 + 24
-    assert rig.loop.pin(Subject("", None, "nobody"), 100.0) is None
-
-
-def test_a_request_may_have_what_it_leaves_kept() -> None:
-    rig = Rig(pages=30, host=0)
-    ask(rig, "a", session=None, keep_s=1000.0)
-    for number in range(5):
-        rig.ask(f"x{number}", numbers(42, 10 + number))
-    assert rig.ask("b", join(PROMPT, rig.answer("a"), [1])).device == 48
-
-
-def test_of_a_conversation_only_the_last_turn_is_kept() -> None:
-    rig = Rig()
-    prompt = PROMPT
-    for turn in range(4):
-        ask(rig, f"t{turn}", prompt, keep_s=1000.0)
-        prompt = join(prompt, rig.answer(f"t{turn}"), numbers(8, turn))
-    assert [keep.label[2] for keep in rig.directory.keeps.known.values()] == ["t3"]
-
-
-def test_what_an_ended_session_led_to_goes_first() -> None:
-    rig = Rig(pages=40, host=0)
-    ask(rig, "old", numbers(42, 8), session="other")
-    ask(rig, "a")
-    assert rig.loop.end_session("", "s") == 14
-    assert rig.loop.end_session("", "s") is None
-    rig.ask("x", numbers(42, 9))
-    assert rig.ask("again", numbers(42, 8)).device == 40, "though it was used longer ago"
-
-
-def test_nothing_is_learnt_of_who_leaves_nothing() -> None:
-    rig = Rig()
-    request = Request("a", PROMPT, SamplingParams(4), write_cache=False, session="s", keep_s=10.0)
-    rig.loop.submit(request)
-    rig.run()
-    assert not rig.directory.keeps.known
-    assert rig.loop.pin(Subject("", None, "s"), 9.0) == 0
-
-
-def test_what_a_session_will_ask_for_comes_back_while_it_thinks() -> None:
-    rig = Rig()
-    rig.loop.retention = Retention(rig.directory, early=True)
-    ask(rig, "a")
-    rig.clock.advance(20.0)
-    ask(rig, "b", join(PROMPT, rig.answer("a"), numbers(8, 1)))
-    sink(rig)
-    rig.ask("x", numbers(8, 2))
-    assert rig.loop.retention.counts.early_prefetches == 0
-    rig.clock.advance(10.0)
-    rig.ask("y", numbers(8, 3))
-    assert rig.loop.retention.counts.early_prefetches == 1 and not rig.loop.prefetched()
-    turn = rig.ask("c", join(PROMPT, rig.answer("a"), numbers(8, 1), rig.answer("b"), numbers(8, 4)))
-    assert turn.device == 64 and not turn.loaded
+    assert not rig.loop.stats().tiers[0].pinned
 
 
 def test_hints_leave_no_trace_in_other_salts() -> None:
     rig = Rig()
     ask(rig, "a")
-    assert rig.loop.pin(Subject("other", None, "s"), 9.0) is None
-    assert rig.loop.end_session("other", "s") is None
-    assert rig.loop.pin(replace(Subject("", PROMPT), salt="other"), 9.0) == 0
+    assert rig.loop.pin(Subject("other", PROMPT), 9.0) == 0
+    assert rig.loop.unpin(Subject("other", PROMPT)) == 0
+    assert not rig.directory.pins.known
+
+
+def test_a_session_is_a_name_and_decides_nothing() -> None:
+    """Two runs of the same prompts, one with session ids: the same steps, answers and copies."""
+    rigs = Rig(pages=30), Rig(pages=30)
+    for rig, session in zip(rigs, (None, "s"), strict=True):
+        for number in range(6):
+            request = Request(f"r{number}", numbers(42, number % 4), SamplingParams(8), session=session)
+            rig.loop.submit(request)
+            rig.requests[request.id] = request
+            rig.run()
+    one, other = (rig.loop.stats() for rig in rigs)
+    assert one.tiers == other.tiers and one.tally == other.tally and one.steps == other.steps

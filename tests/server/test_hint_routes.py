@@ -1,4 +1,4 @@
-"""Pins, prefetches and ends of sessions over HTTP, before the real scheduler and cache."""
+"""Pins and prefetches over HTTP, before the real scheduler and cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server.test_conversation import real_loop
 from tests.server.test_gate import KEY, MINE, OTHER, THEIRS
 
 PROMPT = [(7 * j) % 101 for j in range(60)]
-BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "session_id": "s"}
+BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def crowd(server: Running, first: int = 0) -> None:
         post(
             server,
             "/v1/completions",
-            {**BODY, "prompt": [(seed * 11 + 3 * j) % 97 for j in range(60)], "session_id": "x"},
+            {**BODY, "prompt": [(seed * 11 + 3 * j) % 97 for j in range(60)]},
         )
 
 
@@ -58,82 +58,51 @@ def cached(server: Running, **fields: Any) -> dict[str, int]:
 def test_a_pinned_prompt_stays_on_the_device(served: Running) -> None:
     post(served, "/v1/completions", BODY)
     pinned = post(served, "/cache/pin", {"prompt": PROMPT, "ttl_s": 600})
-    assert pinned["kept_tokens"] == 56 and 595 < pinned["until"] - time.time() < 605
+    assert pinned["pinned_tokens"] == 56 and 595 < pinned["until"] - time.time() < 605
     crowd(served)
-    assert cached(served, session_id=None)["device_tokens"] == 56
-    assert post(served, "/cache/unpin", {"prompt": PROMPT}) == {"unkept_tokens": 56}
+    assert cached(served)["device_tokens"] == 56
+    assert post(served, "/cache/unpin", {"prompt": PROMPT}) == {"unpinned_tokens": 56}
     crowd(served, 20)
-    assert cached(served, session_id=None)["device_tokens"] < 56
-
-
-def test_a_session_is_pinned_and_let_go(served: Running) -> None:
-    post(served, "/v1/completions", BODY)
-    kept = post(served, "/cache/pin", {"session_id": "s"})["kept_tokens"]
-    assert kept == 68
-    assert eventually(lambda: served.client.stats.pages["device"]["kept"] > 0)
-    assert post(served, "/cache/unpin", {"session_id": "s"}) == {"unkept_tokens": kept}
+    assert cached(served)["device_tokens"] < 56
 
 
 def test_a_prefetch_is_answered_once_it_is_there(served: Running) -> None:
     post(served, "/v1/completions", BODY)
     crowd(served)
-    told = post(served, "/cache/prefetch", {"session_id": "s"})
-    assert told["status"] == "loaded" and told["tokens"] == told["device"] + told["host"] == 68 and told["host"]
+    told = post(served, "/cache/prefetch", {"prompt": PROMPT})
+    assert told["status"] == "loaded" and told["tokens"] == told["device"] + told["host"] == 56 and told["host"]
     assert cached(served)["device_tokens"] == 56
-    statuses = [post(served, "/cache/prefetch", {"prompt": PROMPT})["status"] for _ in range(2)]
-    assert statuses == ["loaded", "resident"], "the image at the prompt's end was still below"
+    assert post(served, "/cache/prefetch", {"prompt": PROMPT})["status"] == "resident"
     assert post(served, "/cache/prefetch", {"prompt": [5, 4, 3]})["status"] == "unknown"
 
 
 def test_messages_name_the_prompt_of_a_chat(served: Running) -> None:
     messages = [{"role": "user", "content": "a long and winding road that leads to the same door " * 2}]
     post(served, "/v1/chat/completions", {"messages": messages, "max_tokens": 8})
-    assert post(served, "/cache/pin", {"messages": messages})["kept_tokens"] > 0
-    assert post(served, "/cache/unpin", {"messages": messages})["unkept_tokens"] > 0
-
-
-def test_a_session_that_has_ended_is_forgotten(served: Running) -> None:
-    post(served, "/v1/completions", BODY)
-    assert post(served, "/cache/end", {"session_id": "s"})["released_pages"] > 0
-    for path in ("end", "pin", "prefetch"):
-        answer = httpx.post(f"{served.url}/cache/{path}", json={"session_id": "s"}, headers=MINE)
-        assert answer.status_code == 404 and answer.json()["error"]["code"] == "session_not_found"
+    assert post(served, "/cache/pin", {"messages": messages})["pinned_tokens"] > 0
+    assert eventually(lambda: served.client.stats.pages["device"]["pinned"] > 0)
+    assert post(served, "/cache/unpin", {"messages": messages})["unpinned_tokens"] > 0
 
 
 def test_hints_reach_no_other_key(served: Running) -> None:
     post(served, "/v1/completions", BODY, THEIRS)
-    for path in ("end", "pin", "prefetch"):
-        answer = httpx.post(f"{served.url}/cache/{path}", json={"session_id": "s"}, headers=MINE)
-        assert answer.status_code == 404
-    assert post(served, "/cache/pin", {"prompt": PROMPT}, MINE) == {"kept_tokens": 0, "until": None}
+    assert post(served, "/cache/prefetch", {"prompt": PROMPT}, MINE)["status"] == "unknown"
+    assert post(served, "/cache/pin", {"prompt": PROMPT}, MINE) == {"pinned_tokens": 0, "until": None}
     assert httpx.post(f"{served.url}/cache/pin", json={"prompt": PROMPT}).status_code == 401
-
-
-def test_a_call_may_have_what_it_leaves_kept(served: Running, loop: EngineLoop) -> None:
-    post(served, "/v1/completions", {**BODY, "cache_ttl": 600})
-    assert len(loop.directory.keeps.known) == 1
-    post(served, "/v1/completions", {**BODY, "prompt": PROMPT[:40], "session_id": "t"}, {**MINE, "x-cache-ttl": "300"})
-    assert len(loop.directory.keeps.known) == 2
-    crowd(served)
-    assert eventually(  # statistics come a little behind copies that nobody waits for
-        lambda: served.client.stats.pages["device"]["kept"] == 0 < served.client.stats.pages["host"]["kept"]
-    )
 
 
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
         ("pin", {}, "prompt"),
-        ("pin", {"prompt": [1], "session_id": "s"}, "session_id"),
+        ("pin", {"prompt": [1], "messages": [{"role": "user", "content": "x"}]}, "prompt"),
         ("pin", {"prompt": [1], "ttl_s": 0}, "ttl_s"),
         ("pin", {"prompt": [1], "ttl_s": 1e9}, "ttl_s"),
         ("pin", {"prompt": [[1], [2]]}, "prompt"),
         ("pin", {"prompt": ""}, "prompt"),
         ("prefetch", {"messages": []}, "messages"),
         ("prefetch", {"prompt": [10**6]}, "prompt"),
-        ("unpin", {"session_id": 5}, "session_id"),
-        ("end", {}, "session_id"),
-        ("end", {"session_id": "x" * 300}, "session_id"),
+        ("unpin", {}, "prompt"),
     ],
 )
 def test_what_is_wrong_is_named(server: Running, path: str, body: dict[str, Any], field: str) -> None:
@@ -142,27 +111,12 @@ def test_what_is_wrong_is_named(server: Running, path: str, body: dict[str, Any]
     assert answer.json()["error"]["param"] == field
 
 
-@pytest.mark.parametrize("header", ["0", "-5", "soon", "nan", "inf", "1e9"])
-def test_a_ttl_that_is_none_is_refused(server: Running, header: str) -> None:
-    body = {"prompt": [1, 2], "max_tokens": 1}
-    answer = httpx.post(server.url + "/v1/completions", json=body, headers={"x-cache-ttl": header})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "cache_ttl"
-
-
-def test_the_ttl_reaches_the_engine(server: Running) -> None:
-    body = {"prompt": [1, 2], "max_tokens": 1, "cache_ttl": 300}
-    httpx.post(server.url + "/v1/completions", json=body)
-    assert server.loop.seen[-1].keep_s == 300
-    httpx.post(server.url + "/v1/completions", json={"prompt": [1, 2], "max_tokens": 1})
-    assert server.loop.seen[-1].keep_s is None
-
-
 def test_counts_are_shown_from_the_start() -> None:
     metrics = Metrics()
     metrics.watch(Stats, lambda: True)
     text = metrics.render().decode()
     assert (
         'stepwell_prefetches_total{status="no_room"} 0.0' in text
-        and 'stepwell_pages{state="kept",tier="host"} 0.0' in text
+        and 'stepwell_pages{state="pinned",tier="host"} 0.0' in text
     )
-    assert "stepwell_keeps 0.0" in text and "stepwell_prefetched_tokens_total 0.0" in text
+    assert "stepwell_pins 0.0" in text and "stepwell_prefetched_tokens_total 0.0" in text

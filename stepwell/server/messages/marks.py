@@ -1,5 +1,5 @@
-"""`cache_control`: where Anthropic's API is told what to cache. Here everything is cached, so that only a time that it
-names counts: clients that mark every call would otherwise ask for time on every call, which where memory is short is worse than none."""
+"""`cache_control`: where Anthropic's API says what to cache, and for how long. Here everything is cached, and memory goes to what is used:
+a mark is checked and changes nothing. Clients mark every call, so time for what is marked would be time for everything."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ from typing import Any
 from stepwell.base.errors import RequestError
 from stepwell.server.messages.schema import CountCall
 
-_TTLS = {"5m": 300.0, "1h": 3600.0}
+_TTLS = (None, "5m", "1h")
 _MARK = "cache_control"
 
 
-def keep_s(call: CountCall) -> float | None:
-    """Seconds for which the longest mark asks; None where none names a time. Raises RequestError."""
-    named = [seconds for mark, field in _marks(call) if (seconds := _seconds(mark, field)) is not None]
-    return max(named, default=None)
-
-
-def _seconds(mark: object, field: str) -> float | None:
-    ttl = mark.get("ttl") if isinstance(mark, dict) else ""
-    if ttl is None:
-        return None
-    if not isinstance(ttl, str) or ttl not in _TTLS:
-        raise RequestError(f"{field} must be {{'type': 'ephemeral'}}, with a ttl of '5m' or '1h' or without one", field)
-    return _TTLS[ttl]
+def check_marks(call: CountCall) -> None:
+    """Raise RequestError where a mark of `call` is none."""
+    for mark, field in _marks(call):
+        if not isinstance(mark, dict) or mark.get("ttl") not in _TTLS:
+            raise RequestError(
+                f"{field} must be {{'type': 'ephemeral'}}, with a ttl of '5m' or '1h' or without one", field
+            )
 
 
 def _marks(call: CountCall) -> Iterator[tuple[object, str]]:

@@ -16,7 +16,7 @@ from stepwell.server.gate import caller_of
 from stepwell.server.hosted import LeftOut
 from stepwell.server.messages.chat import chat_fields
 from stepwell.server.messages.events import MessagesForm
-from stepwell.server.messages.marks import keep_s
+from stepwell.server.messages.marks import check_marks
 from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.parts import Parts
 from stepwell.server.prompts import PromptReader
@@ -45,6 +45,7 @@ class MessagesRoutes:
             wish = await self._generation.chat(chat, arrived, caller_of(request).owner)
         except RequestError as error:
             raise renamed(error, _NAMES) from error
+        check_marks(call)
         name = f"msg_{secrets.token_hex(12)}"
         form = MessagesForm(name, self._parts.facts.model)
         return await self._generation.answer(request, _as_messages(wish, call), name, form)
@@ -65,4 +66,4 @@ def _as_messages(wish: Wish, call: MessagesCall) -> Wish:
     reading = replace(wish.reading, new_id=lambda: f"toolu_{secrets.token_hex(12)}")
     params = replace(wish.params, max_tokens=0, min_tokens=0) if call.max_tokens == 0 else wish.params
     session = user[:MAX_NAME] if user else None
-    return replace(wish, reading=reading, params=params, session=session, keep_s=keep_s(call))
+    return replace(wish, reading=reading, params=params, session=session)

@@ -25,7 +25,6 @@ from stepwell.server.responses.tools import declarations
 from stepwell.server.schema import MAX_NAME
 from stepwell.talk.items import chat_messages
 
-_DAY = 86_400.0
 _GONE = "it was not stored, was deleted, or has made room for others (--response-store)"
 
 
@@ -57,7 +56,7 @@ class ResponsesRoutes:
         echo = self._echo(call)
         place = None if call.store is False else Place(self._kept, owner, turns, tuple(added))
         session = call.prompt_cache_key[:MAX_NAME] if call.prompt_cache_key else None
-        wish = replace(wish, session=session, keep_s=_DAY if call.prompt_cache_retention == "24h" else None)
+        wish = replace(wish, session=session)
         return await self._generation.answer(request, wish, name, ResponsesForm(name, echo, place, declared))
 
     async def find(self, request: Request, response_id: str) -> Response:

@@ -309,18 +309,28 @@ def test_whoever_asks_is_a_hint_unless_a_session_is_named(talking: Running) -> N
 
 
 @pytest.mark.parametrize(
-    ("fields", "seconds"),
+    "fields",
     [
-        ({}, None),
-        ({"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}, None),
-        ({"cache_control": {"type": "ephemeral", "ttl": "1h"}, "tools": [{**TOOLS[0], "cache_control": {}}]}, 3600),
-        ({"messages": said([{"type": "text", "text": "x", "cache_control": {"ttl": "5m"}}])}, 300),
-        ({"cache_control": {"type": "ephemeral"}, "cache_ttl": 7}, 7),
+        {"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+        {"cache_control": {"type": "ephemeral", "ttl": "1h"}, "tools": [{**TOOLS[0], "cache_control": {}}]},
+        {"messages": said([{"type": "text", "text": "x", "cache_control": {"ttl": "5m"}}])},
     ],
 )
-def test_marks_ask_for_time_in_the_cache(talking: Running, fields: dict[str, Any], seconds: float | None) -> None:
+def test_marks_are_accepted_and_change_nothing(talking: Running, fields: dict[str, Any]) -> None:
     assert post(talking, **fields).status_code == 200
-    assert talking.loop.seen[-1].keep_s == seconds
+    marked = talking.loop.seen[-1]
+    assert post(talking, **without_marks(fields)).status_code == 200
+    plain = talking.loop.seen[-1]
+    assert marked.prompt.tolist() == plain.prompt.tolist()
+    for name in ("salt", "read_cache", "write_cache", "session", "priority", "places"):
+        assert getattr(marked, name) == getattr(plain, name), name
+
+
+def without_marks(value: Any) -> Any:
+    """The same without any `cache_control`."""
+    if isinstance(value, dict):
+        return {name: without_marks(inner) for name, inner in value.items() if name != "cache_control"}
+    return [without_marks(inner) for inner in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("mark", [5, "x", {"ttl": "2h"}, {"ttl": 5}])

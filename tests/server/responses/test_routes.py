@@ -13,7 +13,6 @@ import pytest
 from pydantic import BaseModel
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.answers import Patience
 from stepwell.server.keys import Keys
 from stepwell.server.parts import Limits
 from tests.engine.scripted import CONTEXT
@@ -342,56 +341,7 @@ def test_faults_of_the_chat_have_the_names_of_this_api(talking: Running) -> None
     assert wrong["param"].startswith("text.format")
 
 
-def test_a_day_in_the_cache_can_be_asked_for(talking: Running) -> None:
-    for retention, seconds in ((None, None), ("in_memory", None), ("24h", 86_400)):
+def test_a_day_in_the_cache_may_be_asked_for(talking: Running) -> None:
+    """It is accepted and changes nothing: everything is cached for as long as it is used."""
+    for retention in (None, "in_memory", "24h"):
         assert post(talking, prompt_cache_retention=retention).status_code == 200
-        assert talking.loop.seen[-1].keep_s == seconds
-
-
-def test_a_fault_within_a_stream_is_its_last_event(talker: Tokenizer) -> None:
-    with running(talker, patience=Patience(whole=0.3)) as server:
-        server.loop.gate.clear()
-        events = events_of(post(server, stream=True))
-        assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
-        failed = events[-1]["response"]
-        assert failed["status"] == "failed" and failed["error"]["code"] == "server_error"
-        assert "request-timeout" in failed["error"]["message"]
-        assert httpx.get(f"{server.url}/v1/responses/{failed['id']}").status_code == 404
-
-
-def test_the_answers_headers_say_how_it_was_resumed(talking: Running) -> None:
-    response = post(talking)
-    assert "x-stepwell-resume" in response.headers and response.headers["x-request-id"] == response.json()["id"]
-
-
-def test_calls_go_back_in_the_form_in_which_their_tools_were_declared(talking: Running, talker: Tokenizer) -> None:
-    tools = [
-        {
-            "type": "namespace",
-            "name": "mcp__well",
-            "tools": [{"type": "function", "name": "depth", "parameters": PARAMETERS}],
-        },
-        {"type": "custom", "name": "apply_patch", "description": "Changes files.", "format": {"type": "text"}},
-    ]
-    patch = '*** Begin\n+ "é" \\\n'
-    calls = [("mcp__well__depth", {"city": "x"}), ("apply_patch", {"input": patch})]
-    said = "\n".join(
-        f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls
-    )
-    first, second = post(talking, input=said, tools=tools).json()["output"]
-    assert (first["type"], first["name"], first["namespace"]) == ("function_call", "depth", "mcp__well")
-    assert (second["type"], second["name"], second["input"]) == ("custom_tool_call", "apply_patch", patch)
-    events = events_of(post(talking, input=said, tools=tools, stream=True))
-    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
-    done = next(event for event in events if event["type"] == "response.custom_tool_call_input.done")
-    assert deltas and "".join(deltas) == patch == done["input"]
-    kinds = [event["item"]["type"] for event in events if event["type"] == "response.output_item.done"]
-    assert kinds == ["function_call", "custom_tool_call"]
-    results = [
-        {"type": "function_call_output", "call_id": first["call_id"], "output": [{"type": "input_text", "text": "7"}]},
-        {"type": "custom_tool_call_output", "call_id": second["call_id"], "output": "done"},
-    ]
-    assert (
-        post(talking, input=[{"role": "user", "content": "x"}, first, second, *results], tools=tools).status_code == 200
-    )
-    assert "mcp__well__depth" in prompt_of(talking, talker) and "apply_patch" in prompt_of(talking, talker)
