@@ -138,7 +138,10 @@ class _Front(threading.Thread):
             known = await client.ready()
             metrics.watch(lambda: client.stats, lambda: client.dead is None)
             app = create_app(Parts(client, self._tokenizer, known, metrics, **self._parts))
-            config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=3)
+            # clients of whole modules keep their connection: on a busy machine it is idle for longer than a server's five seconds
+            config = uvicorn.Config(
+                app, lifespan="off", log_config=None, timeout_graceful_shutdown=3, timeout_keep_alive=600
+            )
             self._server = uvicorn.Server(config)
             serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
             while not self._server.started:
