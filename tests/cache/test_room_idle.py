@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from stepwell.cache import keeps, room, shed
+from stepwell.cache import pinning, room, shed
 from stepwell.cache.archive import Archive
 from stepwell.cache.check import check
 from stepwell.cache.config import Costs
@@ -121,10 +121,10 @@ class TestPrice:
 
     def test_what_is_pinned_stays_the_only_copy_and_so_outlasts_all_others_on_the_device(self) -> None:
         shelf = filled(Directory(config(64, 64, clean=0.0)), 10)
-        assert keeps.keep(shelf, ("prompt", "", "a"), "", numbers(20, 0), 100.0, 1) == 20
+        assert pinning.pin(shelf, ("", "a"), numbers(20, 0), 100.0) == 20
         idle(shelf)
-        assert {where(item) for item in items(shelf) if item.node.parent and not item.kept} == {"dh"}
-        assert {where(item) for item in items(shelf) if item.kept} == {"d"}
+        assert {where(item) for item in items(shelf) if item.node.parent and not item.pins} == {"dh"}
+        assert {where(item) for item in items(shelf) if item.pins} == {"d"}
         assert secure(shelf, 58) and shelf.survey("", numbers(21, 0)).device == 20
 
     def test_what_would_take_the_place_of_something_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
