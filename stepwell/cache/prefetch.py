@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
+from stepwell.cache.life import FREE
 from stepwell.cache.moves import DEVICE, Move, Tier
 from stepwell.cache.shed import begin, secure
 from stepwell.cache.tree import Item, Node
@@ -130,7 +131,7 @@ def _room(directory: Directory, part: list[Node]) -> tuple[int, int]:
     needed = [*(node.kv for node in _footing(part)), *_image_here(part)]
     idle = [item for item in needed if not item.locks[DEVICE]]
     held = sum(item.size(DEVICE) for item in idle)
-    clean = sum(item.ready for item in idle)
+    clean = sum(item.size(DEVICE) for item in idle if item.standing is FREE)
     return room.free + room.idle - held - room.reserved, room.instant - clean - room.reserved
 
 

@@ -19,8 +19,8 @@ from typing import Literal
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.life import ABSENT, DIRTY, FREE, GONE, HELD, HERE, REFUSED, Life, Pending, Standing
-from stepwell.cache.moves import DEVICE, Tier
+from stepwell.cache.life import ABSENT, DIRTY, GONE, HELD, HERE, REFUSED, Life, Pending, Standing
+from stepwell.cache.moves import Tier
 from stepwell.cache.names import tenant_of
 
 TIERS = tuple(Tier)
@@ -116,11 +116,6 @@ class Item:
         return None
 
     @property
-    def ready(self) -> int:
-        """Device slots that could be dropped now, children first, without losing the only copy: all of them or 0."""
-        return self.size(DEVICE) if self.standing is FREE else 0
-
-    @property
     def idle(self) -> bool:
         """No copy, no lease, nothing in flight."""
         return self.pending is None and not self.copies and not any(self.locks)
@@ -154,8 +149,7 @@ class Rung:
     @property
     def given_up(self) -> bool:
         """True for the rung of an answer that nobody is expected to go on from, and for a waypoint that nobody has gone on from."""
-        unwanted = self.kind == ROLLING and REFUSED in self.image.life
-        return self.depth == OLD and (unwanted or self.kind == WAYPOINT)
+        return self.depth == OLD and (self.kind == WAYPOINT or (self.kind == ROLLING and REFUSED in self.image.life))
 
     @property
     def superseded(self) -> bool:
@@ -330,12 +324,9 @@ class Tree:
         parent = node.parent
         if parent is None or parent.parent is None or len(parent.children) != 1:
             return False
-        if (
-            parent.rung is not None
-            or parent.awaited
-            or parent.left != node.left
-            or node.end - parent.start > MOST_JOINED
-        ):
+        if parent.rung is not None or parent.awaited or parent.left != node.left:
+            return False
+        if node.end - parent.start > MOST_JOINED:
             return False
         a, b = parent.kv, node.kv
         return (

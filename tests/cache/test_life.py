@@ -12,6 +12,7 @@ from stepwell.cache.life import (
     ABSENT,
     ARRIVING,
     CONDEMNED,
+    FREE,
     HERE,
     LEAVING,
     LEGAL,
@@ -58,10 +59,10 @@ def test_a_copy_goes_down_and_comes_back() -> None:
 def test_a_copy_down_that_failed_is_not_tried_again_until_the_item_is_worth_more() -> None:
     shelf, item = shelf_with_kv()
     landed(shelf, Report(begin(shelf, item, Tier.DEVICE, Tier.HOST).ticket, False))
-    assert lives(item) == (HERE, REFUSED, ABSENT) and item.ready == 10
+    assert lives(item) == (HERE, REFUSED, ABSENT) and (item.standing, item.size(Tier.DEVICE)) == (FREE, 10)
     assert [move.what for move in demote(shelf, 64)] == ["image"]
     shelf.reconsider(item)
-    assert lives(item) == (HERE, ABSENT, ABSENT) and not item.ready
+    assert lives(item) == (HERE, ABSENT, ABSENT) and item.standing is not FREE
 
 
 def test_a_copy_up_that_failed_condemns_what_it_read() -> None:
@@ -94,7 +95,7 @@ def test_a_condemned_copy_below_keeps_the_one_above_until_it_can_be_copied_anew(
     landed(shelf, Report(begin(shelf, item, Tier.DEVICE, Tier.HOST).ticket, True))
     reader = shelf.lease(item, Tier.HOST)
     shelf.condemn(item, Tier.HOST)
-    assert not item.ready and [move.what for move in demote(shelf, 64)] == ["image"]
+    assert item.standing is not FREE and [move.what for move in demote(shelf, 64)] == ["image"]
     check(shelf)
     shelf.release(reader)
     assert [move.what for move in demote(shelf, 64)] == ["kv"]
