@@ -207,6 +207,11 @@ class Ranking:
         for heap in self._queues:
             heap.clear()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is on offer. O(1)."""
+        return not self._last
+
     def items(self) -> set[int]:
         """Ids of everything on offer: for checks."""
         self._settle()

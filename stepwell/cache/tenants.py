@@ -81,14 +81,24 @@ class FairRanking(Ranking):
     def pop(self) -> Item | None:
         self._settle()
         for tenant in self._tenants.greediest(self._tier):
-            item = self._of[tenant].pop() if tenant in self._of else None
+            own = self._of.get(tenant)
+            item = None if own is None else own.pop()
             if item is not None:
-                self._last.pop(item, None)
+                self.forget(item)
                 return item
         item = super().pop()
-        if item is not None and item.tenant in self._of:
-            self._of[item.tenant].forget(item)
+        if item is not None:
+            self.forget(item)
         return item
+
+    def forget(self, item: Item) -> None:
+        """Take `item` out of both rankings; a tenant's goes once nothing is on offer there."""
+        super().forget(item)
+        own = self._of.get(item.tenant)
+        if own is not None:
+            own.forget(item)
+            if own.empty:
+                del self._of[item.tenant]
 
     def clear(self) -> None:
         super().clear()

@@ -12,6 +12,7 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.names import tenant_of
 from stepwell.cache.shed import secure
+from stepwell.cache.tenants import FairRanking
 from tests.cache.builders import config, copy_down, keep, numbers
 
 EACH = 11
@@ -112,3 +113,12 @@ def test_counts_and_candidates_hold_whatever_happens(share: float) -> None:
         assert secure(shelf, 6 * EACH, force=True)
     check(shelf)
     assert shelf.tenants is not None and not shelf.tenants.held[Tier.DEVICE]
+
+
+def test_nothing_is_remembered_of_tenants_that_have_gone() -> None:
+    shelf = Directory(replace(config(pages=8 * EACH, host=0), tenant_share=0.5))
+    for number in range(300):
+        flood(shelf, f"key{number}", 1, number, now=0.0)
+    ranking = shelf.offers.drops[Tier.DEVICE]
+    assert isinstance(ranking, FairRanking)
+    assert len(ranking._of) <= 8 and shelf.tenants is not None and len(shelf.tenants.held[Tier.DEVICE]) <= 8
