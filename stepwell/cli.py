@@ -17,10 +17,13 @@ from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.later import LaterCommand
 from stepwell.server import flags
 from stepwell.server.launch import LaunchCommand
+from stepwell.server.serve_settings import ENVIRONMENT, ServeSettings
+from stepwell.server.settings import expect_variables
 
 _BY_SIGNAL = 128
 """Statuses above it say that a signal ended the program."""
-_ENVIRONMENT = {"auto_envvar_prefix": flags.ENVIRONMENT}
+_ENVIRONMENT = {"auto_envvar_prefix": ENVIRONMENT}
+_TEST_BUILD = "STEPWELL_TEST_BUILD"
 
 _LATER = (
     (
@@ -45,7 +48,13 @@ class _Commands(TyperGroup):
             self.add_command(LaterCommand(*command))
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _show_version(wanted: bool) -> None:
@@ -64,78 +73,8 @@ def main(
 
 
 @app.command(context_settings=_ENVIRONMENT, cls=LaunchCommand)
-def serve(
-    ctx: typer.Context,
-    model: flags.Model,
-    config: flags.Config = None,
-    revision: flags.Revision = None,
-    download_dir: flags.DownloadDir = None,
-    served_model_name: flags.ServedModelName = None,
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
-    kv_cache_dtype: flags.KvCacheDtype = "auto",
-    state_dtype: flags.StateDtype = "float32",
-    load_format: flags.LoadFormat = "auto",
-    max_model_len: flags.MaxModelLen = None,
-    tensor_parallel_size: flags.TensorParallelSize = 1,
-    seed: flags.Seed = 0,
-    generation_config: flags.GenerationConfig = "auto",
-    override_generation_config: flags.OverrideGenerationConfig = None,
-    chat_template: flags.ChatTemplate = None,
-    default_chat_template_kwargs: flags.DefaultChatTemplateKwargs = None,
-    preserve_thinking: flags.PreserveThinking = True,
-    plain_content: flags.PlainContent = True,
-    look_ahead: flags.LookAhead = True,
-    max_num_seqs: flags.MaxNumSeqs = 32,
-    max_num_batched_tokens: flags.MaxNumBatchedTokens = 2048,
-    block_size: flags.BlockSize = 16,
-    rung_grid: flags.RungGrid = 64,
-    device_memory: flags.DeviceMemory = None,
-    gpu_memory_utilization: flags.GpuMemoryUtilization = 0.9,
-    host_memory: flags.HostMemory = "4GiB",
-    disk_cache: flags.DiskCache = None,
-    disk_write_budget: flags.DiskWriteBudget = None,
-    disk_write_when: flags.DiskWriteWhen = "idle",
-    enable_prefix_caching: flags.EnablePrefixCaching = True,
-    state_checkpoint_interval_tokens: flags.StateCheckpointIntervalTokens = 8192,
-    decode_rung_tokens: flags.DecodeRungTokens = 16,
-    cache_policy: flags.CachePolicy = "ladder",
-    min_load_tokens: flags.MinLoadTokens = None,
-    tenant_share: flags.TenantShare = 1.0,
-    verify_host: flags.VerifyHost = None,
-    verify_resume: flags.VerifyResume = 0.0,
-    load_timeout: flags.LoadTimeout = 30.0,
-    async_scheduling: flags.AsyncScheduling = "auto",
-    max_step_ms: flags.MaxStepMs = 200.0,
-    enforce_eager: flags.EnforceEager = False,
-    cudagraph_capture_sizes: flags.CudagraphCaptureSizes = None,
-    deterministic: flags.Deterministic = False,
-    num_speculative_tokens: flags.NumSpeculativeTokens = 0,
-    coalesce: flags.Coalesce = True,
-    faults: flags.Fault = None,
-    host: flags.Host = "127.0.0.1",
-    port: flags.Port = 8000,
-    api_key: flags.ApiKey = None,
-    salt_per_key: flags.SaltPerKey = False,
-    allowed_origins: flags.AllowedOrigins = None,
-    allow_cache_reset: flags.AllowCacheReset = False,
-    max_queue: flags.MaxQueue = 1024,
-    priority_ageing: flags.PriorityAgeing = 10.0,
-    fair_salts: flags.FairSalts = None,
-    max_body_size: flags.MaxBodySize = "8MB",
-    response_store: flags.ResponseStore = "64MiB",
-    batches: flags.Batches = None,
-    body_timeout: flags.BodyTimeout = 60,
-    queue_timeout: flags.QueueTimeout = None,
-    request_timeout: flags.RequestTimeout = None,
-    keep_alive_timeout: flags.KeepAliveTimeout = 75,
-    drain_timeout: flags.DrainTimeout = 20,
-    shutdown_timeout: flags.ShutdownTimeout = 30,
-    log_level: flags.LogLevel = "info",
-    log_format: flags.LogFormat = "text",
-    otlp_endpoint: flags.OtlpEndpoint = None,
-    metrics_compat: flags.MetricsCompat = "none",
-) -> None:
+@flags.like(ServeSettings)
+def serve(ctx: typer.Context, **values: Any) -> None:
     """Serve MODEL over the OpenAI API.
 
     Every flag may also be an environment variable (--max-queue is STEPWELL_MAX_QUEUE) or a line of the --config file; the
@@ -146,27 +85,29 @@ def serve(
 
     given = frozenset(name for name in ctx.params if _is_given(ctx, name))
     with _errors_told():
-        set_up(log_level, log_format)
-        _allow_faults(faults)
-        expect_checkpoint(model)  # before libraries are imported, which takes seconds
+        set_up(values["log_level"], values["log_format"])
+        expect_variables(os.environ, _variables(ctx))
+        _allow_faults(values["faults"])
+        expect_checkpoint(values["model"])  # before libraries are imported, which takes seconds
     from stepwell.server.options import options_from, with_local_model
     from stepwell.server.serve import leave, serve
 
     with _errors_told():
-        status = serve(options_from(with_local_model(ctx.params, fetch=True), given, os.environ), Console())
+        status = serve(options_from(with_local_model(values, fetch=True), given, os.environ), Console())
     if status > _BY_SIGNAL:
         leave(status)
     raise typer.Exit(status)
 
 
 @app.command(context_settings=_ENVIRONMENT, cls=LaunchCommand)
-@flags.like(serve)
-def doctor(**values: Any) -> None:
+@flags.like(ServeSettings)
+def doctor(ctx: typer.Context, **values: Any) -> None:
     """Look for what would go wrong with `stepwell serve` and the same flags, and say what to do about it."""
     from stepwell.server.doctor import examine, show
     from stepwell.server.options import options_from, with_local_model
 
     with _errors_told():
+        expect_variables(os.environ, _variables(ctx))
         _allow_faults(values["faults"])
         options = options_from(with_local_model(values, fetch=False), frozenset(), os.environ)
         status = show(examine(options), Console())
@@ -215,6 +156,14 @@ def batch(
     raise typer.Exit(1 if faults else 0)
 
 
+def _variables(ctx: typer.Context) -> set[str]:
+    """Names of variables that mean something to one of the commands."""
+    assert ctx.parent is not None
+    commands = ctx.parent.command.commands.values()  # type: ignore[attr-defined]
+    names = {str(param.name) for command in commands for param in command.params}
+    return {f"{ENVIRONMENT}_{name.upper()}" for name in names} | {_TEST_BUILD}
+
+
 def _is_given(ctx: typer.Context, name: str) -> bool:
     """Whether the user set this parameter, on the command line or elsewhere."""
     source = ctx.get_parameter_source(name)
@@ -222,7 +171,7 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 
 def _allow_faults(faults: list[str] | None) -> None:
-    if faults and os.environ.get("STEPWELL_TEST_BUILD") != "1":
+    if faults and os.environ.get(_TEST_BUILD) != "1":
         raise ConfigError(
             "--fault breaks things on purpose: leave it out, or set STEPWELL_TEST_BUILD=1 for a server under test"
         )

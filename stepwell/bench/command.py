@@ -31,13 +31,13 @@ def bench() -> None:
 
 @bench_app.command()
 def calibrate(
-    model: flags.Model,
+    model: Annotated[str, typer.Argument(help="Directory of a checkpoint, or the name of one on the Hub.")],
     out: Annotated[Path, typer.Option(help="Write the profile here.", metavar="FILE")] = Path("profile.toml"),
-    device: flags.Device = "auto",
-    dtype: flags.Dtype = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as in config.json.")] = "auto",
     device_memory: flags.DeviceMemory = None,
-    max_num_seqs: flags.MaxNumSeqs = 32,
-    max_num_batched_tokens: flags.MaxNumBatchedTokens = 8192,
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences that run at once.")] = 32,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens in one forward pass.")] = 8192,
     disk_dir: Annotated[Path | None, typer.Option(help="Folder on the disk that a disk tier would use.")] = None,
     longest: Annotated[int, typer.Option(help="Longest prompt to measure, in tokens.", min=256)] = 4096,
     rounds: Annotated[int, typer.Option(help="Measure so often, and take the best.", min=1)] = 3,

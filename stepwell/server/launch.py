@@ -13,6 +13,8 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 from stepwell.base.errors import ConfigError
 from stepwell.server.peer_flags import FLAGS, MANY, As, Needless, Only, PeerFlag, Refused, Switch, Within
 
+_FLAG_COLUMNS = 24
+
 _PEERS: Mapping[str, PeerFlag] = {name: row for row in FLAGS for name in row.names}
 
 
@@ -167,11 +169,26 @@ class LaunchCommand(TyperCommand):
             typer.echo(f"note: {note}", err=True)
         return super().parse_args(ctx, list(launch.arguments))
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options by group, each text beside its flag or, behind a long one, below it: for terminals of 80 columns."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            if row is not None:
+                rows.setdefault(_group(param), []).append(row)
+        for group, told in rows.items():
+            with formatter.section(group):
+                formatter.write_dl(told, col_max=_FLAG_COLUMNS)
+
+
+def _group(param: Any) -> str:
+    return "Arguments" if isinstance(param, TyperArgument) else param.rich_help_panel or "Options"
+
 
 def _own(params: Sequence[Any]) -> dict[str, int]:
     """How many values each option takes."""
     options = [param for param in params if isinstance(param, TyperOption)]
-    return {"--help": 0} | {
+    return {"--help": 0, "-h": 0} | {
         name: 0 if param.is_flag else 1 for param in options for name in (*param.opts, *param.secondary_opts)
     }
 

@@ -78,11 +78,9 @@ def options_from(
     for name in ("body_timeout", "queue_timeout", "request_timeout"):
         if values[name] is not None and not values[name] > 0:
             raise ConfigError(f"{flag(name)} must be above 0 seconds, not {values[name]:g}")
-    for name in ("drain_timeout", "shutdown_timeout", "keep_alive_timeout"):
+    for name in ("drain_timeout", "shutdown_timeout"):
         if not values[name] >= 0:
             raise ConfigError(f"{flag(name)} must be at least 0 seconds, not {values[name]:g}")
-    if not 0 <= values["port"] < 65536:
-        raise ConfigError(f"--port must be between 0 and 65535, not {values['port']}")
     return ServeOptions(
         config,
         values["host"],
@@ -128,8 +126,6 @@ def _limits(values: Mapping[str, Any]) -> Limits:
         values["max_queue"],
         parse_size(values["response_store"]),
     )
-    if limits.queue < 1:
-        raise ConfigError(f"--max-queue must be at least 1, not {limits.queue}")
     if limits.body_bytes < 1:
         raise ConfigError("--max-body-size must be at least 1")
     return limits

@@ -1,9 +1,10 @@
-"""Flags from a TOML file, and what the standard variables say of where traces go."""
+"""Flags from a TOML file, variables that no flag has, and what the standard variables say of where traces go."""
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +14,10 @@ from stepwell.base.errors import ConfigError
 
 _LARGEST = 1 << 20
 _SPANS = "/v1/traces"
+_OURS = "STEPWELL_"
+_OF_KUBERNETES = re.compile(
+    r"STEPWELL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,16 @@ def read_settings(path: str, known: Mapping[str, bool]) -> dict[str, Any]:
             raise ConfigError(f"{path}: {key!r} is there twice, with - and with _: leave one out")
         settings[name] = _value(path, key, value, known[name])
     return settings
+
+
+def expect_variables(environment: Mapping[str, str], known: Collection[str]) -> None:
+    """Raises ConfigError if a variable begins as ours do and is none of them. Those that Kubernetes sets for a service that is called
+    stepwell are passed over."""
+    for name in sorted(environment):
+        if name.startswith(_OURS) and name not in known and not _OF_KUBERNETES.fullmatch(name):
+            close = get_close_matches(name.removeprefix(_OURS), [one.removeprefix(_OURS) for one in known], 1)
+            hint = f"did you mean {_OURS}{close[0]}?" if close else "unset it, or see `stepwell serve --help`"
+            raise ConfigError(f"the variable {name} is set, which no flag has: {hint}")
 
 
 def _load(path: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from inspect import signature
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,9 +11,10 @@ import typer
 from typer.testing import CliRunner
 
 from stepwell.base.errors import ConfigError
-from stepwell.cli import serve
+from stepwell.cli import app, serve
 from stepwell.server import flags
-from stepwell.server.settings import TraceTarget, read_settings, trace_target
+from stepwell.server.serve_settings import ENVIRONMENT, ServeSettings
+from stepwell.server.settings import TraceTarget, expect_variables, read_settings, trace_target
 
 KNOWN = {"max_queue": False, "api_key": True, "device_memory": False}
 
@@ -26,8 +26,8 @@ def chosen(
     seen: dict[str, Any] = {}
     app = typer.Typer()
 
-    @app.command(context_settings={"auto_envvar_prefix": flags.ENVIRONMENT})
-    @flags.like(serve)
+    @app.command(context_settings={"auto_envvar_prefix": ENVIRONMENT})
+    @flags.like(ServeSettings)
     def take(**values: Any) -> None:
         seen.update({name: value for name, value in values.items() if name != "ctx"})
 
@@ -55,10 +55,9 @@ def test_environment_alone_can_say_everything(tmp_path: Path) -> None:
 def every_flag() -> dict[str, Any]:
     """All parameters of `stepwell serve` but the file itself, each with a value other than its default."""
     values: dict[str, Any] = {}
-    kinds = get_type_hints(serve)
-    for name, parameter in signature(serve).parameters.items():
-        kind, default = kinds[name], parameter.default
-        if name in ("ctx", "config"):
+    for name, kind in get_type_hints(ServeSettings).items():
+        default = vars(ServeSettings).get(name)
+        if name == "config":
             continue
         if kind == list[str] | None:
             values[name] = ["text-1", "text-2"]
@@ -117,7 +116,6 @@ def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, named
 
 
 def test_a_missing_file_and_a_wrong_value_are_told_without_a_traceback(tmp_path: Path) -> None:
-    from stepwell.cli import app
 
     done = CliRunner().invoke(app, ["serve", "m", "--config", str(tmp_path / "none.toml")])
     assert done.exit_code == 2 and "cannot read" in done.output
@@ -155,3 +153,38 @@ def test_what_is_no_url_of_a_collector_is_named() -> None:
         trace_target("flag:4318", {})
     with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_ENDPOINT"):
         trace_target(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "base"})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("STEPWELL_MAX_QUEU", "did you mean STEPWELL_MAX_QUEUE"), ("STEPWELL_ZZZ", "stepwell serve --help")],
+)
+def test_a_variable_that_no_flag_has_is_an_error_that_names_the_nearest(name: str, hint: str) -> None:
+    for command in ("serve", "doctor"):
+        done = CliRunner().invoke(app, [command, "m"], env={name: "1"})
+        assert done.exit_code == 2 and f"the variable {name} is set" in done.output and hint in done.output
+
+
+def test_variables_of_other_commands_and_of_kubernetes_are_no_errors() -> None:
+    known = {"STEPWELL_PORT", "STEPWELL_TARGET"}
+    links = {
+        "STEPWELL_SERVICE_HOST": "10.0.0.1",
+        "STEPWELL_SERVICE_PORT_HTTP": "80",
+        "STEPWELL_PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+    expect_variables({"STEPWELL_TARGET": "x", "STEPWELL_PORT_80_TCP": "tcp://…", "PATH": "/", **links}, known)
+
+
+def test_help_stands_in_groups_and_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for word in ("-h", "--help"):
+        told = CliRunner().invoke(app, ["serve", word]).output
+        assert max(map(len, told.splitlines())) <= 80
+        groups = [line[:-1] for line in told.splitlines() if line.endswith(":") and not line.startswith(" ")]
+        assert groups == ["Arguments", "Model", "Memory", "Cache", "Scheduling", "Server", "Logs", "Expert", "Options"]
+
+
+def test_a_shell_can_complete_commands_and_flags() -> None:
+    asked = {"_STEPWELL_COMPLETE": "complete_bash", "COMP_WORDS": "stepwell serve --max-q", "COMP_CWORD": "2"}
+    done = CliRunner().invoke(app, [], prog_name="stepwell", env=asked)
+    assert done.output.split() == ["--max-queue"]
