@@ -31,6 +31,7 @@ FOREIGN_FLAGS = frozenset(
     {
         "--input",
         "--apply",
+        "--auto",
         "--benchmark-duration",
         "--concurrency",
         "--custom-dataset-type",
@@ -44,6 +45,7 @@ FOREIGN_FLAGS = frozenset(
         "--osl",
         "--output-format",
         "--request-count",
+        "--resume",
         "--scenario",
         "--seeds",
         "--streaming",
