@@ -6,6 +6,7 @@
     ├── CapacityError    a request is well formed but can never fit this engine
     ├── StoreError       a copy failed: a tier, not a request, is at fault
     ├── StalePlan        a plan was made from a directory that has changed since
+    ├── RankError        a process of several that share a model has ended or failed; names it
     └── EngineDead       the engine loop has stopped; every open request ends with this
 
 `assert` states invariants of our own code and never judges what a user sent.
@@ -50,6 +51,10 @@ class StalePlan(StepwellError):
         super().__init__(f"plan was made at epoch {planned}, the directory is at {found}: plan again")
         self.planned = planned
         self.found = found
+
+
+class RankError(StepwellError):
+    """One of the processes that share a model is gone, or not to be trusted: the engine ends with it."""
 
 
 class EngineDead(StepwellError):

@@ -7,30 +7,34 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from stepwell.base.clock import WallClock
+from stepwell.base.errors import ConfigError
 from stepwell.base.units import format_size
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
-from stepwell.engine.disk_tier import CHUNK, identity, open_disk, with_disk
+from stepwell.engine.disk_tier import CHUNK, DiskTier, identity, open_disk, with_disk
 from stepwell.engine.doubts import doubts
 from stepwell.engine.grammar.grammars import Grammars
 from stepwell.engine.grammar.guide import Guides
 from stepwell.engine.grammar.vocabulary import GuideError
-from stepwell.engine.owned import OwnedLoop
+from stepwell.engine.hands import Hands
+from stepwell.engine.owned import Growing, OwnedLoop
 from stepwell.engine.phases import Phases
+from stepwell.engine.ranks.hire import hire, take_folder
+from stepwell.engine.sampler import Masks
 from stepwell.engine.sizes import Sizes
 from stepwell.engine.worker import Frame, build_worker
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.gain import Always, Measured
 from stepwell.store.device import DeviceArena, Precision
-from stepwell.store.pinned import Pinning
 
 Seam: TypeAlias = Callable[[DeviceArena], None]
+Staff: TypeAlias = Callable[[Masks], tuple[Hands, DiskTier[Any] | None]]
 
 _CONVERSATION = 50_000
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -55,11 +59,8 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
     frame = Frame.of(config)
     model = frame.model
     # before the weights: that a folder is in use, say, is told at once
-    place = frame.directory, model.shape, frame.geometry, frame.precision, frame.device.type
     with phases("opening the disk cache"):
-        tier = open_disk(
-            config, frame.geometry, identity(*place, config.dummy_seed) if config.disk_cache else {}, owned
-        )
+        staff = _staff(config, frame, owned, phases)
     keep = 2 * config.max_num_seqs
     grammars = Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep)
     guides = Guides(grammars, model.shape.vocab, keep, patient=config.deterministic)
@@ -70,9 +71,8 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
         contextlib.suppress(GuideError),
     ):  # one that cannot be read is told as a doubt
         grammars.warm()
-    worker = build_worker(config, frame, tier, guides, owned, phases)
-    if seam is not None:
-        seam(worker.arena)
+    worker, tier = staff(guides)
+    _lay_open(worker, seam)
     sizes, costs = worker.sizes, worker.costs if config.deterministic else with_disk(worker.costs, tier)
     auditor = Auditor(config.verify_resume, _tolerance(frame.precision), random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
@@ -92,6 +92,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
         grammars=grammars,
         pinning=worker.pinning,
         counts=worker.counts,
+        rest=worker.rest,
         scores=not (config.deterministic and frame.device.type == "cuda"),
     )
     plan = (
@@ -106,7 +107,24 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
     return loop
 
 
-def _cache_rules(config: EngineConfig, sizes: Sizes, disk_slots: int, pinning: Pinning | None) -> CacheConfig:
+def _staff(config: EngineConfig, frame: Frame, owned: ExitStack, phases: Phases) -> Staff:
+    """Open the disk cache; what is returned builds those who compute and copy, in this process or one for each of several ranks."""
+    if config.tensor_parallel_size > 1:
+        key = take_folder(config, frame, owned)
+        return lambda masks: hire(config, frame, masks, key, owned, phases)
+    place = frame.directory, frame.model.shape, frame.geometry, frame.precision, frame.device.type
+    tier = open_disk(config, frame.geometry, identity(*place, config.dummy_seed) if config.disk_cache else {}, owned)
+    return lambda masks: (Hands.of(build_worker(config, frame, tier, masks, owned, phases)), tier)
+
+
+def _lay_open(worker: Hands, seam: Seam | None) -> None:
+    if seam is not None:
+        if worker.arena is None:
+            raise ConfigError("pages can be tampered with in this process alone: give --tensor-parallel-size 1")
+        seam(worker.arena)
+
+
+def _cache_rules(config: EngineConfig, sizes: Sizes, disk_slots: int, pinning: Growing | None) -> CacheConfig:
     return CacheConfig(
         sizes.geometry,
         sizes.pages,

@@ -22,6 +22,7 @@ _SIZES = ("device_memory", "host_memory", "disk_write_budget")
 _AT_LEAST_ONE = (
     "block_size",
     "rung_grid",
+    "tensor_parallel_size",
     "max_num_seqs",
     "max_num_batched_tokens",
     "decode_rung_tokens",
@@ -57,6 +58,8 @@ class EngineConfig:
 
     model                   directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)
     kv_cache_dtype          type of keys and values: "auto", the model's own; "fp8": e4m3 with scale 1
+    tensor_parallel_size    devices that share the model, each with a process of its own; 1: this process computes
+    worker_timeout          seconds without a sign of life of such a process after which the engine ends; 0: any time
     state_dtype             type in which recurrent states are kept, live and in images; they are computed in float32
     load_format             where weights come from: "auto" and "safetensors" read the checkpoint's files, "dummy" makes random ones
                             of the shape that config.json names, by `seed`: for benchmarks
@@ -107,6 +110,7 @@ class EngineConfig:
     disk_write_when: str = "idle"
     enable_prefix_caching: bool = True
     tensor_parallel_size: int = 1
+    worker_timeout: float = 4.0
     state_checkpoint_interval_tokens: int = 8192
     decode_rung_tokens: int = 16
     min_load_tokens: int | None = None
@@ -171,8 +175,6 @@ class EngineConfig:
         policy_named(self.cache_policy)
         if self.disk_cache is not None and not self.enable_prefix_caching:
             raise ConfigError("--disk-cache needs the prefix cache: leave out --no-enable-prefix-caching")
-        if self.tensor_parallel_size != 1:
-            raise ConfigError(f"--tensor-parallel-size {self.tensor_parallel_size} is not supported yet: use 1")
 
     def _check_numbers(self) -> None:
         for name in _AT_LEAST_ONE:
@@ -202,6 +204,10 @@ class EngineConfig:
             raise ConfigError(f"--verify-resume {self.verify_resume} must be between 0 and 1, such as 0.01")
         if not 0 <= self.load_timeout < float("inf"):
             raise ConfigError(f"--load-timeout {self.load_timeout} must be a number of seconds, or 0 for never")
+        if not (self.worker_timeout == 0 or 1 <= self.worker_timeout < float("inf")):
+            raise ConfigError(
+                f"--worker-timeout {self.worker_timeout} must be a number of seconds of at least 1, or 0 for any time"
+            )
         if not 0 < self.priority_ageing < float("inf"):
             raise ConfigError(
                 f"--priority-ageing {self.priority_ageing} must be a number of seconds above 0, such as 10"

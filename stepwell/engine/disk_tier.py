@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
@@ -26,6 +27,7 @@ from stepwell.store.disk.layout import Layout
 from stepwell.store.disk.mover import DiskMover
 from stepwell.store.disk.record import VERSION
 from stepwell.store.disk.speed import read_speed
+from stepwell.store.disk.stats import DiskStats
 from stepwell.store.disk.store import DiskStore, Options
 from stepwell.store.host import HostArena
 from stepwell.store.stream_gate import StreamGate
@@ -35,11 +37,24 @@ CHUNK = 256
 _SAVED_UP = 10.0  # seconds' worth of the write budget that may be spent at once
 
 
-@dataclass(frozen=True, slots=True)
-class DiskTier:
-    """An open store, what the directory needs of it, and what reading from it is expected to take."""
+class Stored(Protocol):
+    """What control asks of a store."""
 
-    store: DiskStore
+    @property
+    def slots(self) -> int:
+        """Pages that there is room for."""
+
+    def stats(self) -> DiskStats: ...
+
+
+StoreT = TypeVar("StoreT", bound=Stored)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTier(Generic[StoreT]):
+    """An open store, or those of all ranks, what the directory needs of it, and what reading from it is expected to take."""
+
+    store: StoreT
     archive: Archive
     bytes_per_s: float
 
@@ -101,18 +116,20 @@ def layout_of(geometry: Geometry, parts: Mapping[str, str]) -> Layout:
     return Layout(geometry.page_bytes, geometry.block, geometry.image_pages, CHUNK, fingerprint(parts))
 
 
-def open_disk(config: EngineConfig, geometry: Geometry, parts: Mapping[str, str], owned: ExitStack) -> DiskTier | None:
+def open_disk(
+    config: EngineConfig, geometry: Geometry, parts: Mapping[str, str], owned: ExitStack
+) -> DiskTier[DiskStore] | None:
     """The disk tier that `config` asks for, to be closed with `owned`; None where it asks for none. Raises ConfigError."""
     place = config.disk_cache
     if place is None:
         return None
     store = DiskStore.open(Path(place.path), place.bytes, layout_of(geometry, parts), _options(config, parts))
     owned.enter_context(store)
-    archive = Archive(Names(store.names_key, CHUNK), store.catalogue, _budget(config, geometry))
+    archive = Archive(Names(store.names_key, CHUNK), store.catalogue, budget_of(config, geometry))
     return DiskTier(store, archive, read_speed(Path(place.path), place.bytes))
 
 
-def with_disk(costs: Costs, tier: DiskTier | None) -> Costs:
+def with_disk(costs: Costs, tier: DiskTier[Stored] | None) -> Costs:
     """`costs` with the measured speed of the disk."""
     if tier is None:
         return costs
@@ -120,9 +137,9 @@ def with_disk(costs: Costs, tier: DiskTier | None) -> Costs:
     return replace(costs, bytes_per_s=(device, host, tier.bytes_per_s))
 
 
-def disk_mover(tier: DiskTier, arena: DeviceArena, host: HostArena | None, live: LiveStates) -> DiskMover:
+def disk_mover(store: DiskStore, arena: DeviceArena, host: HostArena | None, live: LiveStates) -> DiskMover:
     """The threads that read and write for this engine: straight from and to the device where there is no host tier."""
-    return DiskMover(tier.store, _gate(arena, host, live))
+    return DiskMover(store, _gate(arena, host, live))
 
 
 def _gate(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Gate:
@@ -134,7 +151,8 @@ def _gate(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Gate:
     return MemoryGate(arenas, live)
 
 
-def _budget(config: EngineConfig, geometry: Geometry) -> Budget:
+def budget_of(config: EngineConfig, geometry: Geometry) -> Budget:
+    """What may be written."""
     if config.disk_write_budget is None:
         return Budget()
     pages = config.disk_write_budget / geometry.page_bytes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stepwell.cache.moves import Report, Task
+from stepwell.cache.moves import Report, Task, moves_of
 from stepwell.engine.wire import StepReader, StepWriter, read_result, write_result
 from stepwell.engine.wire_moves import read_reports, read_tasks, write_reports, write_tasks
 from stepwell.sched.step import Mover, Runner, Step, StepResult
@@ -28,16 +28,22 @@ class Endpoint:
         self._runner = runner
         self._mover = mover
         self._reader = StepReader()
+        self.open = 0
+        """Moves that have been started and not been reported."""
 
     def launch(self, data: bytes) -> Answer:
         computing = self._runner.launch(self._reader.read(data))
         return lambda: write_result(computing.result())
 
     def start(self, data: bytes) -> None:
-        self._mover.start(read_tasks(data))
+        tasks = read_tasks(data)
+        self.open += sum(1 for _ in moves_of(tasks))
+        self._mover.start(tasks)
 
     def poll(self) -> bytes:
-        return write_reports(self._mover.poll())
+        reports = self._mover.poll()
+        self.open -= len(reports)
+        return write_reports(reports)
 
     def wait(self, seconds: float) -> None:
         """Wait until a copy has ended, at most this long."""

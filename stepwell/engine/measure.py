@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,7 +29,11 @@ _COPY_BYTES = 64 << 20
 _COPY_PAGES = 16  # in a move: what a chunk is
 
 
-def measure_prefill(costs: Costs, runner: Runner, sizes: Sizes, most: int) -> Costs:
+Agree: TypeAlias = Callable[[float], float]
+"""Makes one value of what each rank has measured, so that all go on in the same way."""
+
+
+def measure_prefill(costs: Costs, runner: Runner, sizes: Sizes, most: int, agree: Agree) -> Costs:
     """`costs` with the speed of prefill in steps of at most `most` tokens.
 
     t = fixed + n / rate + a · n · (start + n/2), from parts of a prompt that are short, long, and far from its beginning.
@@ -35,44 +41,52 @@ def measure_prefill(costs: Costs, runner: Runner, sizes: Sizes, most: int) -> Co
     """
     capacity = min(sizes.pages * sizes.geometry.block, sizes.max_model_len)
     few = min(_FEW, most, capacity)
-    short = _seconds(runner, sizes, 0, few, Fresh())
+    probe = _Probe(runner, sizes, agree)
+    short = probe.seconds(0, few, Fresh())
     quick = short < _QUICK
     many = min(_MANY, most, capacity) if quick else few
     if many < 2 * few:
-        per_pair = _per_pair(runner, sizes, few // 4, min(_NEAR, capacity))
+        per_pair = _per_pair(probe, few // 4, min(_NEAR, capacity))
         rest = max(short - per_pair * few * few / 2, short / 10)
         return replace(costs, prefill_tokens_per_s=few / max(rest, 1e-6), attention_s_per_pair=per_pair)
-    long = _seconds(runner, sizes, 0, many, Fresh())
-    per_pair = _per_pair(runner, sizes, many, min(_FAR, capacity), long)
+    long = probe.seconds(0, many, Fresh())
+    per_pair = _per_pair(probe, many, min(_FAR, capacity), long)
     grown = long - short - per_pair * (many * many - few * few) / 2
     each = max(grown, (long - short) / 10, 1e-6) / (many - few)
     fixed = max(0.0, short - each * few - per_pair * few * few / 2)
     return replace(costs, prefill_tokens_per_s=1 / each, attention_s_per_pair=per_pair, prompt_step_s=fixed)
 
 
-def _per_pair(runner: Runner, sizes: Sizes, count: int, far: int, near: float | None = None) -> float:
+def _per_pair(probe: _Probe, count: int, far: int, near: float | None = None) -> float:
     """Seconds of attention for each pair of tokens: `count` tokens that end at `far` against as many at the beginning, which take
     `near`. 0 where they would not lie far apart."""
+    sizes = probe.sizes
     start = floor_to(max(0, far - count), sizes.geometry.rung_grid)
     if not count or start < 2 * count:
         return 0.0
-    least = near if near is not None else _seconds(runner, sizes, 0, count, Fresh())
+    least = near if near is not None else probe.seconds(0, count, Fresh())
     # a state can stand so far in only by coming from an image: whatever those pages hold
     image = np.arange(sizes.pages - sizes.geometry.image_pages, sizes.pages, dtype=np.int32)
-    return max(0.0, _seconds(runner, sizes, start, count, FromImage(image)) - least) / (count * start)
+    return max(0.0, probe.seconds(start, count, FromImage(image)) - least) / (count * start)
 
 
-def _seconds(runner: Runner, sizes: Sizes, start: int, count: int, state: StateStart) -> float:
-    """The least time that tokens [start, start + count) of a prompt take."""
-    pages = np.arange(sizes.geometry.pages_for(start + count), dtype=np.int32)
-    tokens = np.arange(count, dtype=np.int32) % 64
-    probe = Work("probe", 0, 0, start, tokens, pages, 0, state, (), Sample(SamplingParams(), 0))
-    clock, seconds = WallClock(), []
-    for _ in range(_TIMES):
-        began = clock.now()
-        runner.launch(Step((probe,))).result()
-        seconds.append(clock.now() - began)
-    return min(seconds)
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    runner: Runner
+    sizes: Sizes
+    agree: Agree
+
+    def seconds(self, start: int, count: int, state: StateStart) -> float:
+        """The least time that tokens [start, start + count) of a prompt take."""
+        pages = np.arange(self.sizes.geometry.pages_for(start + count), dtype=np.int32)
+        tokens = np.arange(count, dtype=np.int32) % 64
+        probe = Work("probe", 0, 0, start, tokens, pages, 0, state, (), Sample(SamplingParams(), 0))
+        clock, seconds = WallClock(), []
+        for _ in range(_TIMES):
+            began = clock.now()
+            self.runner.launch(Step((probe,))).result()
+            seconds.append(clock.now() - began)
+        return self.agree(min(seconds))
 
 
 def measure_copies(costs: Costs, mover: CopyMover, sizes: Sizes, slots: int) -> Costs:

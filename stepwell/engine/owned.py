@@ -12,6 +12,7 @@ from stepwell.base.errors import RequestError
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
+from stepwell.engine.disk_tier import Stored
 from stepwell.engine.grammar.grammars import Grammars
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import UNGUIDED
@@ -22,7 +23,6 @@ from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Guidance, Mover, Runner
 from stepwell.store.disk.stats import DiskStats
-from stepwell.store.disk.store import DiskStore
 
 
 class Growing(Protocol):
@@ -52,7 +52,8 @@ class Counting(Protocol):
 
 class OwnedLoop(EngineLoop):
     """`owned` is closed at the end: movers before the stores that they use. `disk` and `counts` are asked for what they count, `grammars`
-    for whether a request's is ready, `pinning` for how much of host can be used by now. `scores`: prompts can be scored."""
+    for whether a request's is ready, `pinning` for how much of host can be used by now. `scores`: prompts can be scored. `rest`: seconds
+    after which an idle engine is to be asked for its statistics, which tell of ranks that are gone; None: nobody has to."""
 
     def __init__(
         self,
@@ -68,11 +69,12 @@ class OwnedLoop(EngineLoop):
         gain: Gain | None = None,
         *,
         owned: ExitStack | None = None,
-        disk: DiskStore | None = None,
+        disk: Stored | None = None,
         grammars: Grammars | None = None,
         pinning: Growing | None = None,
         counts: Counting | None = None,
         scores: bool = True,
+        rest: float | None = None,
     ) -> None:
         super().__init__(cache, config, runner, mover, clock, costs, archive, auditor, guidance, gain)
         self._time = clock
@@ -82,6 +84,7 @@ class OwnedLoop(EngineLoop):
         self._pinning = pinning
         self._counts = counts
         self._scores = scores
+        self.rest = rest
 
     def prepare(self, request: Request) -> bool:
         """Whether `request` can be taken without holding up the others; begins what is missing for that. Ask again, then submit."""

@@ -64,6 +64,10 @@ class ServedLoop(HintedLoop, Protocol):
     @property
     def copying(self) -> bool: ...
 
+    @property
+    def rest(self) -> float | None:
+        """Seconds at most after which to ask for `stats` while nothing is to be done; None: not at all."""
+
     def prepare(self, request: Request) -> bool: ...
 
     def submit(self, request: Request) -> None: ...
@@ -151,7 +155,8 @@ class EngineService:
         if not self._loop.busy:
             if self._garbage is not None and not self._preparing and not self._commands.poll(0):
                 self._garbage.idle()
-            self._commands.poll(int(1000 * PREPARE_WAIT) if self._preparing else None)
+            rest = PREPARE_WAIT if self._preparing else self._loop.rest
+            self._commands.poll(None if rest is None else int(1000 * rest))
         elif not self._loop.serving:
             self._commands.poll(int(1000 * (COPY_WAIT if self._loop.copying else WRITE_WAIT)))
         while self._commands.poll(0):
@@ -305,6 +310,8 @@ def _end_with_front_end(directory: str) -> None:
     while os.read(0, 4096):
         pass
     shutil.rmtree(directory, ignore_errors=True)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # also ranks that are stopped, and cannot see that this process has gone
     os._exit(0)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stepwell.base.geometry import Ints
 from stepwell.engine.batching import Asked
-from stepwell.engine.grammar.guide import Allowed, Guides
+from stepwell.engine.grammar.guide import Allowed
 from stepwell.engine.grammar.vocabulary import GuideError
 from stepwell.engine.tallies import Tallies
 from stepwell.model.backend import Output
@@ -68,12 +68,19 @@ class Chosen:
         )
 
 
+class Masks(Protocol):
+    """Who knows what grammars allow."""
+
+    def allowed(self, request_id: str, params: SamplingParams, answer: Ints) -> Allowed | None:
+        """Which tokens may follow `answer`, bool [vocab]; None for all. Raises GuideError where none may."""
+
+
 class Sampler:
     """Chooses the tokens of steps. `guides` None: requests with a grammar fail."""
 
     __slots__ = ("_eos", "_guides", "_tallies")
 
-    def __init__(self, eos_token_ids: tuple[int, ...] = (), guides: Guides | None = None) -> None:
+    def __init__(self, eos_token_ids: tuple[int, ...] = (), guides: Masks | None = None) -> None:
         """`eos_token_ids` are not sampled before a request's `min_tokens`."""
         self._eos = eos_token_ids
         self._guides = guides

@@ -11,6 +11,7 @@ from stepwell.base.geometry import Geometry
 from stepwell.base.units import format_size
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.doubts import longest_context
+from stepwell.ops.ranks import ALONE, Ranks
 from stepwell.store.host import available_memory
 
 _CPU_SHARE = 0.25  # of the free memory, where nothing is said: the weights and the rest of the machine live there too
@@ -27,15 +28,21 @@ class Sizes:
 
 
 def sizes_of(
-    config: EngineConfig, most_positions: int, geometry: Geometry, device: torch.device, ring_bytes: int = 0
+    config: EngineConfig,
+    most_positions: int,
+    geometry: Geometry,
+    device: torch.device,
+    ring_bytes: int = 0,
+    ranks: Ranks = ALONE,
 ) -> Sizes:
     """Sizes by the flags and the memory that is free now: after the weights, before the arenas. Raises ConfigError.
 
     ring_bytes   of each live slot, beside its state
+    ranks        all have the same sizes, those of the rank with the least memory
     """
     # one slot and one page are spare
     beside = (config.max_num_seqs + 1) * (geometry.image_bytes + ring_bytes) + geometry.page_bytes
-    pages = _device_budget(config, device, beside) // geometry.page_bytes
+    pages = -int(ranks.largest(-(_device_budget(config, device, beside) // geometry.page_bytes)))
     longest = longest_context(config, geometry, pages, most_positions)
     return Sizes(geometry, pages, config.host_memory // geometry.page_bytes, longest)
 

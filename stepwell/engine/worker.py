@@ -23,12 +23,11 @@ from stepwell.engine.ahead import compile_ahead
 from stepwell.engine.compiles import Compiles
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, disk_mover
-from stepwell.engine.grammar.guide import Guides
-from stepwell.engine.link import Endpoint, WiredMover, WiredRunner
+from stepwell.engine.link import Endpoint
 from stepwell.engine.measure import measure_copies, measure_prefill
 from stepwell.engine.phases import Phases
 from stepwell.engine.progress import reading_progress
-from stepwell.engine.sampler import Sampler
+from stepwell.engine.sampler import Masks, Sampler
 from stepwell.engine.sizes import Sizes, sizes_of
 from stepwell.engine.torch_runner import TorchRunner
 from stepwell.engine.warm import prepare, rehearsals, wanted, warm_up
@@ -37,12 +36,13 @@ from stepwell.model.backends import backend_for, has_kernels
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
-from stepwell.ops.ranks import Ranks
-from stepwell.sched.step import Mover, Runner
+from stepwell.ops.ranks import ALONE, Ranks
+from stepwell.sched.step import Mover
 from stepwell.store.arena import Arena, PlainArena
 from stepwell.store.copier import Copier, HostCopier
 from stepwell.store.cudart import Cudart, libraries
 from stepwell.store.device import DeviceArena, LiveStates, Precision
+from stepwell.store.disk.store import DiskStore
 from stepwell.store.host import HostArena
 from stepwell.store.mover import CopyMover
 from stepwell.store.numa import node_of, prefer_node
@@ -58,7 +58,10 @@ _SAMPLE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is to be built, before anything is: the model's shape, where it lives, in what precision, and how many tokens it drafts."""
+    """What is to be built, before anything is: the model's shape, where it lives, in what precision, and how many tokens it drafts.
+
+    model   of several ranks, what one of them holds       ranks   all of them, as this process sees them
+    """
 
     directory: Path
     model: HybridConfig
@@ -67,19 +70,21 @@ class Frame:
     precision: Precision
     geometry: Geometry
     drafts: int
+    ranks: Ranks
 
     @classmethod
-    def of(cls, config: EngineConfig) -> Frame:
-        """Raises ConfigError, naming the flag."""
-        device, directory = _device(config.device), Path(config.model)
+    def of(cls, config: EngineConfig, ranks: Ranks = ALONE) -> Frame:
+        """Raises ConfigError, naming the flag. `ranks` are those of a process that is one of them; control has none."""
+        device, directory = device_of(config, ranks.number), Path(config.model)
         model = HybridConfig.from_file(directory)
         dtype = DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
         precision = Precision.of(dtype, config.kv_cache_dtype, config.state_dtype)
         drafts = config.num_speculative_tokens
         if drafts:
             model = replace(model, shape=model.shape.drafting())
+        model = model.shard(config.tensor_parallel_size)
         geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)
-        return cls(directory, model, device, dtype, precision, geometry, drafts)
+        return cls(directory, model, device, dtype, precision, geometry, drafts, ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +111,14 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What control sees of it, over the wire: who computes, who copies; how much fits, how fast it is, what computes and copies.
+    """What has been built: who computes and copies, at this end of the wire; how much fits, how fast it is, what computes and copies.
 
     pinning  how much of host can be used by now; None: all
     arena    the device's pages: control has no use for them, evaluations tamper with them
     counts   what it counts as it works
     """
 
-    runner: Runner
-    mover: Mover
+    endpoint: Endpoint
     sizes: Sizes
     costs: Costs
     kernels: tuple[str, ...]
@@ -125,7 +129,7 @@ class Worker:
 
 
 def build_worker(
-    config: EngineConfig, frame: Frame, tier: DiskTier | None, guides: Guides, owned: ExitStack, phases: Phases
+    config: EngineConfig, frame: Frame, tier: DiskTier[DiskStore] | None, masks: Masks, owned: ExitStack, phases: Phases
 ) -> Worker:
     """Load the model, take the memory, start the copies, measure. What has to be closed is, with `owned`. Raises ConfigError."""
     model, device, compiles = frame.model, frame.device, Compiles()
@@ -137,14 +141,14 @@ def build_worker(
         # what one step leaves pending, and what the next one looks at
         depth = 2 * (1 + frame.drafts) if frame.drafts else 0
         rings = model.shape.ring_bytes(depth, frame.precision.widths)
-        sizes = sizes_of(config, model.max_positions, frame.geometry, device, rings)
+        sizes = sizes_of(config, model.max_positions, frame.geometry, device, rings, frame.ranks)
         arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, frame.precision, device)
         live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device, depth)
-    runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, guides), frame.drafts)
+    runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, masks), frame.drafts)
     planned = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     asked = wanted(config, ceil_div(sizes.max_model_len, sizes.geometry.block), device.type == "cuda")
     if has_kernels(model, frame.dtype, device):
-        with phases("compiling"):
+        with phases("compiling"), frame.ranks.apart():
             compile_ahead(device, rehearsals(runner, asked, sizes, config), lambda: compiles.at_start)
     with phases("capturing"):
         notes = prepare(runner, asked, sizes)
@@ -154,7 +158,7 @@ def build_worker(
     costs = Costs()
     if not config.deterministic:
         with phases("measuring prompts"):  # before host memory is being locked, which holds up launches
-            costs = measure_prefill(costs, runner, sizes, config.max_num_batched_tokens)
+            costs = measure_prefill(costs, runner, sizes, config.max_num_batched_tokens, frame.ranks.largest)
     with phases("taking host memory"):
         host = _host(config, sizes, device)
         pinning = _pinning(config, host, device, owned)
@@ -165,20 +169,26 @@ def build_worker(
             costs = measure_copies(costs, copies, sizes, pinning.ready if pinning else sizes.slots)
     mover: Mover = copies
     if tier is not None:
-        mover = owned.enter_context(RoutingMover(copies, disk_mover(tier, arena, host, live)))
+        mover = owned.enter_context(RoutingMover(copies, disk_mover(tier.store, arena, host, live)))
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
     names = decoder.backend.names + decoder.notes + notes
     compiles.serve()
     counts = Counts(compiles, device, planned)
-    return Worker(WiredRunner(endpoint), WiredMover(endpoint), sizes, costs, names, copier.name, pinning, arena, counts)
+    return Worker(endpoint, sizes, costs, names, copier.name, pinning, arena, counts)
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: no CUDA device is visible; use --device cpu")
-    return torch.device(name)
+def device_of(config: EngineConfig, rank: int) -> torch.device:
+    """Where this rank computes. Raises ConfigError."""
+    name, ranks = config.device, config.tensor_parallel_size
+    if name == "cpu" or not torch.cuda.is_available():
+        if name == "cuda":
+            raise ConfigError("--device cuda: no CUDA device is visible; use --device cpu")
+        return torch.device("cpu")
+    if ranks == 1:
+        return torch.device("cuda")
+    if ranks > torch.cuda.device_count():
+        raise ConfigError(f"--tensor-parallel-size {ranks}: {torch.cuda.device_count()} CUDA devices are visible")
+    return torch.device("cuda", rank)
 
 
 def _decoder(config: EngineConfig, frame: Frame, phases: Phases) -> HybridDecoder:
@@ -190,9 +200,9 @@ def _decoder(config: EngineConfig, frame: Frame, phases: Phases) -> HybridDecode
 
     place, drafts = (frame.directory, frame.dtype, frame.device), frame.drafts > 0
     if config.dummy_seed is not None:
-        return dummy_decoder(*place, seed=config.dummy_seed, make=make, drafts=drafts)
+        return dummy_decoder(*place, seed=config.dummy_seed, make=make, drafts=drafts, ranks=frame.ranks)
     with reading_progress(WallClock()) as progress:
-        return load_decoder(*place, progress=progress, make=make, drafts=drafts)
+        return load_decoder(*place, progress=progress, make=make, drafts=drafts, ranks=frame.ranks)
 
 
 def _host(config: EngineConfig, sizes: Sizes, device: torch.device) -> HostArena | None:

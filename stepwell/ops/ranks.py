@@ -6,6 +6,8 @@ is the same on all ranks without another word.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stepwell.ops.linear import Linear
+
+# older versions of torch have it under another name
+_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
 
 class Ranks(Protocol):
@@ -35,6 +40,12 @@ class Ranks(Protocol):
     def side_by_side(self, x: Tensor) -> Tensor:
         """Columns of all ranks: of `x` [rows, n] on each, [rows, count · n]."""
 
+    def largest(self, value: float) -> float:
+        """The largest of all ranks' values. Waits for the others: for what they have to agree on as they start."""
+
+    def apart(self) -> AbstractContextManager[None]:
+        """In the block nobody waits for anybody: sums and columns are of no use. For rehearsals, which differ from rank to rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alone:
@@ -54,34 +65,52 @@ class Alone:
     def side_by_side(self, x: Tensor) -> Tensor:
         return x
 
+    def largest(self, value: float) -> float:
+        return value
+
+    def apart(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 ALONE = Alone()
 
 
 class ProcessRanks:
-    """The processes of torch's default group, which must have been initialised."""
+    """The processes of torch's default group, which must have been initialised. `device` is this one's."""
 
-    __slots__ = ("count", "number")
+    __slots__ = ("_apart", "_device", "count", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.number = dist.get_rank()
         self.count = dist.get_world_size()
+        self._device = device
+        self._apart = False
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        dist.all_reduce(x)
+        if not self._apart:
+            dist.all_reduce(x)
         return x
 
     def side_by_side(self, x: Tensor) -> Tensor:
-        found = x.new_empty(self.count, *x.shape)
-        dist.all_gather_into_tensor(found, x.contiguous())
-        return found.transpose(0, 1).reshape(x.shape[0], -1)
+        rows, width = x.shape
+        found = x.new_empty(self.count * rows, width)
+        if not self._apart:
+            _gather(found, x.contiguous())
+        return found.view(self.count, rows, width).transpose(0, 1).reshape(rows, -1)
 
-    def least(self, number: int, device: torch.device) -> int:
-        """The least of all ranks' numbers. Waits for the others."""
-        found = torch.tensor([number], dtype=torch.int64, device=device)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found)
+    def largest(self, value: float) -> float:
+        found = torch.tensor([value], dtype=torch.float64, device=self._device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return float(found)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        self._apart = True
+        try:
+            yield
+        finally:
+            self._apart = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -80,7 +80,12 @@ class ServeSettings:
     max_model_len: Annotated[int | None, _model("Tokens of prompt and answer together. Default: from config.json.")] = (
         None
     )
-    tensor_parallel_size: Annotated[int, _model("Ranks that share one model; 1 for now.")] = 1
+    tensor_parallel_size: Annotated[
+        int, _model("Devices that share the model, each with a process of its own; 1: no further process.")
+    ] = 1
+    worker_timeout: Annotated[
+        float, _model("Seconds without a sign of life of such a process after which the engine ends; 0: any time.")
+    ] = 4.0
     num_speculative_tokens: Annotated[
         int,
         _model(

@@ -32,14 +32,15 @@ class RankCount:
 
 @dataclass(slots=True)
 class _Joint:
-    """One ticket: the ranks that have not ended it, and what went wrong on the others."""
+    """One ticket: the ranks that have not ended it, the time of the slowest that has, and what went wrong."""
 
     waiting: set[int]
+    seconds: float = 0.0
     errors: dict[int, str] = field(default_factory=dict)
 
     def report(self, ticket: int) -> Report:
         if not self.errors:
-            return Report(ticket, True)
+            return Report(ticket, True, seconds=self.seconds)
         said = "; ".join(f"rank {rank}: {error or 'failed'}" for rank, error in sorted(self.errors.items()))
         return Report(ticket, False, said)
 
@@ -88,6 +89,7 @@ class JointMover:
             self._counts[rank] = replace(count, ignored=count.ignored + 1)
             return None
         joint.waiting.discard(rank)
+        joint.seconds = max(joint.seconds, report.seconds)
         if report.ok:
             self._counts[rank] = replace(count, done=count.done + 1)
         else:

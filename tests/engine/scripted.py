@@ -66,6 +66,10 @@ class ScriptedLoop:
         return self.busy
 
     @property
+    def rest(self) -> float | None:
+        return None
+
+    @property
     def copying(self) -> bool:
         return False
 

@@ -272,6 +272,10 @@ class Resting(ScriptedLoop):
     serving = False
 
     @property
+    def rest(self) -> float | None:
+        return None
+
+    @property
     def copying(self) -> bool:
         return len(self.waits) < 2
 

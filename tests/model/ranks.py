@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import Barrier, Lock
 from typing import TypeVar
@@ -54,6 +55,12 @@ class ThreadRanks:
 
     def side_by_side(self, x: Tensor) -> Tensor:
         return self._all(x, lambda given: torch.cat(given, -1))
+
+    def largest(self, value: float) -> float:
+        return float(self._all(torch.tensor(value), lambda given: torch.stack(given).max()))
+
+    def apart(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _all(self, x: Tensor, join: Callable[[list[Tensor]], Tensor]) -> Tensor:
         self.table.given[self.number] = x

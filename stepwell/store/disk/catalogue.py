@@ -76,6 +76,21 @@ class DiskCatalogue:
         usable = [row for row in found.rows if self._usable(row, parent)]
         return [Dormant(row.id, row.kind.what, row.name, row.pages) for row in usable]
 
+    def everything(self) -> list[Dormant]:
+        """All dormant records, least recently used first. O(their number): for who keeps a catalogue of several stores."""
+        found, at = list[Dormant](), (-1.0, 0)
+        try:
+            while True:
+                rows, at = self._manifest.oldest(self._last, at, _BATCH)
+                self._quarantine(rows.damaged)
+                usable = [row for row in rows.rows if self._usable(row, row.name.parent)]
+                found += [Dormant(row.id, row.kind.what, row.name, row.pages) for row in usable]
+                if not rows.rows and not rows.damaged:
+                    return found
+        except sqlite3.Error as error:
+            self._note(error)
+            return []
+
     def adopt(self, dormant: Dormant, slots: Ints) -> None:
         """The record's pages are these slots: they can be read at once. What cannot be had any more reads as a failure."""
         with self._places.lock:

@@ -1,0 +1,42 @@
+"""What control has of those who own tensors, in this process or in others: who computes and who copies, and what there is of everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell.cache.config import Costs
+from stepwell.engine.link import WiredMover, WiredRunner
+from stepwell.engine.owned import Counting, Growing
+from stepwell.engine.sizes import Sizes
+from stepwell.engine.worker import Worker
+from stepwell.sched.step import Mover, Runner
+from stepwell.store.device import DeviceArena
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """Who computes and who copies; how much fits, how fast it is, what computes and copies.
+
+    pinning  how much of host can be used by now; None: all
+    counts   what is counted beside steps
+    arena    the device's pages, where they are in this process: control has no use for them, evaluations tamper with them
+    rest     seconds that an idle engine may be left alone; None: for ever
+    """
+
+    runner: Runner
+    mover: Mover
+    sizes: Sizes
+    costs: Costs
+    kernels: tuple[str, ...]
+    copies: str
+    pinning: Growing | None
+    counts: Counting
+    arena: DeviceArena | None = None
+    rest: float | None = None
+
+    @classmethod
+    def of(cls, worker: Worker) -> Hands:
+        """Those of a worker in this process, with whom one speaks in bytes as with any other."""
+        w = worker
+        runner, mover = WiredRunner(w.endpoint), WiredMover(w.endpoint)
+        return cls(runner, mover, w.sizes, w.costs, w.kernels, w.copies, w.pinning, w.counts, w.arena)

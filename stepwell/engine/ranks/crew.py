@@ -1,0 +1,200 @@
+"""Control's hold on the processes of ranks: starts them, gives them orders, takes their answers, ends them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+
+import msgspec
+import zmq
+
+from stepwell.base.children import command, environment
+from stepwell.base.clock import Clock, WallClock
+from stepwell.base.errors import ConfigError, RankError
+from stepwell.engine.config import DiskCache, EngineConfig
+from stepwell.engine.ranks.watch import Watch
+from stepwell.engine.ranks.wire import (
+    REPORTS,
+    RESULT,
+    STOP,
+    TOLD,
+    Begin,
+    Building,
+    Failed,
+    Ready,
+    State,
+    answers_address,
+    decode_told,
+    orders_address,
+    signs_address,
+)
+
+log = logging.getLogger(__name__)
+
+_LOOK = 0.05
+"""Seconds that control waits for an answer before it asks whether all ranks are well."""
+_PATIENCE = 5.0
+"""Seconds in which ranks end that were told to."""
+
+
+class Crew:
+    """The ranks of one engine; use it in `with`. `ready` is what each said once it had been built.
+
+    All but `states` belongs to one thread, the engine's. Each call may raise RankError, which names the rank at fault.
+    """
+
+    def __init__(self, config: EngineConfig, log_level: int, log_format: str) -> None:
+        self._config = config
+        self._logs = log_level, log_format
+        self._clock: Clock = WallClock()
+        self._directory = tempfile.mkdtemp(prefix="stepwell-ranks-")  # mode 0700
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._orders: list[zmq.Socket[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._results: deque[bytes] = deque()
+        self._watch: Watch | None = None
+        self.reports: list[list[bytes]] = [[] for _ in range(config.tensor_parallel_size)]
+        self.ready: tuple[Ready, ...] = ()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def start(self, tell: Callable[[str], None]) -> None:
+        """Start the ranks and wait until all are built; `tell` hears what the first is doing. Raises ConfigError or RankError."""
+        self._answers = self._socket(zmq.PULL)
+        self._answers.bind(answers_address(self._directory))
+        for rank in range(self._config.tensor_parallel_size):
+            orders = self._socket(zmq.PUSH)
+            orders.bind(orders_address(self._directory, rank))
+            self._orders.append(orders)
+            self._processes.append(self._begun(rank))
+        ready: dict[int, Ready] = {}
+        while len(ready) < len(self._processes):
+            self._wait_for_start(ready, tell)
+        self.ready = tuple(ready[rank] for rank in range(len(ready)))
+        states = [one.state for one in self.ready]
+        self._watch = Watch(self._processes, self._signs, self._config.worker_timeout, states, self._clock)
+
+    @property
+    def states(self) -> Sequence[State]:
+        """What each rank counts, as last heard."""
+        self.check()
+        assert self._watch is not None
+        return tuple(self._watch.states)
+
+    def check(self) -> None:
+        """Raises RankError where one is not well."""
+        if self._watch is not None and self._watch.fault:
+            raise RankError(self._watch.fault)
+
+    def send(self, kind: bytes, *data: bytes) -> None:
+        """The same order for every rank; never waits."""
+        self.check()
+        for socket in self._orders:
+            socket.send_multipart((kind, *data))
+
+    def result(self) -> bytes:
+        """Wait for the first rank's next result."""
+        while not self._results:
+            self.hear(_LOOK)
+        return self._results.popleft()
+
+    def hear(self, seconds: float) -> bool:
+        """Take what has been answered, waiting for it at most this long; whether anything has."""
+        self.check()
+        left = seconds
+        while not self._answers.poll(int(1000 * min(left, _LOOK))):
+            self.check()
+            left -= _LOOK
+            if left <= 0:
+                return False
+        while self._answers.poll(0):
+            kind, rank, data = self._answers.recv_multipart()
+            if kind == RESULT:
+                self._results.append(data)
+            elif kind == REPORTS:
+                self.reports[rank[0]].append(data)
+        return True
+
+    def close(self) -> None:
+        """Tell the ranks to end, and end them if they do not. Leaves nothing behind; twice does no harm."""
+        if self._context.closed:
+            return
+        well = self._watch is not None and not self._watch.fault
+        if self._watch is not None:
+            self._watch.close()
+        if well:
+            for socket in self._orders:
+                socket.send_multipart((STOP,))
+        deadline = self._clock.now() + (_PATIENCE if well else 0.0)
+        for rank, process in enumerate(self._processes):
+            try:
+                process.wait(max(0.0, deadline - self._clock.now()))
+            except subprocess.TimeoutExpired:
+                if well:
+                    log.warning("rank %d did not end within %g s: it is killed", rank, _PATIENCE)
+                process.kill()
+                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _begun(self, rank: int) -> subprocess.Popen[bytes]:
+        # gloo asks the network for this machine's name otherwise
+        process = subprocess.Popen(
+            command("stepwell.engine.ranks.process"),
+            stdin=subprocess.PIPE,
+            env=environment(GLOO_SOCKET_IFNAME="lo"),
+        )
+        assert process.stdin is not None
+        begin = Begin(config_of(self._config, rank), rank, self._directory, *self._logs)
+        process.stdin.write(msgspec.json.encode(begin) + b"\n")
+        process.stdin.flush()  # it stays open: a rank ends when it closes
+        return process
+
+    def _wait_for_start(self, ready: dict[int, Ready], tell: Callable[[str], None]) -> None:
+        if not self._answers.poll(int(1000 * _LOOK)):
+            for number, process in enumerate(self._processes):
+                if (status := process.poll()) is not None and not self._answers.poll(100):
+                    raise RankError(f"rank {number} ended with status {status} while it was being started")
+            return
+        kind, rank, data = self._answers.recv_multipart()
+        assert kind == TOLD, "a rank that is being built computes nothing"
+        match decode_told(data):
+            case Building(phase) if not rank[0]:
+                tell(phase)
+            case Failed(reason, config):
+                raise ConfigError(reason) if config else RankError(f"rank {rank[0]} could not be started: {reason}")
+            case Ready() as told:
+                ready[rank[0]] = told
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.linger = 0
+        return socket
+
+    def _signs(self) -> zmq.Socket[bytes]:
+        socket = self._socket(zmq.PULL)
+        socket.bind(signs_address(self._directory))
+        return socket
+
+
+def config_of(config: EngineConfig, rank: int) -> EngineConfig:
+    """What one rank is to be built as: host memory and disk are shared evenly, device memory is each one's. Faults befall the last rank."""
+    ranks = config.tensor_parallel_size
+    disk = config.disk_cache
+    if disk is not None:
+        disk = DiskCache(f"{disk.path}/rank-{rank}-of-{ranks}", disk.bytes // ranks)
+    faults = config.faults if rank == ranks - 1 else ()
+    return replace(config, host_memory=config.host_memory // ranks, disk_cache=disk, faults=faults)

@@ -1,0 +1,81 @@
+"""From flags to the ranks of an engine, and what control has of them."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+from stepwell.cache.archive import Archive
+from stepwell.cache.names import Names
+from stepwell.engine.config import EngineConfig
+from stepwell.engine.disk_tier import CHUNK, DiskTier, budget_of, identity, layout_of
+from stepwell.engine.hands import Hands
+from stepwell.engine.phases import Phases
+from stepwell.engine.ranks.catalogue import JointCatalogue
+from stepwell.engine.ranks.crew import Crew
+from stepwell.engine.ranks.shared import CrewCounts, CrewDisk, CrewMover, CrewPinning, CrewRunner
+from stepwell.engine.ranks.wire import CATALOGUE, encode
+from stepwell.engine.sampler import Masks
+from stepwell.engine.sizes import Sizes
+from stepwell.engine.worker import Frame
+from stepwell.store.disk.folder import names_key, prepare, read_key
+
+_REST = 0.5
+"""Seconds that an idle engine may not look after its ranks."""
+
+
+def take_folder(config: EngineConfig, frame: Frame, owned: ExitStack) -> bytes | None:
+    """Lock the folder of the disk cache, in which each rank has one of its own; returns the key of all names. None without a disk cache.
+
+    Raises ConfigError.
+    """
+    if config.disk_cache is None:
+        return None
+    path = Path(config.disk_cache.path)
+    lock = prepare(path)
+    owned.callback(lock.close)
+    place = frame.directory, frame.model.shape, frame.geometry, frame.precision, frame.device.type
+    ranks = config.tensor_parallel_size
+    parts = identity(*place, config.dummy_seed) | {"ranks": f"all {ranks}"}
+    return names_key(read_key(path), layout_of(frame.geometry, parts).fingerprint)
+
+
+def hire(
+    config: EngineConfig, frame: Frame, masks: Masks, key: bytes | None, owned: ExitStack, phases: Phases
+) -> tuple[Hands, DiskTier[CrewDisk] | None]:
+    """Start the ranks; they end with `owned`. `key` is that of `take_folder`. Raises ConfigError, or RankError where one fails."""
+    level = logging.getLogger("stepwell").getEffectiveLevel()
+    crew = owned.enter_context(Crew(config, level, "text"))
+    with ExitStack() as phase:
+
+        def tell(name: str) -> None:
+            phase.close()
+            phase.enter_context(phases(name))
+
+        tell("starting ranks")
+        crew.start(tell)
+    first = crew.ready[0]
+    slowest = min(crew.ready, key=lambda ready: ready.costs.bytes_per_s[1])
+    hands = Hands(
+        runner=CrewRunner(crew, masks),
+        mover=CrewMover(crew),
+        sizes=Sizes(frame.geometry, first.pages, first.slots, first.max_model_len),
+        costs=slowest.costs,
+        kernels=first.kernels,
+        copies=first.copies,
+        pinning=None if first.state.host_ready is None else CrewPinning(crew),
+        counts=CrewCounts(crew),
+        rest=_REST,
+    )
+    return hands, _disk(config, frame, crew, key)
+
+
+def _disk(config: EngineConfig, frame: Frame, crew: Crew, key: bytes | None) -> DiskTier[CrewDisk] | None:
+    if key is None:
+        return None
+    catalogue = JointCatalogue(
+        [ready.dormant for ready in crew.ready], lambda filing: crew.send(CATALOGUE, encode(filing))
+    )
+    archive = Archive(Names(key, CHUNK), catalogue, budget_of(config, frame.geometry))
+    return DiskTier(CrewDisk(crew), archive, min(ready.disk_speed for ready in crew.ready))

@@ -1,0 +1,166 @@
+"""The process of one rank.
+
+    python -m stepwell.engine.ranks.process      reads one Begin line (JSON) from standard input and serves until told to stop
+
+It ends when standard input closes, so with the engine that has started it. Terminal signals are the front end's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from functools import partial
+
+import msgspec
+import torch
+import torch.distributed as dist
+import zmq
+
+from stepwell.base.clock import WallClock
+from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.engine.disk_tier import DiskTier, identity, open_disk
+from stepwell.engine.logs import set_up
+from stepwell.engine.phases import Phases
+from stepwell.engine.ranks.heart import Heart, Tally
+from stepwell.engine.ranks.masks import SentMasks
+from stepwell.engine.ranks.service import RankService
+from stepwell.engine.ranks.wire import (
+    TOLD,
+    Begin,
+    Building,
+    Failed,
+    Ready,
+    State,
+    Told,
+    answers_address,
+    encode,
+    orders_address,
+    signs_address,
+)
+from stepwell.engine.worker import Frame, Worker, build_worker, device_of
+from stepwell.ops.ranks import ProcessRanks
+from stepwell.store.disk.store import DiskStore
+
+log = logging.getLogger("stepwell.engine")
+
+
+def main() -> int:
+    """Entry of a rank's process. Returns its exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    begin = msgspec.json.decode(sys.stdin.buffer.readline(), type=Begin)
+    set_up(begin.log_level, begin.log_format)
+    threading.Thread(target=_end_with_engine, daemon=True).start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    answers = partial(_connected, context, zmq.PUSH, answers_address(begin.directory))
+    told = answers()
+
+    def tell(message: Told) -> None:
+        told.send_multipart((TOLD, bytes([begin.rank]), encode(message)))
+
+    with ExitStack() as owned:
+        try:
+            worker, masks, tier = _built(begin, tell, owned)
+        except Exception as error:
+            tell(Failed(_reason(error), isinstance(error, ConfigError)))
+            told.close(linger=1000)
+            if not isinstance(error, StepwellError):
+                log.exception("rank %d could not be built", begin.rank)
+            return 1
+        tally = Tally()
+        state = partial(_state, worker, tier)
+        tell(_ready(worker, tier, state()))
+        heart = Heart(partial(_connected, context, zmq.PUSH, signs_address(begin.directory)), begin.rank, tally, state)
+        orders = _connected(context, zmq.PULL, orders_address(begin.directory, begin.rank))
+        store = None if tier is None else tier.store
+        service = RankService(
+            begin.rank, worker.endpoint, masks, store, worker.pinning, tally, orders, answers
+        )  # fmt: skip
+        try:
+            service.run()
+        except Exception as error:
+            log.exception("rank %d has failed", begin.rank)
+            heart.fail(_reason(error))
+            return 1
+    return 0
+
+
+def _built(begin: Begin, tell: object, owned: ExitStack) -> tuple[Worker, SentMasks, DiskTier[DiskStore] | None]:
+    """Meet the other ranks, then build this one."""
+    assert callable(tell)
+    config = begin.config
+    phases = Phases(WallClock(), lambda phase: tell(Building(phase)))
+    device = device_of(config, begin.rank)
+    count = config.tensor_parallel_size
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    with phases("meeting the other ranks"):
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=f"file://{begin.directory}/meeting",
+            rank=begin.rank,
+            world_size=count,
+        )
+    frame = Frame.of(config, ProcessRanks(device))
+    place = frame.directory, frame.model.shape, frame.geometry, frame.precision, device.type
+    with phases("opening the disk cache"):
+        parts = identity(*place, config.dummy_seed, count, begin.rank) if config.disk_cache else {}
+        tier = open_disk(config, frame.geometry, parts, owned)
+    masks = SentMasks(frame.model.shape.vocab)
+    return build_worker(config, frame, tier, masks, owned, phases), masks, tier
+
+
+def _ready(worker: Worker, tier: DiskTier[DiskStore] | None, state: State) -> Ready:
+    sizes = worker.sizes
+    return Ready(
+        sizes.pages,
+        sizes.slots,
+        sizes.max_model_len,
+        worker.costs,
+        worker.kernels,
+        worker.copies,
+        state,
+        () if tier is None else tuple(tier.store.catalogue.everything()),
+        0.0 if tier is None else tier.bytes_per_s,
+    )
+
+
+def _state(worker: Worker, tier: DiskTier[DiskStore] | None) -> State:
+    pinning = worker.pinning
+    return State(
+        worker.counts.compiled(),
+        worker.counts.device_bytes(),
+        None if pinning is None else pinning.ready,
+        pinning is None or pinning.ended,
+        None if tier is None else tier.store.stats(),
+    )
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, StepwellError) else f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _connected(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.set_hwm(0)
+    socket.connect(address)
+    return socket
+
+
+def _end_with_engine() -> None:
+    """End this process as soon as standard input closes, which is when the engine has gone."""
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # what libraries would wait for as they end, other ranks may have left

@@ -1,0 +1,133 @@
+"""Looks after the processes of ranks while they serve: who ends, falls silent, fails or computes something else ends them all."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from stepwell.base.clock import Clock
+from stepwell.engine.ranks.wire import Alive, Failed, State, decode_told
+
+log = logging.getLogger(__name__)
+
+LOOK = 0.1
+"""Seconds between two looks at the processes."""
+_GRACE = 0.3
+"""Seconds in which the rank that has really ended shows, where another fails because of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of one rank: since when it has not been heard of, and why it has failed, by its own account."""
+
+    heard: float
+    launched: int = 0
+    done: int = 0
+    failed: str = ""
+    failed_at: float = 0.0
+
+
+class Judge:
+    """Says which rank is at fault, if one is. Knows no process and no socket."""
+
+    def __init__(self, ranks: int, timeout: float, now: float) -> None:
+        """`timeout`: seconds without a sign of life, 0: any time."""
+        self._timeout = timeout
+        self._seen = [Seen(now) for _ in range(ranks)]
+        self._digests: dict[int, dict[int, int]] = {}
+        self._differs = ""
+
+    def hear(self, rank: int, told: Alive | Failed, now: float) -> None:
+        seen = self._seen[rank]
+        if isinstance(told, Failed):
+            self._seen[rank] = Seen(now, seen.launched, seen.done, told.reason, now)
+            return
+        self._seen[rank] = Seen(now, told.launched, told.done, seen.failed, seen.failed_at)
+        for count, digest in told.digests.items():
+            of_all = self._digests.setdefault(count, {})
+            of_all[rank] = digest
+            if len(of_all) == len(self._seen):
+                self._compare(count, self._digests.pop(count))
+
+    def fault(self, ended: Mapping[int, int], now: float) -> str:
+        """A sentence that names the rank at fault; empty while all is well. `ended`: exit status by rank."""
+        killed = {rank: -status for rank, status in ended.items() if status < 0}
+        if killed:
+            return "; ".join(f"rank {rank} was killed by signal {number}" for rank, number in sorted(killed.items()))
+        failed = {rank: seen for rank, seen in enumerate(self._seen) if seen.failed}
+        if failed:
+            rank = min(failed, key=lambda rank: failed[rank].failed_at)
+            late = now - failed[rank].failed_at >= _GRACE
+            return f"rank {rank} has failed: {failed[rank].failed}" if late else ""
+        if ended:
+            return "; ".join(f"rank {rank} ended with status {status}" for rank, status in sorted(ended.items()))
+        if self._differs:
+            return self._differs
+        silent = [rank for rank, seen in enumerate(self._seen) if self._timeout and now - seen.heard > self._timeout]
+        if silent:
+            names = " and ".join(f"rank {rank}" for rank in silent)
+            return f"{names} gave no sign of life for {self._timeout:g} s (--worker-timeout)"
+        return ""
+
+    def _compare(self, count: int, digests: Mapping[int, int]) -> None:
+        values = list(digests.values())
+        odd = [rank for rank, digest in sorted(digests.items()) if values.count(digest) * 2 <= len(values)]
+        if odd and not self._differs:
+            # of two that differ nobody can say which is right: the first is asked for tokens
+            names = " and ".join(f"rank {rank}" for rank in odd if rank or len(odd) == 1)
+            self._differs = f"{names} computed other results than the others within the first {count:,} steps"
+
+
+class Watch:
+    """A thread that hears the ranks' signs and looks at their processes. `fault` and `states` may be read on any thread."""
+
+    def __init__(
+        self, processes: Sequence[subprocess.Popen[bytes]], signs: Callable[[], zmq.Socket[bytes]], timeout: float,
+        states: Sequence[State], clock: Clock,
+    ) -> None:  # fmt: skip
+        """`signs` opens the socket, on the thread that uses it."""
+        self._processes = tuple(processes)
+        self._signs = signs
+        self._clock = clock
+        self._judge = Judge(len(processes), timeout, clock.now())
+        self._closing = threading.Event()
+        self.states = list(states)
+        self.fault = ""
+        self._thread = threading.Thread(target=self._run, name="stepwell-ranks", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; the processes are left alone. Twice does no harm."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._signs() as socket:
+            while not (self._closing.is_set() or self.fault):
+                if socket.poll(int(1000 * LOOK)):
+                    self._hear(socket)
+                ended = {rank: status for rank, p in enumerate(self._processes) if (status := p.poll()) is not None}
+                if not self._closing.is_set():
+                    self.fault = self._judge.fault(ended, self._clock.now())
+        if self.fault:
+            log.error("%s: all ranks are ended", self.fault)
+            for process in self._processes:
+                process.kill()
+
+    def _hear(self, socket: zmq.Socket[bytes]) -> None:
+        while socket.poll(0):
+            _, rank, data = socket.recv_multipart()
+            try:
+                told = decode_told(data)
+            except msgspec.DecodeError as error:
+                told = Failed(f"it sent what cannot be read ({error})", False)
+            if isinstance(told, Alive):
+                self.states[rank[0]] = told.state
+            if isinstance(told, Alive | Failed):
+                self._judge.hear(rank[0], told, self._clock.now())

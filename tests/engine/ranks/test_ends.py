@@ -1,0 +1,87 @@
+"""A rank that is killed or hangs ends the engine, with a sentence that names it, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stepwell.base.errors import ConfigError, RankError  # noqa: E402
+from stepwell.engine import build  # noqa: E402
+from stepwell.engine.config import EngineConfig, EngineFacts  # noqa: E402
+from stepwell.sched.request import Request, SamplingParams  # noqa: E402
+from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
+
+PROMPT = np.arange(3, 90, dtype=np.int32)
+VOCAB = 513
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    model = write_checkpoint(tmp_path_factory.mktemp("model"), hidden=256, layers=4, vocab=VOCAB)
+    return EngineConfig(
+        str(model),
+        device="cpu",
+        tensor_parallel_size=2,
+        worker_timeout=1.0,
+        device_memory=1 << 20,
+        host_memory=0,
+        max_num_seqs=2,
+        max_num_batched_tokens=128,
+        max_model_len=2000,
+        deterministic=True,
+    )
+
+
+def children() -> dict[int, str]:
+    """Processes that this one has started and that have not been waited for, by command."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def ranks_of() -> list[int]:
+    return [pid for pid, command in children().items() if "stepwell.engine.ranks.process" in command]
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (signal.SIGKILL, "rank 1 was killed by signal 9"),
+        (signal.SIGSTOP, "rank 1 gave no sign of life for 1 s"),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_rank_that_is_gone_ends_the_engine(config: EngineConfig, number: signal.Signals, sentence: str) -> None:
+    facts: list[EngineFacts | str] = []
+    loop = build.build_engine(config, facts.append)
+    try:
+        _, second = sorted(ranks_of())
+        loop.submit(Request("open", PROMPT, SamplingParams(max_tokens=1500, ignore_eos=True)))
+        for _ in range(3):
+            loop.step()
+        os.kill(second, number)
+        with pytest.raises(RankError, match=sentence):
+            while loop.busy:
+                loop.step()
+        with pytest.raises(RankError, match=sentence):
+            loop.stats()  # what an idle engine asks for, too
+    finally:
+        loop.end(0.0)
+    assert not ranks_of() and not [t for t in threading.enumerate() if t.name == "stepwell-ranks"]
+
+
+def test_what_one_rank_cannot_work_with_is_told_as_it_is(config: EngineConfig, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 3 must divide num_attention_heads = 4"):
+        build.build_engine(replace(config, tensor_parallel_size=3), lambda told: None)
+    assert not ranks_of()
