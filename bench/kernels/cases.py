@@ -58,7 +58,7 @@ def cases(shape: Shape, batch: int) -> Iterator[Case]:
         yield from expert_cases(shape, batch)
 
 
-def recurrent_cases(shape: Shape, batch: int, blocks: tuple[int, ...] = (16,)) -> Iterator[Case]:
+def recurrent_cases(shape: Shape, batch: int, blocks: tuple[int, ...] = (64,)) -> Iterator[Case]:
     each = 2 * batch * VALUE_HEADS * DIM * DIM * 4
     n = sets(each)
     pool, window = normal(n * batch + 1, VALUE_HEADS, DIM, DIM, dtype=torch.float32), normal(n * batch + 1, 3, CHANNELS)

@@ -193,8 +193,8 @@ def delta_step(
     out: Tensor,
     *,
     fold_new: bool,
-    block: int = 16,
-    warps: int = 2,
+    block: int = 64,
+    warps: int = 4,
 ) -> None:
     """The gated delta rule over states by slot: S ← e^g S;  S ← S + k ⊗ β(v − Sᵀk);  o = Sᵀq / √d.
 
@@ -202,7 +202,8 @@ def delta_step(
             and the new ones too with `fold_new`
     rungs   the same, [columns, value_heads, key_dim, value_dim], one layer's place in the rung buffers; columns may be strided
     out     float32 [rows · T, value_heads, value_dim]
-    block, warps   columns of a state that one program holds, and its size: tuning parameters, which change last bits only
+    block, warps   columns of a state that one program holds, and its size: tuning parameters, which change last bits only. 64 rows of
+                   32 heads of 128 × 128 take 71 µs on an H200, with 32 columns 75, with 16 99, where reading and writing takes 63
     """
     rows, heads, key_dim, value_dim = lanes.slots.shape[0], *pool.shape[1:]
     block = min(block, value_dim)

@@ -165,7 +165,8 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "kv_heads", "splits"), [(1, 2, 128), (1, 4, 64), (3, 2, 32), (8, 2, 16), (64, 2, 2), (500, 4, 2)]
+    ("rows", "kv_heads", "splits"),
+    [(1, 2, 128), (1, 4, 64), (3, 2, 32), (8, 2, 16), (24, 4, 4), (48, 4, 2), (64, 2, 3), (64, 4, 3), (500, 4, 2)],
 )
-def test_few_rows_are_divided_and_many_are_not(rows: int, kv_heads: int, splits: int) -> None:
+def test_few_rows_are_divided_and_many_fill_the_card_to_the_end(rows: int, kv_heads: int, splits: int) -> None:
     assert attention.splits_for(rows, kv_heads) == splits

@@ -145,3 +145,13 @@ def test_a_state_may_be_kept_in_bfloat16() -> None:
     assert first.pool.dtype == torch.bfloat16
     for mine, other in ((first.pool, second.pool), (first.rungs, second.rungs)):
         assert close(mine.float(), other, 5e-2)
+
+
+def test_programs_that_hold_a_part_of_the_columns_each_make_up_the_whole() -> None:
+    whole, divided = twin_layers(1)
+    rows, made = lanes([4, 1], [7, 9], [0, 0]), Made(3)
+    x, b, a = made.strided(2, CHANNELS), made.strided(2, VALUE_HEADS), made.strided(2, VALUE_HEADS)
+    expected, found = whole.step(recurrent, x, b, a, rows, True), torch.full((2, VALUE_HEADS, VALUE_DIM), NAN)
+    ring = whole.ring  # the convolution's results
+    recurrent.delta_step(divided.pool, divided.rungs, rows, ring, found, fold_new=True, block=2)
+    assert close(found, expected) and close(divided.pool[[4, 1]], whole.pool[[4, 1]])
