@@ -210,7 +210,8 @@ def splits_for(rows: int, kv_heads: int) -> int:
 
 def _filled(programs: int) -> float:
     """The share of what could run meanwhile."""
-    return programs / (triton.cdiv(programs, _AT_ONCE) * _AT_ONCE)
+    rounds: int = triton.cdiv(programs, _AT_ONCE)
+    return programs / (rounds * _AT_ONCE)
 
 
 def paged_decode(

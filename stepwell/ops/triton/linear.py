@@ -30,16 +30,24 @@ MOST_ROWS = 64  # beyond it products are torch's
 MOST_GATED = 16  # `gated` has tiles of so many rows
 _MOST_SCALED = 128  # beyond it an FP8 matrix is unpacked for torch
 _WIDE = 16384  # from here on, and with more than 16 rows, torch's own product is faster
+_MULTIPROCESSORS = 132  # of an H200
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Columns and depth of a tile, and the stages of its pipeline. Depth changes last bits, the rest none."""
+    """Columns and depth of a tile, and the stages of its pipeline. Depth changes last bits, the rest none.
+
+    more   columns of a second tile beside it, in the same program: tiles are powers of two, what divides a matrix well is not
+    """
 
     columns: int = 32
     depth: int = 128
     stages: int = 4
     warps: int = 4
+    more: int = 0
+
+
+_WIDER = Tile(64, 64, 8, 4, more=16), Tile(64, 128, 4, 4, more=32)
 
 
 def tile_for(rows: int, scaled: bool = False) -> Tile:
@@ -47,6 +55,20 @@ def tile_for(rows: int, scaled: bool = False) -> Tile:
     if scaled:
         return Tile(32, 128, 6, 4) if rows <= 16 else Tile(64, 128, 3, 4)
     return Tile(64, 128, 4, 4) if rows <= 16 else Tile(64, 64, 6, 4)
+
+
+def even_tile(tile: Tile, width: int, depth: int, parts: int) -> Tile:
+    """`tile` widened so that each multiprocessor has one program, where that can be: those that have two would keep the others waiting."""
+
+    def programs(columns: int) -> int:
+        count: int = triton.cdiv(width, columns) * parts
+        return count
+
+    for wide in _WIDER:
+        columns = wide.columns + wide.more
+        if programs(tile.columns) > _MULTIPROCESSORS >= programs(columns) and depth % (parts * wide.depth) == 0:
+            return wide
+    return tile
 
 
 def parts_for(width: int, depth: int, rows: int, scaled: bool = False) -> int:
@@ -98,6 +120,31 @@ def _linear_kernel(
         at += first
     place = (part * ROWS + m[:, None]).to(tl.int64) * WIDTH + at[None, :]
     tl.store(out + place, acc, mask=row & (at < end)[None, :])
+
+
+@triton.jit(do_not_specialize=["ROWS"])
+def _pair_kernel(
+    x, x_row, weight, out, ROWS, WIDTH, DEPTH: tl.constexpr, SHARE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    MORE: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The same for two tiles of columns side by side: the rows are read once for both."""
+    part, m, k = tl.program_id(1), tl.arange(0, M), tl.arange(0, K)
+    own, row = x + m[:, None] * x_row, (m < ROWS)[:, None]
+    n = tl.program_id(0).to(tl.int64) * (N + MORE) + tl.arange(0, N)
+    beside = tl.program_id(0).to(tl.int64) * (N + MORE) + N + tl.arange(0, MORE)
+    one, other = tl.zeros([M, N], tl.float32), tl.zeros([M, MORE], tl.float32)
+    follow(OVERLAP)
+    for a in tl.range(part * SHARE, (part + 1) * SHARE, K, num_stages=STAGES):
+        some = tl.load(own + (a + k)[None, :], mask=row, other=0.0)
+        first = tl.load(weight + n[:, None] * DEPTH + (a + k)[None, :], mask=(n < WIDTH)[:, None], other=0.0)
+        second = tl.load(weight + beside[:, None] * DEPTH + (a + k)[None, :], mask=(beside < WIDTH)[:, None], other=0.0)
+        one, other = (
+            tl.dot(some, tl.trans(first), one, input_precision="ieee"),
+            tl.dot(some, tl.trans(second), other, input_precision="ieee"),
+        )
+    place = (part * ROWS + m[:, None]).to(tl.int64) * WIDTH
+    tl.store(out + place + n[None, :], one, mask=row & (n < WIDTH)[None, :])
+    tl.store(out + place + beside[None, :], other, mask=row & (beside < WIDTH)[None, :])
 
 
 @triton.jit
@@ -257,11 +304,21 @@ def linear(
             return _one_row(x, weight, tail)
         if rows > (_MOST_SCALED if scaled else MOST_ROWS) or (rows > 16 and width > _WIDE and not scaled):
             return F.linear(x, plain(weight, tail, x.dtype))
-    tile = tile or tile_for(rows, scaled)
+    if tile is None:
+        tile = tile_for(rows, scaled)
+        if rows > 16 and not scaled and x.itemsize == 2:  # of wider numbers so many do not fit into shared memory
+            tile = even_tile(tile, width, depth, parts)
     shape, dtype = ((rows, width), x.dtype) if parts == 1 else ((parts, rows, width), torch.float32)
     out = torch.empty(shape, dtype=dtype, device=x.device)
     most, k = min(64, max(16, triton.next_power_of_2(rows))), columns_of(weight, tile.depth)
     assert parts == 1 or depth % (parts * k) == 0
+    if tile.more:
+        assert rows <= most and not scaled and depth % (parts * k) == 0
+        _pair_kernel[(triton.cdiv(width, tile.columns + tile.more), parts)](
+            x, x.stride(0), weight, out, rows, width, DEPTH=depth, SHARE=depth // parts, M=most, N=tile.columns, MORE=tile.more,
+            K=k, STAGES=tile.stages, num_warps=tile.warps, **overlap(x, rows),
+        )  # fmt: skip
+        return out
     values, scales, stored = operand(weight)
     programs = triton.cdiv(width - more, tile.columns) + triton.cdiv(more, tile.columns)
     _linear_kernel[(programs, triton.cdiv(rows, most), parts)](

@@ -27,6 +27,23 @@ def test_a_product_of_one_row(depth: int) -> None:
     assert close(linear.linear(x, weight), twins.linear(x, weight), 1e-4)
 
 
+@pytest.mark.parametrize(("rows", "width", "depth", "parts"), [(17, 75, 32, 1), (3, 48, 64, 2), (33, 100, 96, 3)])
+def test_two_tiles_of_columns_side_by_side(rows: int, width: int, depth: int, parts: int) -> None:
+    made = Made(6)
+    x, weight = made.strided(rows, depth), made.normal(width, depth)
+    found = linear.linear(x, weight, parts=parts, tile=Tile(columns=32, depth=16, stages=1, more=16))
+    assert close(found if parts == 1 else found.sum(0), twins.linear(x, weight), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "parts", "columns"),
+    [(12352, 2560, 1, 96), (10240, 2560, 1, 80), (2560, 9216, 4, 80), (2048, 4096, 4, 64), (16000, 2560, 1, 64)],
+)
+def test_columns_are_divided_evenly_where_they_can_be(width: int, depth: int, parts: int, columns: int) -> None:
+    tile = linear.even_tile(linear.tile_for(64), width, depth, parts)
+    assert tile.columns + tile.more == columns
+
+
 def test_parts_cover_the_depth() -> None:
     made = Made(2)
     x, weight = made.normal(5, 64), made.normal(20, 64)
