@@ -38,7 +38,8 @@ QUICK = 0.01
 TOGETHER = 32
 """Masks that the process for quick ones is asked for at once."""
 GRACE = 0.002
-"""Seconds after it was asked for that a step waits for a mask: most take a fraction of it, and whoever has one goes on a step earlier."""
+"""Seconds after it was asked for that a step waits for a mask, unless the one before was dear: most take a fraction of it, and whoever
+has one goes on a step earlier."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,8 @@ class _Matcher:
 
     text     the grammar, which `name` names                    parser  the number of its parser
     scanned  tokens of the answer that have been looked at      begins  how many come before the grammar; None: all of them so far
-    given    tokens within the grammar that the parser has read, once `mask` is there: what may follow them, asked for at `asked`
+    given    tokens within the grammar that the parser has read, once `mask` is there: what may follow them
+    until    when a step waits for it no longer
     """
 
     grammar: str
@@ -58,7 +60,7 @@ class _Matcher:
     begins: int | None = None
     given: int = 0
     mask: Future[wire.Told] | None = None
-    asked: float = 0.0
+    until: float = 0.0
 
     def follow(self, after: int | None, answer: Ints) -> int | None:
         """How many tokens of `answer` are within the grammar; None before it begins. O(tokens since the last call)."""
@@ -117,7 +119,7 @@ class Guides:
             return True
         if mask is None or mask.done():
             return True
-        left = self._matchers[request_id].asked + self._grace - time.monotonic()
+        left = self._matchers[request_id].until - time.monotonic()
         if left <= 0:
             return False  # even a wait of no time gives the interpreter's lock away, to a thread that may keep it
         try:
@@ -166,9 +168,14 @@ class Guides:
             return None
         if matcher.mask is None or matcher.given != within:
             order = matcher.order(answer[len(answer) - within :])
-            matcher.given, matcher.asked = within, time.monotonic()
+            matcher.given, matcher.until = within, self._until(matcher.mask)
             matcher.mask = self._pool.submit(params.grammar_for, matcher.name, order)
         return matcher.mask
+
+    def _until(self, last: Future[wire.Told] | None) -> float:
+        """When a step waits no longer for the mask that follows `last`: at once where that was dear, since the next is likely to be."""
+        dear = last is not None and last.result().seconds > QUICK
+        return time.monotonic() + (0.0 if dear and self._grace < inf else self._grace)
 
     def _matcher(self, request_id: str, params: SamplingParams, length: int) -> _Matcher:
         known = self._matchers.pop(request_id, None)

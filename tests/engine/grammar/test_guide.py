@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from stepwell.engine.grammar import wire
 from stepwell.engine.grammar.desk import Desk, Order
 from stepwell.engine.grammar.grammars import Grammars
-from stepwell.engine.grammar.guide import Guides
+from stepwell.engine.grammar.guide import QUICK, Guides
 from stepwell.engine.grammar.vocabulary import GuideError
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.request import SamplingParams
@@ -111,12 +111,13 @@ class Gated:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.consumed: list[list[int]] = []
+        self.seconds = 0.0
 
     def follow(self, desk: Desk, orders: Sequence[Order]) -> Iterator[wire.Told]:
         for order in orders:
             self.consumed.append(order.on.tokens)
             assert self.gate.wait(20)
-            yield wire.Told("", 0.0, bytes([255] * (VOCAB // 8)))
+            yield wire.Told("", self.seconds, bytes([255] * (VOCAB // 8)))
 
 
 @pytest.fixture
@@ -141,6 +142,22 @@ def test_a_mask_that_takes_long_is_not_waited_for(gated: tuple[Guides, Gated]) -
     assert eventually(lambda: guides.ready("r", dear, nothing))
     assert guides.wait(5) is False, "nothing is left to wait for"
     assert allowed(guides, "r", dear, []) == set(range(VOCAB))
+
+
+@pytest.mark.parametrize("last, waits", [(QUICK / 2, True), (2 * QUICK, False)])
+def test_a_step_waits_for_no_mask_behind_a_dear_one(
+    gated: tuple[Guides, Gated], last: float, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 31 dear answers each would have every step wait for it, though its mask takes a hundred times as long."""
+    guides, processes = gated
+    monkeypatch.setattr(guides, "_grace", 30.0)
+    processes.seconds = last
+    params = pattern("any")
+    processes.gate.set()
+    assert eventually(lambda: guides.ready("r", params, np.array([], np.int32)))
+    processes.gate.clear()
+    threading.Timer(0.2, processes.gate.set).start()
+    assert guides.ready("r", params, np.array([20], np.int32)) is waits
 
 
 def test_each_token_is_read_once(gated: tuple[Guides, Gated]) -> None:
