@@ -10,6 +10,10 @@ A pair is (token, one of its experts); pair p belongs to token p // (top + 1). T
     _combine   a token's rows in the order of its pairs, weighted; adds the residual and norms the sum
 
 One token needs no plan (`expert_row.py`).
+
+FP8 weights meet activations in float16, not bfloat16: they are converted with a quarter of the instructions, which are what bounds the
+products otherwise. Normed rows lie within ±√hidden times the norm's weight, and float16 holds them to three bits more than bfloat16. h
+is stored 64 times smaller, so that it may reach 4 million; what is larger becomes infinite and its row NaN, which the engine tells.
 """
 
 from __future__ import annotations
@@ -25,11 +29,13 @@ from stepwell.ops.scaled import Matrix, Scaled
 from stepwell.ops.triton.expert_row import mixture_of_one
 from stepwell.ops.triton.norm import add_rms_norm
 from stepwell.ops.triton.overlap import follow, overlap
-from stepwell.ops.triton.stored import columns_of, operands, product, scales_in, scales_of
+from stepwell.ops.triton.stored import columns_of, operands, product, scales_in, scales_of, sharing
 
 MOST_PAIRS = 2048
 """Beyond this many pairs a grouped product is faster, and sorting in one program is not."""
 _BLOCKS = (256, 1024, MOST_PAIRS)  # pairs that are sorted at once: each a kernel to compile
+_COPIED = 4096  # elements that a program copies
+_LESS = tl.constexpr(1 / 64)  # of what h is, where it is stored in float16
 
 
 @triton.jit
@@ -98,43 +104,52 @@ class Units:
         return self.expert.shape[0]
 
 
-@triton.jit(do_not_specialize=["PAIRS", "MOST"])
+@triton.jit(do_not_specialize=["PAIRS", "MOST", "COUNT"])
 def _plan_kernel(
-    chosen, order, unit_expert, unit_start, PAIRS, MOST, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    chosen, order, unit_expert, unit_start, source, target, PAIRS, MOST, COUNT, EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, COPIED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
     p, e = tl.arange(0, BLOCK), tl.arange(0, BINS)
     follow(OVERLAP)
-    ids = tl.load(chosen + p, mask=p < PAIRS, other=BINS - 1)
-    counts = tl.where(e <= EXPERTS, tl.histogram(ids, BINS), 0)
-    before = tl.sum(tl.where(e < expert, counts, 0), 0)
-    unit = tl.sum(((e < expert) & (counts > 0)).to(tl.int32), 0)
-    mine = (ids == expert) & (p < PAIRS)
-    count = tl.sum(mine.to(tl.int32), 0)
-    if count > 0:
-        rank = tl.cumsum(mine.to(tl.int32), 0) - 1
-        tl.store(order + before + rank, p, mask=mine)
-        tl.store(unit_expert + unit, expert)
-        tl.store(unit_start + unit, before)
-    if expert == EXPERTS:
-        # all that follows the last unit is empty: it starts where the pairs end
-        last = unit + (count > 0).to(tl.int32)
-        u = tl.arange(0, BINS)
-        tl.store(unit_start + u, PAIRS, mask=(u >= last) & (u <= MOST))
+    if expert > EXPERTS:
+        i = (expert - EXPERTS - 1) * COPIED + tl.arange(0, COPIED)
+        tl.store(target + i, tl.load(source + i, mask=i < COUNT, other=0.0), mask=i < COUNT)
+    else:
+        ids = tl.load(chosen + p, mask=p < PAIRS, other=BINS - 1)
+        counts = tl.where(e <= EXPERTS, tl.histogram(ids, BINS), 0)
+        before = tl.sum(tl.where(e < expert, counts, 0), 0)
+        unit = tl.sum(((e < expert) & (counts > 0)).to(tl.int32), 0)
+        mine = (ids == expert) & (p < PAIRS)
+        count = tl.sum(mine.to(tl.int32), 0)
+        if count > 0:
+            rank = tl.cumsum(mine.to(tl.int32), 0) - 1
+            tl.store(order + before + rank, p, mask=mine)
+            tl.store(unit_expert + unit, expert)
+            tl.store(unit_start + unit, before)
+        if expert == EXPERTS:
+            # all that follows the last unit is empty: it starts where the pairs end
+            last = unit + (count > 0).to(tl.int32)
+            u = tl.arange(0, BINS)
+            tl.store(unit_start + u, PAIRS, mask=(u >= last) & (u <= MOST))
 
 
-def plan_units(chosen: Tensor, experts: int) -> Units:
-    """Group pairs by expert; `chosen` is int32 [rows, top + 1] as `route` returns it."""
-    pairs = chosen.numel()
+def plan_units(chosen: Tensor, experts: int, copied: tuple[Tensor, Tensor] | None = None) -> Units:
+    """Group pairs by expert; `chosen` is int32 [rows, top + 1] as `route` returns it.
+
+    copied   a tensor that the same launch copies to another of its size, of any type; both are contiguous
+    """
+    pairs, (source, target) = chosen.numel(), copied or (chosen, chosen)
+    more = triton.cdiv(source.numel(), _COPIED) if copied else 0
     assert pairs <= MOST_PAIRS
     most = min(pairs, experts + 1)
     order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
     expert = torch.empty(most, dtype=torch.int32, device=chosen.device)
     start = torch.empty(most + 1, dtype=torch.int32, device=chosen.device)
-    _plan_kernel[(experts + 1,)](
-        chosen, order, expert, start, pairs, most, EXPERTS=experts, BLOCK=next(n for n in _BLOCKS if n >= pairs),
-        BINS=triton.next_power_of_2(experts + 2), num_warps=4, **overlap(chosen, chosen.shape[0]),
+    _plan_kernel[(experts + 1 + more,)](
+        chosen, order, expert, start, source, target, pairs, most, source.numel(), EXPERTS=experts,
+        BLOCK=next(n for n in _BLOCKS if n >= pairs), BINS=triton.next_power_of_2(experts + 2), COPIED=_COPIED,
+        num_warps=4, **overlap(chosen, chosen.shape[0]),
     )  # fmt: skip
     return Units(order, expert, start)
 
@@ -154,22 +169,27 @@ def _up_kernel(
         own = shared_scales if expert == EXPERTS else scales + expert * scales_in(2 * WIDTH, HIDDEN, HIGH, WIDE)
         n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
         real = n < WIDTH
+        # the lower half's tiles begin where the upper one's do, counted in blocks, if N divides the width
+        some = sharing(tl.program_id(0) * N, n, HIGH if WIDTH % N == 0 else 1, N)
+        few = some < WIDTH
         for first in range(begin, end, M):
             m = first + tl.arange(0, M)
             pair = tl.load(order + m, mask=m < end, other=0)
             rows = x + (pair // (TOP + 1)).to(tl.int64)[:, None] * HIDDEN
             gate, up = tl.zeros([M, N], tl.float32), tl.zeros([M, N], tl.float32)
-            upper = scales_of(own, n, real, 0, HIDDEN, HIGH, WIDE)
-            lower = scales_of(own, n + WIDTH, real, 0, HIDDEN, HIGH, WIDE)
+            upper = scales_of(own, some, few, 0, HIDDEN, HIGH, WIDE)
+            lower = scales_of(own, some + WIDTH, few, 0, HIDDEN, HIGH, WIDE)
             for a in tl.range(0, HIDDEN, K, num_stages=STAGES):
                 part = tl.load(rows + (a + k)[None, :], mask=(m < end)[:, None] & (a + k < HIDDEN)[None, :], other=0.0)
                 at = matrix + n[:, None] * HIDDEN + (a + k)[None, :]
                 seen = real[:, None] & (a + k < HIDDEN)[None, :]
                 gate = product(gate, part, tl.load(at, mask=seen, other=0.0), upper, HIGH)
                 up = product(up, part, tl.load(at + WIDTH * HIDDEN, mask=seen, other=0.0), lower, HIGH)
-                upper = scales_of(own, n, real, a + K, HIDDEN, HIGH, WIDE)
-                lower = scales_of(own, n + WIDTH, real, a + K, HIDDEN, HIGH, WIDE)
+                upper = scales_of(own, some, few, a + K, HIDDEN, HIGH, WIDE)
+                lower = scales_of(own, some + WIDTH, few, a + K, HIDDEN, HIGH, WIDE)
             made = gate * tl.sigmoid(gate) * up
+            if h.dtype.element_ty == tl.float16:
+                made *= _LESS
             place = h + pair.to(tl.int64)[:, None] * WIDTH + n[None, :]
             tl.store(place, made, mask=(m < end)[:, None] & real[None, :])
 
@@ -189,17 +209,20 @@ def _down_kernel(
         own = shared_scales if expert == EXPERTS else scales + expert * scales_in(HIDDEN, WIDTH, HIGH, WIDE)
         n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
         real = n < HIDDEN
+        some = sharing(tl.program_id(0) * N, n, HIGH, N)
         for first in range(begin, end, M):
             m = first + tl.arange(0, M)
             pair = tl.load(order + m, mask=m < end, other=0).to(tl.int64)
             made = tl.zeros([M, N], tl.float32)
-            scale = scales_of(own, n, real, 0, WIDTH, HIGH, WIDE)
+            scale = scales_of(own, some, some < HIDDEN, 0, WIDTH, HIGH, WIDE)
             for a in tl.range(0, WIDTH, K, num_stages=STAGES):
                 seen = (a + k < WIDTH)[None, :]
                 part = tl.load(h + pair[:, None] * WIDTH + (a + k)[None, :], mask=(m < end)[:, None] & seen, other=0.0)
                 at = matrix + n[:, None] * WIDTH + (a + k)[None, :]
                 made = product(made, part, tl.load(at, mask=real[:, None] & seen, other=0.0), scale, HIGH)
-                scale = scales_of(own, n, real, a + K, WIDTH, HIGH, WIDE)
+                scale = scales_of(own, some, some < HIDDEN, a + K, WIDTH, HIGH, WIDE)
+            if h.dtype.element_ty == tl.float16:
+                made *= 1 / _LESS
             place = parts + pair[:, None] * HIDDEN + n[None, :]
             tl.store(place, made, mask=(m < end)[:, None] & real[None, :])
 
@@ -261,8 +284,11 @@ def mixture(
     if rows == 1 and tiles is None:
         total = mixture_of_one(x, chosen, weights, gate_up, down, shared_gate_up, shared_down)
         return add_rms_norm(total, residual, norm, eps)
-    tiles = tiles or (SCALED if isinstance(gate_up, Scaled) else Tiles())
-    units = plan_units(chosen, experts)
+    tiles, narrow = tiles or (SCALED if isinstance(gate_up, Scaled) else Tiles()), None
+    if isinstance(gate_up, Scaled) and x.dtype == torch.bfloat16:
+        narrow = x, torch.empty_like(x, dtype=torch.float16)
+    units = plan_units(chosen, experts, narrow)
+    x = x if narrow is None else narrow[1]
     h = torch.empty(rows * pairs, width, dtype=x.dtype, device=x.device)
     parts = torch.empty(rows * pairs, hidden, dtype=torch.float32, device=x.device)
     matrices, stored = operands(gate_up, shared_gate_up)

@@ -21,6 +21,7 @@ from stepwell.ops.triton.stored import (
     operand,
     product,
     scales_of,
+    sharing,
     unpack,
 )
 
@@ -81,19 +82,21 @@ def parts_for(width: int, depth: int, rows: int, scaled: bool = False) -> int:
 
 @triton.jit
 def _sums(
-    own, row, matrix, scales, n, real, begin, DEPTH: tl.constexpr, SHARE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    own, row, matrix, scales, first, end, begin, DEPTH: tl.constexpr, SHARE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     K: tl.constexpr, STAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """[M, N]: rows at `own`, where `row` is true, times rows n of a matrix, over the columns from `begin` to `begin` + SHARE."""
-    k, acc = begin + tl.arange(0, K), tl.zeros([M, N], tl.float32)
-    scale = scales_of(scales, n, real, begin, DEPTH, HIGH, WIDE)
+    """[M, N]: rows at `own`, where `row` is true, times N rows of a matrix from `first` on, a multiple of N, as far as `end`; over the
+    columns from `begin` to `begin` + SHARE."""
+    n, k, acc = first + tl.arange(0, N), begin + tl.arange(0, K), tl.zeros([M, N], tl.float32)
+    some = sharing(first, n, HIGH, N)
+    scale = scales_of(scales, some, some < end, begin, DEPTH, HIGH, WIDE)
     for a in tl.range(0, SHARE, K, num_stages=STAGES):
         seen = (a + k < DEPTH)[None, :]
-        some = tl.load(own + (a + k)[None, :], mask=row & seen, other=0.0)
-        rows = tl.load(matrix + n[:, None] * DEPTH + (a + k)[None, :], mask=real[:, None] & seen, other=0.0)
+        left = tl.load(own + (a + k)[None, :], mask=row & seen, other=0.0)
+        right = tl.load(matrix + n[:, None] * DEPTH + (a + k)[None, :], mask=(n < end)[:, None] & seen, other=0.0)
         # asked for a turn ahead: nothing waits for it
-        after = scales_of(scales, n, real, begin + a + K, DEPTH, HIGH, WIDE)
-        acc, scale = product(acc, some, rows, scale, HIGH), after
+        after = scales_of(scales, some, some < end, begin + a + K, DEPTH, HIGH, WIDE)
+        acc, scale = product(acc, left, right, scale, HIGH), after
     return acc
 
 
@@ -106,20 +109,21 @@ def _linear_kernel(
     part, first = tl.program_id(2), WIDTH - TAIL
     m = tl.program_id(1) * M + tl.arange(0, M)
     own, row = x + m[:, None] * x_row, (m < ROWS)[:, None]
-    n = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
+    at = tl.program_id(0).to(tl.int64) * N
     follow(OVERLAP)
-    at, end = n, WIDTH
+    end = WIDTH
     if TAIL == 0:
-        acc = _sums(own, row, weight, scales, n, n < WIDTH, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE)
+        acc = _sums(own, row, weight, scales, at, WIDTH, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE)
     elif tl.program_id(0) * N < first:
         end = first
-        acc = _sums(own, row, weight, scales, n, n < first, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE)
+        acc = _sums(own, row, weight, scales, at, first, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE)
     else:
-        at = n - tl.cdiv(first, N) * N
-        acc = _sums(own, row, tail, scales, at, at < TAIL, part * SHARE, DEPTH, SHARE, M, N, K, 2, 0, 1)
+        at -= tl.cdiv(first, N) * N
+        acc = _sums(own, row, tail, scales, at, TAIL, part * SHARE, DEPTH, SHARE, M, N, K, 2, 0, 1)
         at += first
-    place = (part * ROWS + m[:, None]).to(tl.int64) * WIDTH + at[None, :]
-    tl.store(out + place, acc, mask=row & (at < end)[None, :])
+    n = at + tl.arange(0, N)
+    place = (part * ROWS + m[:, None]).to(tl.int64) * WIDTH + n[None, :]
+    tl.store(out + place, acc, mask=row & (n < end)[None, :])
 
 
 @triton.jit(do_not_specialize=["ROWS"])

@@ -3,7 +3,7 @@
 A kernel takes the values, the scales, and as constants how many rows (`HIGH`) and columns (`WIDE`) share a scale. HIGH = 0: a plain
 matrix, whose scales are not read. FP8 values become the type of the activations, which is exact; products are summed in float32, and
 what a block's columns come to is multiplied by the block's scale: nothing is rounded that is not rounded with plain weights.
-A tile's depth divides WIDE.
+A tile's depth divides WIDE. To float16 a value takes a quarter of the instructions that it takes to bfloat16.
 """
 
 from __future__ import annotations
@@ -50,14 +50,25 @@ def scales_of(scales, row, real, column, DEPTH: tl.constexpr, HIGH: tl.constexpr
 
 
 @triton.jit
+def sharing(first, n, HIGH: tl.constexpr, N: tl.constexpr):
+    """Rows whose scales the rows n of a tile need, from `first` on, a multiple of N: one alone where all share it."""
+    if HIGH > 0 and HIGH % N == 0:
+        rows = first + tl.arange(0, 1)
+    else:
+        rows = n
+    return rows
+
+
+@triton.jit
 def product(acc, x, weight, scale, HIGH: tl.constexpr):
-    """acc + x · weightᵀ · scale, for a tile x [M, K], weight [N, K] and scale [N]."""
+    """acc + x · weightᵀ · scale, for a tile x [M, K], weight [N, K] and scale [N], or [1] for all."""
     if HIGH == 0:
         acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
     else:
-        # by way of float32: from float16, which e4m3 becomes first, to bfloat16 Hopper converts one value at a time
-        weight = weight.to(tl.float32).to(x.dtype)
-        acc += tl.dot(x, tl.trans(weight), input_precision="ieee") * scale[None, :]
+        if x.dtype == tl.bfloat16:
+            # by way of float32: from float16, which e4m3 becomes first, to bfloat16 Hopper converts one value at a time
+            weight = weight.to(tl.float32)
+        acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee") * scale[None, :]
     return acc
 
 

@@ -134,3 +134,34 @@ def test_a_mixture_of_experts(rows: int, tiles: Tiles | None, high: int, wide: i
     assert found.isfinite().all()
     assert close(residual, other, 1e-4)
     assert close(found, expected, 1e-4) and close(many, expected, 1e-4)
+
+
+def test_a_mixture_in_bfloat16_multiplies_in_float16_and_rounds_less() -> None:
+    """Activations of bfloat16 become float16, which holds them; an intermediate that float16 does not hold by itself, too."""
+    count, top, hidden, width, rows = 5, 2, 32, 16, 6
+    made = Made(11)
+    into, out = stacked(made, count, 2 * width, hidden, 16, 16), stacked(made, count, hidden, width, 16, 16)
+    shared = scaled(made, 2 * width, hidden, 16, 16), scaled(made, hidden, width, 16, 16)
+    into.scales.mul_(60)
+    shared[0].scales.mul_(60)
+    x, (chosen, weights) = made.normal(rows, hidden).bfloat16(), twins.route(made.normal(rows, count + 1), top, True)
+    residual, norm = made.normal(rows, hidden), made.normal(hidden)
+    plain = [matrix.unpacked(torch.float32) for matrix in (into, out, *shared)]
+    other = residual.clone()
+    expected = twins.mixture(x.float(), chosen, weights, *plain, other, norm, 1e-6)
+    h = x.float() @ plain[2].mT
+    assert (h[:, :width] * h[:, width:]).abs().max() > torch.finfo(torch.float16).max
+    found = experts.mixture(x, chosen, weights, into, out, *shared, residual, norm, 1e-6, Tiles(16, 16, 16, 16, 1))
+    assert (found - expected).norm() / expected.norm() < 1e-3
+
+
+def test_what_float16_does_not_hold_is_told_by_a_row_of_nan() -> None:
+    made, count, rows = Made(12), 5, 3
+    into, out = stacked(made, count, 32, 32, 16, 16), stacked(made, count, 32, 16, 16, 16)
+    shared = scaled(made, 32, 32, 16, 16), scaled(made, 32, 16, 16, 16)
+    x, (chosen, weights) = made.normal(rows, 32).bfloat16(), twins.route(made.normal(rows, count + 1), 2, True)
+    x[1] *= 1e5
+    residual = made.normal(rows, 32)
+    args = x, chosen, weights, into, out, *shared, residual, made.normal(32), 1e-6, Tiles(16, 16, 16, 16, 1)
+    found = experts.mixture(*args)
+    assert found[1].isnan().all() and found[[0, 2]].isfinite().all()
