@@ -23,10 +23,13 @@ from stepwell.ops.accept import Drawn, Forced, Standing
 class Drafting:
     """The drafts of all live slots."""
 
-    __slots__ = ("_decoder", "_forced", "_memory", "_standing")
+    __slots__ = ("_backend", "_decoder", "_forced", "_memory", "_standing")
 
     def __init__(self, decoder: HybridDecoder, memory: Memory, forced: float | None = None) -> None:
         """`forced`: the share of drafts that is accepted whatever is drawn, for benches."""
+        backend = decoder.backend
+        assert isinstance(backend, DraftBackend), "a decoder that drafts has a backend that does"
+        self._backend: DraftBackend = backend
         self._decoder = decoder
         self._memory = memory
         self._standing = Standing(memory.draws, memory.pending, memory.live.hidden[0], memory.drafts)
@@ -35,11 +38,10 @@ class Drafting:
     def settle(self, laid: Laid, rows: Tensor, tokens: Tensor) -> Tensor:
         """See which drafts the drawn `tokens` accept; their live slots stand behind them then. `rows` are the decoder's, of each token.
         Returns the tokens, NO_TOKEN behind a draft that was not accepted."""
-        batch, backend = laid.batch, self._decoder.backend
+        batch, backend = laid.batch, self._backend
         sequences, firsts, counts = np.unique(laid.sampled, return_index=True, return_counts=True)
         if not len(counts) or int(counts.max()) == 1:
             return tokens
-        assert isinstance(backend, DraftBackend), "a decoder that drafts has a backend that does"
         numbers = batch.slots[sequences], firsts, counts, batch.starts[sequences]
         drawn = Drawn(*backend.upload([array.astype(np.int64) for array in numbers]))
         # a decode always draws

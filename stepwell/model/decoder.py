@@ -30,6 +30,7 @@ class HybridDecoder:
 
     __slots__ = (
         "_draft_head",
+        "_drafts",
         "_embedding",
         "_head",
         "_layers",
@@ -64,7 +65,9 @@ class HybridDecoder:
         self._layers = layers
         self._norm = norm
         self._head = head
-        self._draft_head = backend.words(head, DRAFT_WORDS) if isinstance(backend, DraftBackend) else head
+        # asked once: what a protocol holds takes a tenth of a millisecond to find
+        self._drafts = backend if drafter is not None and isinstance(backend, DraftBackend) else None
+        self._draft_head = head if self._drafts is None else self._drafts.words(head, DRAFT_WORDS)
 
     @torch.inference_mode()
     def compute(self, forward: Forward) -> Output:
@@ -77,9 +80,8 @@ class HybridDecoder:
     def prepare(self, memory: Memory, wanted: Prepared) -> None:
         """Have the backend record what steps will need."""
         self.backend.prepare(memory, self.compute, wanted)
-        if self.drafter is not None:
-            assert isinstance(self.backend, DraftBackend), "a decoder that drafts has a backend that does"
-            self.backend.rehearse(memory, self._further, wanted)
+        if self._drafts is not None:
+            self._drafts.rehearse(memory, self._further, wanted)
 
     def _compute(self, forward: Forward) -> Output:
         residual = forward.embed(self._embedding)
@@ -101,8 +103,8 @@ class HybridDecoder:
     @torch.inference_mode()
     def guess(self, behind: Behind, memory: Memory) -> None:
         """Draft behind the last draw of each of these slots, into `memory.drafts`."""
-        assert isinstance(self.backend, DraftBackend), "a decoder that drafts has a backend that does"
-        self.backend.guess(behind, memory, self._further)
+        assert self._drafts is not None, "a decoder that drafts has a backend that does"
+        self._drafts.guess(behind, memory, self._further)
 
     @torch.inference_mode()
     def _further(self, forward: DraftForward, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,7 @@ class DraftBackend(Backend, Protocol):
         """Which drafts are accepted, as `ops.accept.settle` says. Waits for nothing that the device computes."""
 
     def words(self, head: Linear, count: int) -> Linear:
-        """The head over its first `count` words alone, without a copy; the whole of it where it has fewer, or is not a plain tensor."""
+        """The head over its first `count` words alone, or in a form that is read faster; it need not round as the head does."""
 
     def look_ahead(self, ahead: Ahead, memory: Memory, states: States) -> None:
         """Write the states to `states`, [layers, entries, …], all but the hidden rows. Live states stay as they are."""

@@ -42,7 +42,7 @@ from stepwell.ops.linear import Linear, LinearStack
 from stepwell.ops.pending import Lanes, Ring
 from stepwell.ops.ranks import ALONE, Ranks
 from stepwell.ops.rotary import frequencies
-from stepwell.ops.scaled import Matrix, Scaled
+from stepwell.ops.scaled import Matrix, Scaled, joined, packed
 from stepwell.ops.triton.accept import settle
 from stepwell.ops.triton.attention import splits_for
 from stepwell.ops.triton.recurrent import TAPS, delta_step
@@ -214,9 +214,13 @@ class CudaBackend:
         (guesses or Guesses(self, memory, further, self._shape.vocab)).draft(behind)
 
     def words(self, head: Linear, count: int) -> Linear:
-        if not isinstance(head, KernelLinear) or isinstance(head.weight, Scaled) or head.width <= count:
+        if not isinstance(head, KernelLinear) or isinstance(head.weight, Scaled):
             return head
-        return KernelLinear(head.weight[:count], count)
+        some = head.weight[: min(count, head.width)]
+        if some.dtype != torch.bfloat16:
+            return KernelLinear(some, some.shape[0])
+        # a copy in FP8, which is read in half of the time: a draft need not be the likeliest token to the last bit
+        return KernelLinear.of(joined([packed(part, 128, 128) for part in torch.split(some, 8192)], some.dtype))
 
     def settle(
         self, tokens: Tensor, rows: Tensor, drawn: Drawn, decodes: int, standing: Standing, forced: Forced | None

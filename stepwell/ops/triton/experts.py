@@ -31,9 +31,9 @@ from stepwell.ops.triton.norm import add_rms_norm
 from stepwell.ops.triton.overlap import follow, overlap
 from stepwell.ops.triton.stored import columns_of, operands, product, scales_in, scales_of, sharing
 
-MOST_PAIRS = 2048
+MOST_PAIRS = 4096
 """Beyond this many pairs a grouped product is faster, and sorting in one program is not."""
-_BLOCKS = (256, 1024, MOST_PAIRS)  # pairs that are sorted at once: each a kernel to compile
+_BLOCKS = (256, 1024, 2048, MOST_PAIRS)  # pairs that are sorted at once: each a kernel to compile
 _COPIED = 4096  # elements that a program copies
 _LESS = tl.constexpr(1 / 64)  # of what h is, where it is stored in float16
 

@@ -52,11 +52,7 @@ def scales_of(scales, row, real, column, DEPTH: tl.constexpr, HIGH: tl.constexpr
 @triton.jit
 def sharing(first, n, HIGH: tl.constexpr, N: tl.constexpr):
     """Rows whose scales the rows n of a tile need, from `first` on, a multiple of N: one alone where all share it."""
-    if HIGH > 0 and HIGH % N == 0:
-        rows = first + tl.arange(0, 1)
-    else:
-        rows = n
-    return rows
+    return first + tl.arange(0, 1) if HIGH > 0 and HIGH % N == 0 else n
 
 
 @triton.jit
