@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,24 +36,26 @@ class Kernel:
 
 @contextmanager
 def rehearsal() -> Iterator[list[Kernel]]:
-    """In the block no kernel is launched. The list holds those that would have to be compiled, each once."""
+    """In the block this thread launches no kernel. The list holds those that would have to be compiled, each once."""
     from triton import knobs
     from triton.runtime.jit import JITFunction
 
     found: list[Kernel] = []
     seen: set[tuple[int, str]] = set()
 
-    def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+    own, launch, hook = threading.get_ident(), JITFunction.run, knobs.runtime.jit_cache_hook
+
+    def note(*, fn: Any, compile: dict[str, Any], **more: Any) -> bool | None:
+        if threading.get_ident() != own:
+            return None if hook is None else hook(fn=fn, compile=compile, **more)
         kernel = Kernel(fn.jit_function, compile["specialization_data"])
         if (key := (id(kernel.function), kernel.wanted)) not in seen:
             seen.add(key)
             found.append(kernel)
         return True  # not to be compiled now
 
-    launch, hook = JITFunction.run, knobs.runtime.jit_cache_hook
-
     def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **more: Any) -> Any:
-        return launch(self, *args, grid=grid, warmup=True, **more)
+        return launch(self, *args, grid=grid, warmup=warmup or threading.get_ident() == own, **more)
 
     JITFunction.run, knobs.runtime.jit_cache_hook = only_compile, note
     try:

@@ -54,7 +54,8 @@ def prepare(runner: TorchRunner, asked: Prepared, sizes: Sizes) -> tuple[str, ..
     """
     try:
         runner.prepare(asked)
-        fault = agreement(runner, sizes) if asked.prompts and asked.graphs and asked.rows[-1] > 1 else ""
+        tries = asked.prompts and asked.graphs and asked.rows[-1] > 1
+        fault = agreement(runner, sizes, asked.rows[-1]) if tries else ""
     except RuntimeError as error:  # what capturing raises, whatever the reason
         fault = str(error).partition("\n")[0]
     if not fault:
@@ -66,26 +67,37 @@ def prepare(runner: TorchRunner, asked: Prepared, sizes: Sizes) -> tuple[str, ..
     return ("prompts: not in graphs, see the log",)
 
 
-def agreement(runner: Runner, sizes: Sizes) -> str:
-    """Compute a prompt beside a decode, and once more with the prompt scored, which no recorded pass does. Empty if the logits of both
-    agree, else how far they are apart."""
+def agreement(runner: Runner, sizes: Sizes, slots: int) -> str:
+    """Compute two prompts beside a decode, or one where that is all that the slots hold, and once more with the last prompt scored, which
+    no recorded pass does. Empty if the logits of both agree, else how far they are apart."""
     block = sizes.geometry.block
-    count = min(_TRIED, sizes.max_model_len, (sizes.pages - 1) * block)
-    tokens = np.arange(count, dtype=np.int32) * 7 % 64
-    pages = np.arange(1, 1 + sizes.geometry.pages_for(count), dtype=np.int32)
+    prompts = list(_tried(sizes, 1 if slots < 3 or sizes.pages < 4 else 2))
     first, own = np.arange(min(5, block - 1), dtype=np.int32), np.zeros(1, np.int32)
     sample, found = Sample(SamplingParams(), 0, keep_logits=True), []
-    for score in (None, Score(tokens[:1], 0)):
+    for score in (None, Score(first[:1], 0)):
         runner.launch(Step((Work("beside", 1, 0, 0, first, own, 0, Fresh(), (), sample),))).result()
         beside = Work("beside", 1, 0, len(first), first[:1], own, 0, Carry(), (), replace(sample, index=1))
-        tried = Work("tried", 0, 0, 0, tokens, pages, 0, Fresh(), (), sample, score)
-        found.append([row.astype(np.float64) for _, row in runner.launch(Step((beside, tried))).result().logits])
+        step = Step((beside, *prompts[:-1], replace(prompts[-1], score=score)))
+        found.append([row.astype(np.float64) for _, row in runner.launch(step).result().logits])
     cosines = [
         float(one @ other) / max(float(np.linalg.norm(one) * np.linalg.norm(other)), 1e-30)
         for one, other in zip(*found, strict=True)
     ]
     alike = float(np.min(cosines))  # NaN if one is
     return "" if alike >= _ALIKE else f"cosine {alike:.3f} to the logits of the same step as it comes"
+
+
+def _tried(sizes: Sizes, count: int) -> Iterator[Work]:
+    """One or two prompts for one pass, on pages behind the first, in the slots 0 and 2."""
+    block, page = sizes.geometry.block, 1
+    room = min(_TRIED, sizes.max_model_len, (sizes.pages - count) * block)
+    short = room // 4 if count > 1 else 0
+    sample = Sample(SamplingParams(), 0, keep_logits=True)
+    for at, own in enumerate((room - short, short)[:count]):
+        pages = np.arange(page, page + sizes.geometry.pages_for(own), dtype=np.int32)
+        page += len(pages)
+        tokens = np.arange(own, dtype=np.int32) * 7 % 64
+        yield Work(f"tried {at}", 2 * at, 0, 0, tokens, pages, 0, Fresh(), (), sample)
 
 
 def warm_up(runner: Runner, sizes: Sizes, config: EngineConfig) -> None:

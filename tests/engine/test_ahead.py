@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from stepwell.engine import ahead  # noqa: E402
-from stepwell.engine.ahead import Kernel, compile_ahead, compile_all  # noqa: E402
+from stepwell.engine.ahead import Kernel, compile_ahead, compile_all, rehearsal  # noqa: E402
 
 ON_NO_GPU = """
 import contextlib, torch, triton
@@ -61,6 +63,27 @@ def test_a_rehearsal_launches_nothing_and_what_it_notes_is_compiled_once(tmp_pat
     done = subprocess.run([sys.executable, "-c", ON_NO_GPU], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["2", "0", "2", "0", "0"]
+
+
+def test_other_threads_launch_as_ever_while_one_rehearses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    seen: list[Any] = []
+    monkeypatch.setattr(JITFunction, "run", lambda self, *, grid, warmup: seen.append(warmup))
+
+    def launch() -> None:
+        JITFunction.run(None, grid=(1,), warmup=False)
+        fn = SimpleNamespace(jit_function=launch)
+        seen.append(knobs.runtime.jit_cache_hook(fn=fn, compile={"specialization_data": ""}))  # type: ignore[misc]
+
+    with rehearsal() as kernels:
+        beside = threading.Thread(target=launch)
+        beside.start()
+        beside.join()
+        assert seen == [False, None] and not kernels
+        launch()
+        assert seen[2:] == [True, True] and len(kernels) == 1
 
 
 class Compiler:

@@ -57,6 +57,7 @@ class Trying:
     def __init__(self, recorded: list[float] | None) -> None:
         self.recorded = recorded
         self.asked: list[Prepared] = []
+        self.steps: list[Step] = []
 
     def prepare(self, asked: Prepared) -> None:
         self.asked.append(asked)
@@ -64,6 +65,7 @@ class Trying:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     def launch(self, step: Step) -> Done:
+        self.steps.append(step)
         logits = [1.0, 0.0] if step.parts[-1].score or self.recorded is None else self.recorded
         rows = [[1.0, 0.0]] * (len(step) - 1) + [logits]
         told = tuple((i, np.array(row, np.float32)) for i, row in enumerate(rows))
@@ -81,6 +83,22 @@ GRAPHS = Prepared((1, 2), (64,), 7)
 def test_recorded_prompts_are_used_if_they_agree_with_prompts_as_they_come() -> None:
     runner: Any = Trying([0.98, 0.1])
     assert prepare(runner, GRAPHS, SIZES) == () and runner.asked == [GRAPHS]
+
+
+@pytest.mark.parametrize(
+    ("slots", "pages", "counts"), [(2, 50, [100]), (3, 50, [75, 25]), (64, 5, [36, 12]), (64, 3, [32])]
+)
+def test_two_prompts_in_a_pass_are_tried_where_there_is_room(slots: int, pages: int, counts: list[int]) -> None:
+    runner: Any = Trying([1.0, 0.0])
+    sizes: Any = SimpleNamespace(**{**vars(SIZES), "pages": pages})
+    assert prepare(runner, replace(GRAPHS, rows=(1, slots)), sizes) == ()
+    for step in runner.steps[1::2]:
+        beside, *prompts = step.parts
+        assert [len(work.tokens) for work in prompts] == counts and len(beside.tokens) == 1
+        used = np.concatenate([work.pages for work in step.parts])
+        assert len(set(used.tolist())) == len(used) and used.max() < pages
+        assert len({work.slot for work in step.parts}) == len(step.parts) and max(w.slot for w in step.parts) < slots
+    assert [step.parts[-1].score is None for step in runner.steps[1::2]] == [True, False]
 
 
 @pytest.mark.parametrize("recorded", [None, [0.1, 1.0], [float("nan"), 0.0]])
