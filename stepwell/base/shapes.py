@@ -1,6 +1,6 @@
 """What a model costs: bytes of KV and of state, parameters, FLOPs. Read from a config.json; no weights, no torch.
 
-Sources of the field names: the published config.json of Qwen3-Next, Qwen3.5 and Qwen3.5-MoE.
+Sources of the field names: the published config.json of the models in `stepwell/base/architectures/`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepwell.base.architectures import ARCHITECTURES, WRAPPERS, Architecture
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
 
 Config = Mapping[str, Any]
 
-WRAPPERS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-"""Vision wrappers, and the text model inside each."""
-TEXT_MODELS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 LAYER_TYPES = ("linear_attention", "full_attention")
 GDN_CHUNK = 64
 """Tokens in one chunk of the gated delta rule: the grid on which a resume is exact."""
@@ -34,7 +32,7 @@ class Widths:
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The sizes of a decoder: the whole of it, or what one of several tensor-parallel ranks holds (`shard`), which differs in its heads
-    and in the widths of its MLPs.
+    and in the widths of its MLPs. Those of the recurrence (`conv_kernel` to `value_dim`) mean nothing where no layer is recurrent.
 
     layer_types    one of "linear_attention", "full_attention" per layer
     expert_layers  True where the layer's MLP is a mixture of experts
@@ -67,16 +65,18 @@ class ModelShape:
     def from_config(cls, config: Config) -> ModelShape:
         """Read a config.json, of the text model or its vision wrapper. Raises ConfigError naming the field at fault."""
         text = text_config(config)
-        types = _layer_types(text)
+        own = ARCHITECTURES[str(text["model_type"])]
+        types = _layer_types(text, own)
+        heads = _size(text, "num_attention_heads")
         shape = cls(
             model_type=str(text["model_type"]),
             vocab=_size(text, "vocab_size"),
             hidden=_size(text, "hidden_size"),
             layer_types=types,
-            expert_layers=_expert_layers(text, len(types)),
-            heads=_size(text, "num_attention_heads"),
+            expert_layers=_expert_layers(text, own, len(types)),
+            heads=heads,
             kv_heads=_size(text, "num_key_value_heads"),
-            head_dim=_size(text, "head_dim", 256),
+            head_dim=_head_dim(text, own, heads),
             conv_kernel=_size(text, "linear_conv_kernel_dim", 4),
             key_heads=_size(text, "linear_num_key_heads", 16),
             key_dim=_size(text, "linear_key_head_dim", 128),
@@ -86,12 +86,17 @@ class ModelShape:
             experts=_size(text, "num_experts", 0, least=0),
             experts_per_token=_size(text, "num_experts_per_tok", 0, least=0),
             expert_width=_size(text, "moe_intermediate_size", 0, least=0),
-            shared_width=_size(text, "shared_expert_intermediate_size", 0, least=0),
+            shared_width=_size(text, "shared_expert_intermediate_size", 0, least=0) if own.shared_expert else 0,
             tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
             max_positions=_size(text, "max_position_embeddings", 32768),
         )
         _check(shape)
         return shape
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the model computes."""
+        return ARCHITECTURES[self.model_type]
 
     @property
     def layers(self) -> int:
@@ -121,7 +126,7 @@ class ModelShape:
         """
         for name, count in (
             ("num_attention_heads", self.heads),
-            ("linear_num_key_heads", self.key_heads),
+            ("linear_num_key_heads", self.key_heads if self.linear_layers else 0),
             ("intermediate_size", self.mlp_width),
             ("moe_intermediate_size", self.expert_width),
             ("shared_expert_intermediate_size", self.shared_width),
@@ -189,7 +194,8 @@ class ModelShape:
 
     def _mixer_parameters(self, kind: str) -> int:
         if kind == "full_attention":
-            return self.hidden * self.head_dim * (3 * self.heads + 2 * self.kv_heads)
+            by_heads = 3 if self.architecture.gated else 2  # queries, output, and gates
+            return self.hidden * self.head_dim * (by_heads * self.heads + 2 * self.kv_heads)
         inner = self.value_heads * self.value_dim
         return (
             self.hidden * (self.conv_channels + 2 * inner + 2 * self.value_heads)
@@ -200,7 +206,8 @@ class ModelShape:
         if not expert:
             return 3 * self.hidden * self.mlp_width
         count = self.experts_per_token if active else self.experts
-        return 3 * self.hidden * (count * self.expert_width + self.shared_width) + self.hidden * (self.experts + 1)
+        routed = self.experts + self.architecture.shared_expert
+        return 3 * self.hidden * (count * self.expert_width + self.shared_width) + self.hidden * routed
 
     def _recurrent_flops(self) -> float:
         """Per token, in chunks of 64: three products with the state, and the products inside a chunk (half masked)."""
@@ -217,9 +224,10 @@ def text_config(config: Config) -> Config:
         if not isinstance(inner, Mapping):
             raise ConfigError(f"config.json of model_type {kind!r} needs a text_config object")
         return {"model_type": WRAPPERS[kind], **inner}
-    if kind not in TEXT_MODELS:
-        supported = ", ".join((*TEXT_MODELS, *WRAPPERS))
-        raise ConfigError(f"config.json has model_type {kind!r}: supported are {supported}")
+    if kind not in ARCHITECTURES:
+        raise ConfigError(
+            f"config.json has model_type {kind!r}: supported are {', '.join((*ARCHITECTURES, *WRAPPERS))}"
+        )
     return config
 
 
@@ -230,23 +238,30 @@ def _size(config: Config, name: str, default: int | None = None, least: int = 1)
     return value
 
 
-def _layer_types(config: Config) -> tuple[str, ...]:
+def _head_dim(config: Config, own: Architecture, heads: int) -> int:
+    default = own.head_dim or _size(config, "hidden_size") // heads
+    return default if config.get("head_dim") is None else _size(config, "head_dim")
+
+
+def _layer_types(config: Config, own: Architecture) -> tuple[str, ...]:
     layers = _size(config, "num_hidden_layers")
     types = config.get("layer_types")
+    if types is None and not own.recurrent:
+        return ("full_attention",) * layers
     if types is None:
         every = _size(config, "full_attention_interval", 4)
         return tuple(LAYER_TYPES[(i + 1) % every == 0] for i in range(layers))
     if not isinstance(types, list | tuple) or len(types) != layers:
         raise ConfigError(f"config.json needs one layer_types entry for each of its {layers} layers")
     for kind in types:
-        if kind not in LAYER_TYPES:
-            raise ConfigError(f"layer_types has {kind!r}: supported are {' and '.join(LAYER_TYPES)}")
+        if kind not in (served := LAYER_TYPES if own.recurrent else LAYER_TYPES[1:]):
+            raise ConfigError(f"layer_types of a {own.model_type} has {kind!r}: supported: {' and '.join(served)}")
     return tuple(types)
 
 
-def _expert_layers(config: Config, layers: int) -> tuple[bool, ...]:
-    if config["model_type"] != "qwen3_next":
-        return (config["model_type"] == "qwen3_5_moe_text",) * layers
+def _expert_layers(config: Config, own: Architecture, layers: int) -> tuple[bool, ...]:
+    if own.experts != "listed":
+        return (own.experts == "all",) * layers
     dense = config.get("mlp_only_layers") or ()
     step = _size(config, "decoder_sparse_step", 1)
     some = _size(config, "num_experts", 0, least=0) > 0
@@ -266,7 +281,9 @@ def _check(shape: ModelShape) -> None:
     if any(shape.expert_layers):
         if not 0 < shape.experts_per_token <= shape.experts:
             raise ConfigError(f"num_experts_per_tok must lie in 1 … num_experts = {shape.experts}")
-        if not (shape.expert_width and shape.shared_width):
-            raise ConfigError("a mixture of experts needs moe_intermediate_size and shared_expert_intermediate_size")
+        if not shape.expert_width:
+            raise ConfigError("a mixture of experts needs moe_intermediate_size")
+        if shape.architecture.shared_expert and not shape.shared_width:
+            raise ConfigError(f"the experts of a {shape.model_type} need shared_expert_intermediate_size")
     if not all(shape.expert_layers) and not shape.mlp_width:
         raise ConfigError("a model with dense MLPs needs intermediate_size")

@@ -13,7 +13,7 @@ import torch
 
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError
-from stepwell.base.units import format_size
+from stepwell.base.units import ceil_to, format_size
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.disk_tier import CHUNK, DiskTier, identity, open_disk, with_disk
@@ -37,6 +37,7 @@ Seam: TypeAlias = Callable[[DeviceArena], None]
 Staff: TypeAlias = Callable[[Masks], tuple[Hands, DiskTier[Any] | None]]
 
 _CONVERSATION = 50_000
+_PLAIN_INTERVAL = 256
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far apart two right answers may be, as a share of the largest logit: a cold run sums in other batches and cuts."""
 
@@ -77,7 +78,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
     auditor = Auditor(config.verify_resume, _tolerance(frame.precision), random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
     loop = OwnedLoop(
-        _cache_rules(config, sizes, tier.store.slots if tier is not None else 0, worker.pinning),
+        _cache_rules(config, sizes, frame, tier.store.slots if tier is not None else 0, worker.pinning),
         _sched_rules(config, sizes, frame),
         worker.runner,
         worker.mover,
@@ -124,20 +125,28 @@ def _lay_open(worker: Hands, seam: Seam | None) -> None:
         seam(worker.arena)
 
 
-def _cache_rules(config: EngineConfig, sizes: Sizes, disk_slots: int, pinning: Growing | None) -> CacheConfig:
+def _cache_rules(
+    config: EngineConfig, sizes: Sizes, frame: Frame, disk_slots: int, pinning: Growing | None
+) -> CacheConfig:
     return CacheConfig(
         sizes.geometry,
         sizes.pages,
         sizes.slots,
         disk_slots,
         CHUNK,
-        interval=config.state_checkpoint_interval_tokens,
+        interval=_interval(config, frame),
         min_load_tokens=config.min_load_tokens,
         write_idle=config.disk_write_when == "idle",
         policy=config.cache_policy,
         tenant_share=config.tenant_share,
         host_ready=None if pinning is None else pinning.ready,
     )
+
+
+def _interval(config: EngineConfig, frame: Frame) -> int:
+    """Tokens between rungs on the way of a prompt: few where no layer is recurrent, since images take next to no memory then."""
+    most = config.state_checkpoint_interval_tokens
+    return most if frame.model.shape.linear_layers else min(most, ceil_to(_PLAIN_INTERVAL, frame.geometry.rung_grid))
 
 
 def _sched_rules(config: EngineConfig, sizes: Sizes, frame: Frame) -> SchedConfig:

@@ -84,6 +84,9 @@ class Frame:
             model = replace(model, shape=model.shape.drafting())
         model = model.shard(config.tensor_parallel_size)
         geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)
+        if config.disk_cache and not geometry.image_bytes:
+            # a record on disk has bytes: where no layer is recurrent, a page that means nothing stands for a rung
+            geometry = replace(geometry, image_bytes=1)
         return cls(directory, model, device, dtype, precision, geometry, drafts, ranks)
 
 

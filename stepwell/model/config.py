@@ -1,7 +1,4 @@
-"""What a decoder computes, read from a Hugging Face config.json.
-
-Supported: qwen3_next, qwen3_5_text and qwen3_5_moe_text, and the text part of the wrappers qwen3_5 and qwen3_5_moe.
-"""
+"""What a decoder computes, read from a Hugging Face config.json. `stepwell/base/architectures/` has the models that are served."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from stepwell.model.rope import SERVED as SERVED_ROPES
 _FIXED: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
     ("attention_bias", False),
-    ("attn_output_gate", True),
 )
 
 _MODELOPT = "hf_quant_config.json"
@@ -59,11 +55,12 @@ class HybridConfig:
         """Raises ConfigError naming the field at fault and what is supported."""
         text = text_config(config)
         shape = ModelShape.from_config(config)
-        for name, value in _FIXED:
+        own = shape.architecture
+        for name, value in (*_FIXED, *own.fixed):
             found = text.get(name, config.get(name, value))
             if found != value:
                 raise ConfigError(f"config.json has {name} = {found!r}: only {value!r} is supported")
-        theta, share, scaling = _rope(text)
+        theta, share, scaling = _rope(text, own.rotary_share)
         positions = int(_number(text, "max_position_embeddings", _POSITIONS))
         yarn = None if scaling is None else Yarn.from_config(scaling, positions)
         rotary = int(shape.head_dim * share)
@@ -76,7 +73,7 @@ class HybridConfig:
             eps=_number(text, "rms_norm_eps", 1e-6),
             rope_theta=theta,
             rotary_dim=rotary,
-            norm_topk=shape.model_type != "qwen3_next" or bool(text.get("norm_topk_prob", True)),
+            norm_topk=bool(text.get("norm_topk_prob", own.norm_topk)),
             dtype=_dtype(text, config),
             ends=Ends.from_config(config),
             max_positions=positions if yarn is None else max(positions, yarn.positions),
@@ -109,7 +106,7 @@ class HybridConfig:
         return self.ends.tokens
 
 
-def _rope(text: Config) -> tuple[float, float, Config | None]:
+def _rope(text: Config, default_share: float) -> tuple[float, float, Config | None]:
     """Base and rotated share, from `rope_parameters` or, in older files, from the top level and `rope_scaling`; and what YaRN is told."""
     rope = text.get("rope_parameters")
     scaling = rope if rope is not None else text.get("rope_scaling") or {}
@@ -120,7 +117,7 @@ def _rope(text: Config) -> tuple[float, float, Config | None]:
     if kind not in ("default", "mrope", "yarn"):
         raise ConfigError(f"config.json has rope_type {kind!r}: served are {SERVED_ROPES}")
     merged = {**text, **scaling}
-    share = _number(merged, "partial_rotary_factor", 0.25)
+    share = _number(merged, "partial_rotary_factor", default_share)
     return _number(merged, "rope_theta", 10000.0), share, scaling if kind == "yarn" else None
 
 

@@ -36,7 +36,7 @@ _MEMORY = 0.01, 1.0
 class DummyWeights:
     """Tensors by their published names. The same seed gives the same values on the same kind of device."""
 
-    __slots__ = ("_cuts", "_device", "_dtype", "_expected", "_fp8", "_kept", "_seed")
+    __slots__ = ("_centred", "_cuts", "_device", "_dtype", "_expected", "_fp8", "_kept", "_seed")
 
     def __init__(
         self,
@@ -47,11 +47,13 @@ class DummyWeights:
         fp8: Fp8Format | None = None,
         kept: bool = False,
         cuts: Mapping[str, Cut] | None = None,
+        centred: bool = True,
     ) -> None:
         """`expected` are the names and shapes of all tensors (`names.expected`); matrices are made as `dtype`.
 
-        fp8    those that official packs store in FP8 are rounded to it, in this form; `kept`: and stay in it
-        cuts   of these tensors only this part is wanted
+        fp8      those that official packs store in FP8 are rounded to it, in this form; `kept`: and stay in it
+        cuts     of these tensors only this part is wanted
+        centred  weights of norms lie about zero, else about one
         """
         self._expected = expected
         self._dtype = dtype
@@ -60,6 +62,7 @@ class DummyWeights:
         self._fp8 = fp8
         self._kept = kept
         self._cuts = cuts or {}
+        self._centred = centred
 
     def matrix(self, name: str) -> Matrix:
         """Make one matrix, or a stack of them, on the device."""
@@ -96,7 +99,7 @@ class DummyWeights:
         if name.endswith("dt_bias"):
             return 0.0, 0.5
         if name.endswith("linear_attn.norm.weight"):
-            return 1.0, 0.1  # the one norm that is not centred at zero
+            return 1.0, 0.1  # never centred at zero
         if len(shape) == 1:
-            return 0.0, 0.1
+            return 0.0 if self._centred else 1.0, 0.1
         return 0.0, shape[-1] ** -0.5

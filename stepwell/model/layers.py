@@ -35,18 +35,20 @@ class Half(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Full attention with an output gate. `index` counts the layers of the same kind.
+    """Full attention. `index` counts the layers of the same kind.
 
-    into     hidden → heads · d queries, kv_heads · d keys, kv_heads · d values, heads · d gates
-    qk_norm  over d, [heads + kv_heads, d]: the query norm once for each head, then the key norm
+    gated    there is an output gate
+    into     hidden → heads · d queries, kv_heads · d keys, kv_heads · d values and, if `gated`, heads · d gates
+    qk_norm  over d, [heads + kv_heads, d]: the query norm once for each head, then the key norm; None: neither is normed
     """
 
     index: int
     heads: int
     kv_heads: int
     head_dim: int
+    gated: bool
     into: Linear
-    qk_norm: Norm
+    qk_norm: Norm | None
     out: Linear
 
     def __call__(self, forward: Forward, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
@@ -93,9 +95,9 @@ class DenseMlp:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of `top` experts and one shared expert behind its own gate.
+    """A mixture of `top` experts and, if there is one, a shared expert behind its own gate.
 
-    router  hidden → experts + 1: the experts' logits, then the shared expert's gate
+    router  hidden → the experts' logits, then the shared expert's gate
     """
 
     top: int
@@ -103,7 +105,7 @@ class Experts:
     router: Linear
     gate_up: LinearStack
     down: LinearStack
-    shared: DenseMlp
+    shared: DenseMlp | None
 
     def __call__(self, forward: Forward, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         return forward.experts(self, x, residual, then)

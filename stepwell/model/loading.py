@@ -94,7 +94,8 @@ def dummy_decoder(
     own, fused = config.shard(ranks.count), frozenset(names.layer_prefixes(config.shape))
     backend, expected = make(own, chosen, where, ranks), names.expected(config.shape, fused)
     cuts = _cuts(expected, config, ranks)
-    weights = DummyWeights(expected, drawn or chosen, where, seed, config.fp8, _holds(backend, config), cuts)
+    held, centred = _holds(backend, config), config.shape.architecture.centred
+    weights = DummyWeights(expected, drawn or chosen, where, seed, config.fp8, held, cuts, centred)
     return _Loader(own, weights, chosen, where, backend, ranks).decoder(fused)
 
 
@@ -133,7 +134,7 @@ class _Loader:
             self.config,
             embedding,
             tuple(self.layer(i, fused) for i in range(self.config.shape.layers)),
-            self.centred(names.NORM),
+            self.norm(names.NORM),
             self._head(embedding),
             self.backend,
             self._drafter(fused) if self.config.shape.draft_layers else None,
@@ -169,9 +170,13 @@ class _Loader:
     def float32(self, name: str) -> Tensor:
         return self.weights.tensor(name).to(self.device, torch.float32)
 
-    def centred(self, name: str) -> Norm:
-        """A zero-centred norm, its 1 + added."""
-        return Norm(self.float32(name) + 1.0, self.config.eps)
+    def norm(self, name: str) -> Norm:
+        """A norm, the 1 added that is not stored of a centred one."""
+        return Norm(self.norm_weight(name), self.config.eps)
+
+    def norm_weight(self, name: str) -> Tensor:
+        stored = self.float32(name)
+        return stored + 1.0 if self.config.shape.architecture.centred else stored
 
     def layer(self, index: int, fused: frozenset[str]) -> Layer:
         prefix, shape = names.layer_prefix(index), self.config.shape
@@ -183,9 +188,9 @@ class _Loader:
     def _layer(self, prefix: str, mixer: Half, experts: bool, fused: bool) -> Layer:
         mlp: Half = self._experts(prefix, fused) if experts else self._mlp(f"{prefix}mlp.")
         return Layer(
-            self.centred(f"{prefix}input_layernorm.weight"),
+            self.norm(f"{prefix}input_layernorm.weight"),
             mixer,
-            self.centred(f"{prefix}post_attention_layernorm.weight"),
+            self.norm(f"{prefix}post_attention_layernorm.weight"),
             mlp,
         )
 
@@ -195,37 +200,42 @@ class _Loader:
         layer = self._layer(prefix, attention, any(shape.expert_layers), prefix in fused)
         return Drafter(
             join=self.linear(f"{own}fc.weight"),
-            embedding_norm=self.centred(f"{own}pre_fc_norm_embedding.weight"),
-            hidden_norm=self.centred(f"{own}pre_fc_norm_hidden.weight"),
+            embedding_norm=self.norm(f"{own}pre_fc_norm_embedding.weight"),
+            hidden_norm=self.norm(f"{own}pre_fc_norm_hidden.weight"),
             mixer_norm=layer.mixer_norm,
             attention=attention,
             mlp_norm=layer.mlp_norm,
             mlp=layer.mlp,
-            norm=self.centred(f"{own}norm.weight"),
+            norm=self.norm(f"{own}norm.weight"),
         )
 
     def _attention(self, prefix: str, order: int) -> Attention:
         s, own = self.config.shape, f"{prefix}self_attn."
         inner, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-        stored = self.matrix(*(f"{own}{name}_proj.weight" for name in "qkv"))
-        # of queries and gates each head's are stored together: query, then gate
-        rows = torch.arange(2 * (inner + kv), device=self.device)
-        query, gate = rows[: 2 * inner].view(s.heads, 2, s.head_dim).unbind(1)
-        into = taken(stored, torch.cat((query.flatten(), rows[2 * inner :], gate.flatten())))
-        q_norm, k_norm = (self.float32(f"{own}{name}_norm.weight") + 1.0 for name in "qk")
+        into, qk_norm = self.matrix(*(f"{own}{name}_proj.weight" for name in "qkv")), None
+        if s.architecture.gated:
+            # of queries and gates each head's are stored together: query, then gate
+            rows = torch.arange(2 * (inner + kv), device=self.device)
+            query, gate = rows[: 2 * inner].view(s.heads, 2, s.head_dim).unbind(1)
+            into = taken(into, torch.cat((query.flatten(), rows[2 * inner :], gate.flatten())))
+        if s.architecture.qk_norm:
+            q_norm, k_norm = (self.norm_weight(f"{own}{name}_norm.weight") for name in "qk")
+            weight = torch.cat((q_norm.expand(s.heads, -1), k_norm.expand(s.kv_heads, -1)))
+            qk_norm = Norm(weight, self.config.eps)
         return Attention(
             index=order,
             heads=s.heads,
             kv_heads=s.kv_heads,
             head_dim=s.head_dim,
+            gated=s.architecture.gated,
             into=self.backend.linear(into),
-            qk_norm=Norm(torch.cat((q_norm.expand(s.heads, -1), k_norm.expand(s.kv_heads, -1))), self.config.eps),
+            qk_norm=qk_norm,
             out=self.linear(f"{own}o_proj.weight"),
         )
 
     def _delta_net(self, prefix: str, order: int) -> DeltaNet:
         s, own = self.config.shape, f"{prefix}linear_attn."
-        if s.model_type == "qwen3_next":
+        if s.architecture.by_key_head:
             wide, narrow = (self.matrix(f"{own}in_proj_{name}.weight") for name in ("qkvz", "ba"))
             rows = torch.arange(max(wide.shape[0], narrow.shape[0]), device=self.device)
             wide, narrow = (
@@ -255,25 +265,24 @@ class _Loader:
         return DenseMlp(gate_up, self.linear(f"{prefix}down_proj.weight"))
 
     def _experts(self, prefix: str, fused: bool) -> Experts:
-        own = f"{prefix}mlp."
-        router = self.linear(f"{own}gate.weight", f"{own}shared_expert_gate.weight")
-        shared = f"{own}shared_expert."
-        matrices: list[Matrix] = [
-            *(self._fused_experts(own) if fused else self._single_experts(own)),
-            self.matrix(f"{shared}gate_proj.weight", f"{shared}up_proj.weight"),
-            self.matrix(f"{shared}down_proj.weight"),
-        ]
+        own, shared = f"{prefix}mlp.", f"{prefix}mlp.shared_expert."
+        has_shared = self.config.shape.architecture.shared_expert
+        router = self.linear(f"{own}gate.weight", *([f"{own}shared_expert_gate.weight"] if has_shared else []))
+        matrices: list[Matrix] = [*(self._fused_experts(own) if fused else self._single_experts(own))]
+        if has_shared:
+            matrices.append(self.matrix(f"{shared}gate_proj.weight", f"{shared}up_proj.weight"))
+            matrices.append(self.matrix(f"{shared}down_proj.weight"))
         if not alike(matrices):
             # one kernel reads all of them, so they are of one form
             matrices = [unpacked(matrix, self.dtype) for matrix in matrices]
-        gate_up, down, shared_gate_up, shared_down = matrices
+        gate_up, down, *rest = matrices
         return Experts(
             top=self.config.shape.experts_per_token,
             normed=self.config.norm_topk,
             router=router,
             gate_up=self.backend.stack(gate_up),
             down=self.backend.stack(down),
-            shared=DenseMlp(self.backend.linear(shared_gate_up), self.backend.linear(shared_down)),
+            shared=DenseMlp(*map(self.backend.linear, rest)) if has_shared else None,
         )
 
     def _fused_experts(self, own: str) -> tuple[Matrix, Matrix]:

@@ -76,17 +76,18 @@ def _layer(shape: ModelShape, prefix: str, kind: str, expert: bool, fused: bool)
 
 def _attention(s: ModelShape) -> Iterator[tuple[str, Shape]]:
     inner, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    yield "self_attn.q_proj.weight", (2 * inner, s.hidden)
+    yield "self_attn.q_proj.weight", (2 * inner if s.architecture.gated else inner, s.hidden)
     yield "self_attn.k_proj.weight", (kv, s.hidden)
     yield "self_attn.v_proj.weight", (kv, s.hidden)
     yield "self_attn.o_proj.weight", (s.hidden, inner)
-    yield "self_attn.q_norm.weight", (s.head_dim,)
-    yield "self_attn.k_norm.weight", (s.head_dim,)
+    if s.architecture.qk_norm:
+        yield "self_attn.q_norm.weight", (s.head_dim,)
+        yield "self_attn.k_norm.weight", (s.head_dim,)
 
 
 def _linear(s: ModelShape) -> Iterator[tuple[str, Shape]]:
     inner = s.value_heads * s.value_dim
-    if s.model_type == "qwen3_next":
+    if s.architecture.by_key_head:
         yield "linear_attn.in_proj_qkvz.weight", (s.conv_channels + inner, s.hidden)
         yield "linear_attn.in_proj_ba.weight", (2 * s.value_heads, s.hidden)
     else:
@@ -109,8 +110,9 @@ def _mlp(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, Shape]]:
 
 def _experts(s: ModelShape, fused: bool) -> Iterator[tuple[str, Shape]]:
     yield "mlp.gate.weight", (s.experts, s.hidden)
-    yield "mlp.shared_expert_gate.weight", (1, s.hidden)
-    yield from _mlp("mlp.shared_expert.", s.hidden, s.shared_width)
+    if s.architecture.shared_expert:
+        yield "mlp.shared_expert_gate.weight", (1, s.hidden)
+        yield from _mlp("mlp.shared_expert.", s.hidden, s.shared_width)
     if fused:
         yield "mlp.experts.gate_up_proj", (s.experts, 2 * s.expert_width, s.hidden)
         yield "mlp.experts.down_proj", (s.experts, s.hidden, s.expert_width)

@@ -78,7 +78,7 @@ def _values(s: ModelShape) -> int:
 
 
 _ENDINGS: dict[str, _Share] = {
-    "self_attn.q_proj.weight": _along(0, lambda s: 2 * s.heads * s.head_dim),
+    "self_attn.q_proj.weight": _along(0, lambda s: (2 if s.architecture.gated else 1) * s.heads * s.head_dim),
     "self_attn.k_proj.weight": _kv,
     "self_attn.v_proj.weight": _kv,
     "self_attn.o_proj.weight": _along(1, lambda s: s.heads * s.head_dim),

@@ -278,7 +278,7 @@ class TorchForward:
     def attention(self, layer: Attention, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         q, gate = self._store(layer, x)
         y = self.attend(q, self.memory.keys[layer.index], self.memory.values[layer.index]).flatten(1)
-        return self._close(layer.out(y * gate.sigmoid()), residual, then)
+        return self._close(layer.out(y * gate.sigmoid() if layer.gated else y), residual, then)
 
     def before(self, x: Tensor) -> Tensor:
         assert self.carrying is not None
@@ -295,11 +295,13 @@ class TorchForward:
         self._store(layer, x)
 
     def _store(self, layer: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values; returns queries [rows, heads, head_dim] and gates [rows, heads · head_dim]."""
+        """Store keys and values; returns queries [rows, heads, head_dim] and gates [rows, heads · head_dim], empty if there are none."""
         rows, dim = x.shape[0], layer.head_dim
         inner, kv = layer.heads * dim, layer.kv_heads * dim
-        qk, v, gate = layer.into(x).split_with_sizes((inner + kv, kv, inner), -1)
-        both = rotate(_normed(qk.view(rows, -1, dim), layer.qk_norm), self.angles).to(x.dtype)
+        qk, v, gate = layer.into(x).split_with_sizes((inner + kv, kv, inner if layer.gated else 0), -1)
+        qk = qk.view(rows, -1, dim)
+        normed = qk.float() if layer.qk_norm is None else _normed(qk, layer.qk_norm)
+        both = rotate(normed, self.angles).to(x.dtype)
         q, k = both.split_with_sizes((layer.heads, layer.kv_heads), 1)
         k_pages, v_pages = self.memory.keys[layer.index], self.memory.values[layer.index]
         write_kv(k, v.view(rows, -1, dim), k_pages, v_pages, self.place)
@@ -324,10 +326,12 @@ class TorchForward:
         return self._close(gated_mlp(x, layer.gate_up, layer.down), residual, then)
 
     def experts(self, layer: Experts, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
-        logits = layer.router(x)
-        weights, chosen = route(logits[:, :-1], layer.top, layer.normed)
-        shared = gated_mlp(x, layer.shared.gate_up, layer.shared.down).mul_(logits[:, -1:].sigmoid())
-        return self._close(mixture(x, weights, chosen, layer.gate_up, layer.down).add_(shared), residual, then)
+        logits, shared = layer.router(x), layer.shared
+        weights, chosen = route(logits if shared is None else logits[:, :-1], layer.top, layer.normed)
+        mixed = mixture(x, weights, chosen, layer.gate_up, layer.down)
+        if shared is not None:
+            mixed.add_(gated_mlp(x, shared.gate_up, shared.down).mul_(logits[:, -1:].sigmoid()))
+        return self._close(mixed, residual, then)
 
     def _close(self, y: Tensor, residual: Tensor, then: Norm) -> Tensor:
         return self.norm(residual.add_(self.ranks.sum(y)), then)

@@ -166,13 +166,16 @@ class LiveStates:
         rows = torch.empty(size, dtype=torch.uint8, device=self.recurrent.device)
         windows = self.conv[:, 0, : self._back]
         states = self.recurrent[:, 0].numel() * self.recurrent.itemsize + windows.numel() * windows.itemsize
-        rows.view(-1, geometry.image_pages * geometry.page_bytes)[:, states:] = 0
-        return self.as_images(rows)
+        rows.view(count, geometry.image_pages * geometry.page_bytes)[:, states:] = 0
+        return self._images(rows, count)
 
     def as_images(self, rows: Tensor) -> Images:
-        """Views into images' bytes, uint8 [images · image_pages, page_bytes] and contiguous."""
+        """Views into images' bytes, uint8 [images · image_pages, page_bytes] and contiguous; into none where images have no bytes."""
+        return self._images(rows, rows.shape[0] // max(1, self._geometry.image_pages))
+
+    def _images(self, rows: Tensor, count: int) -> Images:
         geometry = self._geometry
-        flat = rows.view(-1, geometry.image_pages * geometry.page_bytes)[:, : geometry.image_bytes]
+        flat = rows.view(count, geometry.image_pages * geometry.page_bytes)[:, : geometry.image_bytes]
         split = self.recurrent[:, 0].numel() * self.recurrent.itemsize
         windows = self.conv[:, :, : self._back]
         behind = split + windows[:, 0].numel() * windows.itemsize
@@ -199,7 +202,7 @@ class LiveStates:
 
     def unpack(self, rows: Tensor, slot: int) -> None:
         """The slot's state becomes that of an image's bytes, uint8 [image_pages, page_bytes], on any device."""
-        image = self.as_images(rows.to(self.recurrent.device).contiguous())
+        image = self._images(rows.to(self.recurrent.device).contiguous(), 1)
         self.recurrent[:, slot] = image.recurrent[:, 0]
         self.conv[:, slot, : self._back] = image.conv[:, 0]
         self.hidden[:, slot] = image.hidden[:, 0]
@@ -224,6 +227,8 @@ class LiveStates:
 def _layers_first(flat: Tensor, like: Tensor) -> Tensor:
     """Bytes [images, …] as elements of `like` [layers, slots, …], with images in place of slots."""
     layers, _, *sizes = like.shape
+    if not layers:
+        return like.new_empty(0, flat.shape[0], *sizes)
     return flat.view(like.dtype).view(flat.shape[0], layers, *sizes).transpose(0, 1)
 
 

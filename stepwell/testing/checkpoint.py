@@ -1,4 +1,4 @@
-"""Writes a small hybrid checkpoint in Hugging Face format, for demos, tests and benchmarks.
+"""Writes a small checkpoint in Hugging Face format, for demos, tests and benchmarks.
 
 The weights are random, yet not just anything: with the usual initialisation (std 0.02) the recurrent states are about
 1e-4 and a wrong state changes no answer. Here every projection keeps unit variance and the states reach far back, so
@@ -20,17 +20,21 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from stepwell.base.architectures import ARCHITECTURES, Architecture
 from stepwell.testing.tokenizer import readable, train_tokenizer, write_tokenizer
 
-Arch: TypeAlias = Literal["qwen3_5", "qwen3_5_moe", "qwen3_next"]
+Arch: TypeAlias = Literal["qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_moe", "llama"]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 _NAMES = {
     "qwen3_5": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
     "qwen3_5_moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
     "qwen3_next": ("qwen3_next", "Qwen3NextForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen3_moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    "llama": ("llama", "LlamaForCausalLM"),
 }
-_FULL_EVERY = 4  # one layer in four is full attention, as in the released models
+_FULL_EVERY = 4  # one layer in four is full attention in hybrids, as in the released models
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,10 @@ class _Sizes:
     linear_value_heads: int = 8
     kernel: int = 4
     mtp: bool = False
+
+    @property
+    def model(self) -> Architecture:
+        return ARCHITECTURES[_NAMES[self.arch][0]]
 
     @property
     def heads(self) -> int:
@@ -71,7 +79,7 @@ class _Sizes:
         return self.linear_value_heads * self.linear_dim
 
     def full(self, layer: int) -> bool:
-        return (layer + 1) % _FULL_EVERY == 0
+        return not self.model.recurrent or (layer + 1) % _FULL_EVERY == 0
 
 
 def write_checkpoint(
@@ -88,9 +96,9 @@ def write_checkpoint(
 ) -> Path:
     """Write config.json, generation_config.json, model.safetensors and a tokenizer into `path`; returns it.
 
-    arch       "qwen3_5" and "qwen3_next" are dense unless `experts`; "qwen3_5_moe" needs `experts`
+    arch       "qwen3_next" is dense unless `experts`; those on "moe" need `experts`, and others have none
     hidden     width of the residual stream, a multiple of 64
-    layers     a multiple of 4: three recurrent layers, then one of full attention
+    layers     of hybrids a multiple of 4: three recurrent layers, then one of full attention
     experts    experts of each layer, two of which serve a token; 0 is dense
     mtp        with a layer for multi-token prediction, as random as the rest: its drafts are guesses
 
@@ -114,17 +122,20 @@ def _check(arch: str, hidden: int, layers: int, experts: int) -> None:
         raise ValueError(f"arch must be one of {', '.join(get_args(Arch))}, not {arch!r}")
     if hidden < 64 or hidden % 64:
         raise ValueError(f"hidden must be a multiple of 64, not {hidden}")
-    if layers < 1 or layers % _FULL_EVERY:
+    if layers < 1 or (ARCHITECTURES[_NAMES[arch][0]].recurrent and layers % _FULL_EVERY):
         raise ValueError(f"layers must be a multiple of {_FULL_EVERY}, not {layers}")
     if experts == 1 or experts < 0:
         raise ValueError(f"experts must be 0 (dense) or at least 2, not {experts}")
-    if (arch == "qwen3_5_moe" and not experts) or (arch == "qwen3_5" and experts):
-        raise ValueError("qwen3_5_moe needs experts and qwen3_5 has none: change one of arch and experts")
+    if arch.endswith("_moe") and not experts:
+        raise ValueError(f"{arch} needs experts: change one of arch and experts")
+    if experts and ARCHITECTURES[_NAMES[arch][0]].experts == "none":
+        raise ValueError(f"{arch} must have no experts: change one of arch and experts")
 
 
 def _config(sizes: _Sizes, max_positions: int) -> dict[str, Any]:
     model_type, architecture = _NAMES[sizes.arch]
     layers = range(sizes.layers)
+    shared = {"partial_rotary_factor": sizes.model.rotary_share} if sizes.model.rotary_share < 1 else {}
     config: dict[str, Any] = {
         "architectures": [architecture],
         "attention_bias": False,
@@ -135,12 +146,6 @@ def _config(sizes: _Sizes, max_positions: int) -> dict[str, Any]:
         "hidden_act": "silu",
         "hidden_size": sizes.hidden,
         "intermediate_size": sizes.intermediate,
-        "layer_types": ["full_attention" if sizes.full(i) else "linear_attention" for i in layers],
-        "linear_conv_kernel_dim": sizes.kernel,
-        "linear_key_head_dim": sizes.linear_dim,
-        "linear_num_key_heads": sizes.linear_key_heads,
-        "linear_num_value_heads": sizes.linear_value_heads,
-        "linear_value_head_dim": sizes.linear_dim,
         "max_position_embeddings": max_positions,
         **({"mtp_num_hidden_layers": 1} if sizes.mtp else {}),
         "model_type": model_type,
@@ -149,19 +154,28 @@ def _config(sizes: _Sizes, max_positions: int) -> dict[str, Any]:
         "num_key_value_heads": sizes.kv_heads,
         "pad_token_id": 0,
         "rms_norm_eps": 1e-06,
-        "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0, "rope_type": "default"},
+        "rope_parameters": {**shared, "rope_theta": 1_000_000.0, "rope_type": "default"},
         "tie_word_embeddings": False,
         "use_cache": True,
         "vocab_size": sizes.vocab,
     }
+    if sizes.model.recurrent:
+        config |= {
+            "layer_types": ["full_attention" if sizes.full(i) else "linear_attention" for i in layers],
+            "linear_conv_kernel_dim": sizes.kernel,
+            "linear_key_head_dim": sizes.linear_dim,
+            "linear_num_key_heads": sizes.linear_key_heads,
+            "linear_num_value_heads": sizes.linear_value_heads,
+            "linear_value_head_dim": sizes.linear_dim,
+        }
     if sizes.experts:
         config |= {
             "moe_intermediate_size": sizes.expert_width,
             "num_experts": sizes.experts,
             "num_experts_per_tok": 2,
-            "shared_expert_intermediate_size": sizes.expert_width,
         }
-    if sizes.arch == "qwen3_next":
+        config |= {"shared_expert_intermediate_size": sizes.expert_width} if sizes.model.shared_expert else {}
+    if sizes.model.experts == "listed":
         dense = {"mlp_only_layers": [] if sizes.experts else list(layers), "num_experts": sizes.experts}
         config |= dense | {"decoder_sparse_step": 1, "norm_topk_prob": True}
     return config
@@ -192,12 +206,14 @@ def _shapes(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _attention(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     h, d = sizes.hidden, sizes.head_dim
-    yield "self_attn.q_proj.weight", (2 * sizes.heads * d, h)  # query and output gate
+    # queries, and output gates where there are any
+    yield "self_attn.q_proj.weight", ((2 if sizes.model.gated else 1) * sizes.heads * d, h)
     yield "self_attn.k_proj.weight", (sizes.kv_heads * d, h)
     yield "self_attn.v_proj.weight", (sizes.kv_heads * d, h)
     yield "self_attn.o_proj.weight", (h, sizes.heads * d)
-    yield "self_attn.q_norm.weight", (d,)
-    yield "self_attn.k_norm.weight", (d,)
+    if sizes.model.qk_norm:
+        yield "self_attn.q_norm.weight", (d,)
+        yield "self_attn.k_norm.weight", (d,)
 
 
 def _linear_attention(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -225,8 +241,9 @@ def _mlp(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "mlp.gate.weight", (sizes.experts, h)
     for expert in range(sizes.experts):
         yield from _gated(f"mlp.experts.{expert}.", h, sizes.expert_width)
-    yield from _gated("mlp.shared_expert.", h, sizes.expert_width)
-    yield "mlp.shared_expert_gate.weight", (1, h)
+    if sizes.model.shared_expert:
+        yield from _gated("mlp.shared_expert.", h, sizes.expert_width)
+        yield "mlp.shared_expert_gate.weight", (1, h)
 
 
 def _gated(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -235,8 +252,8 @@ def _gated(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[in
     yield prefix + "down_proj.weight", (hidden, width)
 
 
-def _values(name: str, shape: tuple[int, ...], seed: int) -> Floats:
-    """The values of one tensor; they depend on its name, its shape and the seed alone."""
+def _values(name: str, shape: tuple[int, ...], seed: int, centred: bool) -> Floats:
+    """The values of one tensor; they depend on its name, its shape, the seed and on whether norms are centred at zero alone."""
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     normal: Floats = rng.standard_normal(shape, dtype=np.float32)
     if name.endswith("A_log"):
@@ -245,9 +262,9 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> Floats:
     if name.endswith(("dt_bias", "conv1d.weight", "embed_tokens.weight")):
         return np.float32(0.5) * normal
     if name.endswith("linear_attn.norm.weight"):
-        return np.float32(1) + np.float32(0.1) * normal  # the one norm that is not centred at zero
+        return np.float32(1) + np.float32(0.1) * normal  # never centred at zero
     if len(shape) == 1:
-        return np.float32(0.1) * normal
+        return np.float32(0.1) * normal + np.float32(not centred)
     return normal / np.float32(np.sqrt(shape[-1]))
 
 
@@ -255,7 +272,7 @@ def _write_weights(path: Path, sizes: _Sizes, seed: int, spoken: list[int]) -> N
     """`spoken` are the tokens that greedy decoding may choose; the rest have logit 0, far below the best."""
     from safetensors.numpy import save
 
-    tensors = {name: _values(name, shape, seed) for name, shape in _shapes(sizes)}
+    tensors = {name: _values(name, shape, seed, sizes.model.centred) for name, shape in _shapes(sizes)}
     silent = np.ones(sizes.vocab, dtype=bool)
     silent[spoken] = False
     tensors["lm_head.weight"][silent] = 0

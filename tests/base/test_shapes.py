@@ -101,7 +101,7 @@ def test_prefill_flops_add_up_over_a_split() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "supported are qwen3_next"),
+        ({"model_type": "gpt2"}, "supported are qwen3_next.* llama"),
         ({"layer_types": ["sliding_attention"] * 48}, "sliding_attention"),
         ({"layer_types": ["full_attention"]}, "each of its 48 layers"),
         ({"hidden_size": None}, "hidden_size"),

@@ -18,6 +18,7 @@ from tests.engine.rig import Rig, work  # noqa: E402
 
 TOLERANCE = 1e-4
 DENSE = ("qwen3_5", "qwen3_next")
+SPLIT = (*DENSE, "qwen3", "llama")
 
 
 @pytest.fixture(params=ARCHS)

@@ -26,7 +26,7 @@ from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 from tests.model.ranks import on_ranks  # noqa: E402
 
-ARCHS = ("qwen3_5", "qwen3_next", "qwen3_next moe", "qwen3_5_moe moe")
+ARCHS = ("qwen3_5", "qwen3_next", "qwen3_next moe", "qwen3_5_moe moe", "qwen3_moe moe", "llama")
 VOCAB = 513  # does not divide: the last rank's rows are filled up
 TOKENS = np.random.default_rng(3).integers(3, VOCAB, 70).astype(np.int32)
 ANSWER = 6

@@ -339,6 +339,9 @@ def carrying(even: Spread) -> list[Longs]:
 def unfit(config: HybridConfig, dtype: torch.dtype) -> str:
     """Why the kernels cannot compute this model; empty if they can."""
     shape = config.shape
+    own = shape.architecture
+    if not (own.recurrent and own.gated and own.qk_norm):
+        return f"the kernels are for hybrid models with gated attention, not for a {own.model_type}"
     dims = (shape.head_dim, shape.key_dim, shape.value_dim)
     if any(dim & (dim - 1) or dim < 16 for dim in dims):
         return f"the kernels take head dimensions that are powers of two and at least 16: this model has {dims}"

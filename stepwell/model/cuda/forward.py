@@ -106,6 +106,7 @@ class CudaForward:
         inner, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         qk, v, gate = layer.into(x).split_with_sizes((inner + kv, kv, inner), -1)
         k_pages, v_pages = self.memory.keys[layer.index], self.memory.values[layer.index]
+        assert layer.gated and layer.qk_norm is not None, "others are unfit for the kernels"
         q_norm, k_norm = layer.qk_norm.weight[0], layer.qk_norm.weight[layer.heads]
         q = attention.qkv_step(
             qk, v, q_norm, k_norm, self.cos, self.sin, k_pages, v_pages, self.page, self.offset, layer.qk_norm.eps
@@ -148,6 +149,7 @@ class CudaForward:
     def experts(self, layer: Experts, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         chosen, weights = experts.route(_kernel(layer.router).parts(x), layer.top, layer.normed)
         gate_up, down = _stack(layer.gate_up), _stack(layer.down)
+        assert layer.shared is not None, "others are unfit for the kernels"
         shared_up, shared_down = _kernel(layer.shared.gate_up).matrix, _kernel(layer.shared.down).matrix
         few = x.shape[0] <= _FEW and chosen.numel() <= experts.MOST_PAIRS
         mixture = experts.mixture if few else grouped.mixture_of_many

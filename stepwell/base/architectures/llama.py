@@ -1,0 +1,5 @@
+"""Llama 2, 3.0 to 3.3 and models of its form, such as SmolLM2: full attention in every layer, nothing normed but the residual."""
+
+from stepwell.base.architectures.architecture import Architecture
+
+LLAMA = Architecture("llama", qk_norm=False, fixed=(("mlp_bias", False),))

@@ -1,0 +1,16 @@
+"""Qwen3-Next: three layers of the gated delta rule to one of gated attention, dense or with experts."""
+
+from stepwell.base.architectures.architecture import Architecture
+
+QWEN3_NEXT = Architecture(
+    "qwen3_next",
+    recurrent=True,
+    by_key_head=True,
+    head_dim=256,
+    rotary_share=0.25,
+    gated=True,
+    centred=True,
+    experts="listed",
+    shared_expert=True,
+    fixed=(("attn_output_gate", True),),
+)
