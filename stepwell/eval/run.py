@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from stepwell.eval.local import LocalSubject
 from stepwell.eval.report import Marks, Matched, identical, matched_table, pass_table
 from stepwell.eval.subject import Answer, Subject, Told
 from stepwell.eval.task import Question
+
+_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,31 @@ def evaluate(
     )
 
 
+class Lines:
+    """Prints how far something is: not more often than every 10 seconds, and at the end."""
+
+    def __init__(self, console: Console, text: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._text, self._total, self._clock = console, text, total, clock
+        self._began = self._said = clock()
+        self._done = 0
+
+    def __call__(self, more: int) -> None:
+        self._done += more
+        now = self._clock()
+        if self._done < self._total and now - self._said < _SECONDS:
+            return
+        self._said = now
+        self._console.print(
+            f"{self._text}: {self._done} of {self._total} in {now - self._began:.0f} s", highlight=False
+        )
+
+
 @contextmanager
 def told_by_bar(console: Console, text: str, total: int) -> Iterator[Told]:
-    """A bar that moves on by what it is told."""
+    """A bar that moves on by what it is told; where that cannot be shown, a line now and then."""
+    if not console.is_terminal:
+        yield Lines(console, text, total)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(text, total=total)
