@@ -42,26 +42,27 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """How far apart two right answers may be, as a share of the largest logit: a cold run sums in other batches and cuts."""
 
 
-def build_engine(config: EngineConfig, report: Report, seam: Seam | None = None) -> OwnedLoop:
-    """The engine that `config` describes. `seam` is given the device's pages: for evaluations that tamper with them.
+def build_engine(config: EngineConfig, report: Report, seam: Seam | None = None, apart: bool = False) -> OwnedLoop:
+    """The engine that `config` describes. `seam` is given the device's pages: for evaluations that tamper with them. `apart`: one rank has
+    a process of its own, too: for benchmarks of what that costs.
 
     Raises ConfigError, naming the flag, where it cannot work.
     """
     owned = ExitStack()
     try:
-        return _build(config, report, owned, seam)
+        return _build(config, report, owned, seam, apart)
     except BaseException:
         owned.close()
         raise
 
 
-def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | None) -> OwnedLoop:
+def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | None, apart: bool) -> OwnedLoop:
     phases = Phases(WallClock(), report)
     frame = Frame.of(config)
     model = frame.model
     # before the weights: that a folder is in use, say, is told at once
     with phases("opening the disk cache"):
-        staff = _staff(config, frame, owned, phases)
+        staff = _staff(config, frame, owned, phases, apart or config.tensor_parallel_size > 1)
     keep = 2 * config.max_num_seqs
     grammars = Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep)
     guides = Guides(grammars, model.shape.vocab, keep, patient=config.deterministic)
@@ -108,9 +109,9 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
     return loop
 
 
-def _staff(config: EngineConfig, frame: Frame, owned: ExitStack, phases: Phases) -> Staff:
-    """Open the disk cache; what is returned builds those who compute and copy, in this process or one for each of several ranks."""
-    if config.tensor_parallel_size > 1:
+def _staff(config: EngineConfig, frame: Frame, owned: ExitStack, phases: Phases, apart: bool) -> Staff:
+    """Open the disk cache; what is returned builds those who compute and copy: in this process, or `apart`, in one for each rank."""
+    if apart:
         key = take_folder(config, frame, owned)
         return lambda masks: hire(config, frame, masks, key, owned, phases)
     place = frame.directory, frame.model.shape, frame.geometry, frame.precision, frame.device.type

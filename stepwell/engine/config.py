@@ -60,6 +60,7 @@ class EngineConfig:
     kv_cache_dtype          type of keys and values: "auto", the model's own; "fp8": e4m3 with scale 1
     tensor_parallel_size    devices that share the model, each with a process of its own; 1: this process computes
     worker_timeout          seconds without a sign of life of such a process after which the engine ends; 0: any time
+    disable_custom_all_reduce  sum over GPUs by NCCL alone, never in each other's memory
     state_dtype             type in which recurrent states are kept, live and in images; they are computed in float32
     load_format             where weights come from: "auto" and "safetensors" read the checkpoint's files, "dummy" makes random ones
                             of the shape that config.json names, by `seed`: for benchmarks
@@ -111,6 +112,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     tensor_parallel_size: int = 1
     worker_timeout: float = 4.0
+    disable_custom_all_reduce: bool = False
     state_checkpoint_interval_tokens: int = 8192
     decode_rung_tokens: int = 16
     min_load_tokens: int | None = None

@@ -40,7 +40,7 @@ from stepwell.ops.ranks import ALONE, Ranks
 from stepwell.sched.step import Mover
 from stepwell.store.arena import Arena, PlainArena
 from stepwell.store.copier import Copier, HostCopier
-from stepwell.store.cudart import Cudart, libraries
+from stepwell.store.cudart import Cudart, OnDevice, libraries
 from stepwell.store.device import DeviceArena, LiveStates, Precision
 from stepwell.store.disk.store import DiskStore
 from stepwell.store.host import HostArena
@@ -174,7 +174,7 @@ def build_worker(
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier.store, arena, host, live)))
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
-    names = decoder.backend.names + decoder.notes + notes
+    names = decoder.backend.names + decoder.notes + notes + ((frame.ranks.name,) if frame.ranks.name else ())
     compiles.serve()
     counts = Counts(compiles, device, planned)
     return Worker(endpoint, sizes, costs, names, copier.name, pinning, arena, counts)
@@ -223,11 +223,12 @@ def _pinning(config: EngineConfig, host: HostArena | None, device: torch.device,
     if host is None or device.type != "cuda":
         return None
     cudart = Cudart.load(libraries(torch.version.cuda))
-    node = node_of(cudart.pci_id(device.index or 0))
+    index = torch.cuda.current_device()
+    node = node_of(cudart.pci_id(index))
     if node is not None and (why := prefer_node(host.rows.ctypes.data, host.rows.nbytes, node)):
         log.warning("host memory lies wherever the system likes, not beside the GPU on node %d: %s", node, why)
     try:
-        pinning = owned.enter_context(Pinning(host.rows, cudart))
+        pinning = owned.enter_context(Pinning(host.rows, OnDevice(cudart, index)))
     except StoreError as error:
         raise ConfigError(
             f"--host-memory: not even the first of it can be page-locked ({error}): ask for less, or for 0"

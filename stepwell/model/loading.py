@@ -144,7 +144,7 @@ class _Loader:
     def _head(self, embedding: Tensor) -> Linear:
         """The embedding is whole, the head this rank's rows, with zeros where the last ranks have fewer."""
         tied, vocab, ranks = self.config.shape.tied, self.config.shape.vocab, self.ranks
-        if ranks.count == 1:
+        if ranks is ALONE:
             return self.backend.tied(embedding) if tied else self.linear(names.HEAD)
         first, end = words(vocab, ranks.number, ranks.count)
         rows = embedding[first:end] if tied else unpacked(self.matrix(names.HEAD), self.dtype)

@@ -26,7 +26,11 @@ class Ranks(Protocol):
 
     number   this one, counted from 0
     count    how many there are
+    name     how they sum, for people; empty for one that is alone
     """
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def number(self) -> int: ...
@@ -50,6 +54,10 @@ class Ranks(Protocol):
 @dataclass(frozen=True, slots=True)
 class Alone:
     """The one rank that holds all of the model."""
+
+    @property
+    def name(self) -> str:
+        return ""
 
     @property
     def number(self) -> int:
@@ -76,13 +84,14 @@ ALONE = Alone()
 
 
 class ProcessRanks:
-    """The processes of torch's default group, which must have been initialised. `device` is this one's."""
+    """The processes of torch's default group, which must have been initialised. `device` is this one's, `name` is for people."""
 
-    __slots__ = ("_apart", "_device", "count", "number")
+    __slots__ = ("_apart", "_device", "count", "name", "number")
 
     def __init__(self, device: torch.device) -> None:
         self.number = dist.get_rank()
         self.count = dist.get_world_size()
+        self.name = f"sums over ranks: {dist.get_backend()}"
         self._device = device
         self._apart = False
 

@@ -216,7 +216,7 @@ FLAGS: tuple[PeerFlag, ...] = (
     _row("--enable-expert-parallel --enable-ep-moe --enable-eplb --enable-dp-attention", 0, _RANKS),
     _row("--ep --ep-size --expert-parallel-size --moe-dp-size --moe-a2a-backend --all2all-backend", 1, _RANKS),
     _row("--distributed-executor-backend", 1, _RANKS),
-    _row("--disable-custom-all-reduce --enable-p2p-check --enable-flashinfer-allreduce-fusion", 0, _RANKS),
+    _row("--enable-p2p-check --enable-flashinfer-allreduce-fusion", 0, _RANKS),
     _row("--distributed-timeout-seconds --cpu-distributed-timeout-seconds", 1, _RANKS),
     _row("--numa-bind", 0, _RANKS),
     _row(

@@ -231,6 +231,9 @@ class ServeSettings:
         str, _expert("on: prepare a step while the one before computes; off; or auto: on with CUDA.")
     ] = "auto"
     enforce_eager: Annotated[bool, _expert("Capture no CUDA graphs.")] = False
+    disable_custom_all_reduce: Annotated[
+        bool, _expert("Sum over several GPUs by NCCL alone, never in each other's memory.")
+    ] = False
     cudagraph_capture_sizes: Annotated[
         list[str] | None,
         _expert("Numbers of decoding sequences to capture CUDA graphs for; by default 1, 2, 4 and multiples of 8."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from stepwell.base.errors import StoreError
@@ -81,6 +82,10 @@ class Cudart:
         """Undo `register`."""
         self._call("cudaHostUnregister", ctypes.c_void_p(address))
 
+    def use(self, index: int) -> None:
+        """Have this thread work with device `index`."""
+        self._call("cudaSetDevice", ctypes.c_int(index))
+
     def pci_id(self, index: int) -> str:
         """Address of device `index` on its bus, as Linux writes it: `0000:1b:00.0`."""
         text = ctypes.create_string_buffer(_LONGEST_ID)
@@ -117,6 +122,22 @@ class Cudart:
         code = getattr(self._library, name)(*arguments)
         if code:
             raise StoreError(f"{name} failed with CUDA error {code}")
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """Page-locks for device `index`, on any thread: without one, CUDA would make a context on the first device."""
+
+    cudart: Cudart
+    index: int
+
+    def register(self, address: int, size: int) -> None:
+        self.cudart.use(self.index)
+        self.cudart.register(address, size)
+
+    def unregister(self, address: int) -> None:
+        self.cudart.use(self.index)
+        self.cudart.unregister(address)
 
 
 def _pointer(words: Words) -> ctypes.c_void_p:

@@ -45,6 +45,7 @@ class ThreadRanks:
 
     number: int
     table: Table
+    name: str = "threads"
 
     @property
     def count(self) -> int:

@@ -86,9 +86,10 @@ def test_known_launch_lines_are_read_as_ours(line: str, expected: dict[str, Any]
     assert {name: getattr(config, name) for name in expected} == expected
 
 
-def test_more_ranks_than_there_are_is_told_by_our_own_flag() -> None:
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 8"):
-        read(f"{BIG} --tp-size 8")
+def test_a_number_of_ranks_that_cannot_be_is_told_by_our_own_flag() -> None:
+    assert read(f"{BIG} --tp-size 8").config.tensor_parallel_size == 8
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 0"):
+        read(f"{BIG} --tp-size 0")
 
 
 OWN = {"--port": 1, "--max-model-len": 1, "--coalesce": 0, "--served-model-name": 1, "--api-key": 1, "--seed": 1}

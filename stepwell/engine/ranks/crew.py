@@ -150,11 +150,12 @@ class Crew:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _begun(self, rank: int) -> subprocess.Popen[bytes]:
-        # gloo asks the network for this machine's name otherwise
+        # all ranks are on this machine; what would need multicast between GPUs is left out
+        own = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0"}
         process = subprocess.Popen(
             command("stepwell.engine.ranks.process"),
             stdin=subprocess.PIPE,
-            env=environment(GLOO_SOCKET_IFNAME="lo"),
+            env=environment(**own, TORCH_SYMM_MEM_DISABLE_MULTICAST="1"),
         )
         assert process.stdin is not None
         begin = Begin(config_of(self._config, rank), rank, self._directory, *self._logs)

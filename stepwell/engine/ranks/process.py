@@ -22,6 +22,7 @@ import zmq
 
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, identity, open_disk
 from stepwell.engine.logs import set_up
 from stepwell.engine.phases import Phases
@@ -97,6 +98,7 @@ def _built(begin: Begin, tell: object, owned: ExitStack) -> tuple[Worker, SentMa
     device = device_of(config, begin.rank)
     count = config.tensor_parallel_size
     if device.type == "cuda":
+        device = torch.device("cuda", begin.rank)
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(max(1, torch.get_num_threads() // count))
@@ -107,13 +109,30 @@ def _built(begin: Begin, tell: object, owned: ExitStack) -> tuple[Worker, SentMa
             rank=begin.rank,
             world_size=count,
         )
-    frame = Frame.of(config, ProcessRanks(device))
+        ranks = _ranks(config, device)
+    frame = Frame.of(config, ranks)
     place = frame.directory, frame.model.shape, frame.geometry, frame.precision, device.type
     with phases("opening the disk cache"):
         parts = identity(*place, config.dummy_seed, count, begin.rank) if config.disk_cache else {}
         tier = open_disk(config, frame.geometry, parts, owned)
     masks = SentMasks(frame.model.shape.vocab)
     return build_worker(config, frame, tier, masks, owned, phases), masks, tier
+
+
+def _ranks(config: EngineConfig, device: torch.device) -> ProcessRanks:
+    """The quickest way to sum that all ranks have."""
+    plain = ProcessRanks(device)
+    if device.type != "cuda" or config.disable_custom_all_reduce:
+        return plain
+    shared: ProcessRanks | None = None
+    try:
+        from stepwell.ops.symmetric import SymmetricRanks
+
+        shared = SymmetricRanks(device)
+    except (ImportError, RuntimeError) as error:
+        log.warning("GPUs cannot reach each other's memory, sums take NCCL: %s", str(error).partition("\n")[0])
+    fails = plain.largest(float(shared is None))
+    return plain if shared is None or fails else shared
 
 
 def _ready(worker: Worker, tier: DiskTier[DiskStore] | None, state: State) -> Ready:

@@ -154,7 +154,7 @@ class CudaForward:
         few = x.shape[0] <= _FEW and chosen.numel() <= experts.MOST_PAIRS
         mixture = experts.mixture if few else grouped.mixture_of_many
         matrices = gate_up, down, shared_up, shared_down
-        if self.ranks.count == 1:
+        if self.ranks is ALONE:
             return mixture(x, chosen, weights, *matrices, residual, then.weight, then.eps)
         part = torch.zeros_like(residual)
         mixture(x, chosen, weights, *matrices, part, then.weight, then.eps)
@@ -162,7 +162,7 @@ class CudaForward:
 
     def _close(self, out: Linear, y: Tensor, residual: Tensor, then: Norm) -> Tensor:
         """What ranks compute is summed before it is added to the residual."""
-        made = _kernel(out).parts(y) if self.ranks.count == 1 else self.ranks.sum(out(y))
+        made = _kernel(out).parts(y) if self.ranks is ALONE else self.ranks.sum(out(y))
         return norm.add_rms_norm(made, residual, then.weight, then.eps)
 
     def _step(self, layer: DeltaNet, qkv: Tensor, b: Tensor, a: Tensor, decodes: Decodes) -> Tensor:
