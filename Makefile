@@ -8,7 +8,10 @@ TORCH ?= 2.13.0
 TORCH_ARGS ?=
 # Extra words for pytest, such as `-k cache -x`.
 ARGS ?=
+# Processes that share the tests; 0 runs them in one, where a debugger can stop them.
+JOBS ?= auto
 
+PARALLEL := -n $(JOBS) --dist worksteal
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Installed again only when pyproject.toml, the wanted PyTorch or the place of the checkout changes.
@@ -16,7 +19,7 @@ KEY := $(shell { cat pyproject.toml; echo '$(TORCH) $(TORCH_ARGS) $(CURDIR)'; } 
 ENGINE := $(VENV)/.stepwell-engine-$(KEY)
 DEV := $(VENV)/.stepwell-dev-$(KEY)
 
-.PHONY: help demo replay-demo test lint format fast pure lines clean
+.PHONY: help demo replay-demo test test-long test-all lint format fast pure lines clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -31,8 +34,13 @@ replay-demo: $(BIN)/python ## play made-up agent conversations on a virtual cloc
 		--device-tokens 6e5 --host-tokens 3e6 --html replay-demo.html
 	@echo 'The report with plots is in replay-demo.html'
 
-test: $(DEV) ## run all tests (ARGS="-k cache -x" goes to pytest)
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(DEV) ## run the tests that fit into four minutes on two cores (ARGS="-k cache -x" goes to pytest)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-long: $(DEV) ## run what `make test` leaves out: long tests, and more examples
+	@$(BIN)/python -m pytest $(PARALLEL) --long -m "long or more" $(ARGS)
+
+test-all: test test-long ## run all tests
 
 lint: $(DEV) ## ruff, formatting, types, direction of imports
 	@$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from pathlib import Path
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
+from hypothesis import settings
 
 import stepwell.engine  # noqa: F401  before torch: it keeps waiting threads from spinning
 
@@ -21,20 +22,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="run the engine state machine on N examples, new ones each time, instead of a fixed few",
     )
-    parser.addoption(
-        "--long", action="store_true", help="also run tests marked long: half a minute each in Triton's interpreter"
-    )
+    parser.addoption("--long", action="store_true", help="also run tests marked long, and more examples of others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long: takes half a minute or more; left out unless --long is given")
+    config.addinivalue_line("markers", "long: left out unless --long is given")
+    config.addinivalue_line("markers", "more: tries more examples with --long")
+    settings.register_profile("few", max_examples=30, deadline=None)
+    settings.register_profile("many", max_examples=100, deadline=None)
+    settings.load_profile("many" if config.getoption("--long") else "few")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long") is not None:
-                item.add_marker(pytest.mark.skip(reason="long: give --long"))
+        left_out = [item for item in items if item.get_closest_marker("long") is not None]
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.names import ServedNames
 from stepwell.testing.agents import TEMPLATE, forgetful, write_agent_tokenizer
 from tests.agents.bodies import PROGRAMS, Sent, sent_by
+from tests.amounts import long
 from tests.engine import scripted
 from tests.server.harness import MODEL, Running, eventually, running
 
@@ -23,7 +24,9 @@ _ENDS = {
 _LIMITS = {"/v1/responses": "max_output_tokens"}
 
 
-@pytest.fixture(scope="module", params=[TEMPLATE, forgetful(TEMPLATE)], ids=["preserving", "forgetful"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(TEMPLATE, id="preserving"), long(forgetful(TEMPLATE), id="forgetful")]
+)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path = write_agent_tokenizer(tmp_path_factory.mktemp("agents"), scripted.VOCAB, template=request.param)
     with pytest.MonkeyPatch.context() as patch:

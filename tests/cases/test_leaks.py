@@ -197,6 +197,7 @@ def test_after_many_failed_loads_everything_is_served_as_if_none_had_failed() ->
     served(harness, *harness.told)
 
 
+@pytest.mark.long
 def test_hundreds_of_small_conversations_take_no_more_memory_than_the_first() -> None:
     """All bytes that the interpreter knows of, arrays included: a view that keeps its base alive would show."""
     engine = Bare(rules(48, 96, grid=8, clean=0.3, ghosts=60))

@@ -52,6 +52,7 @@ def after_noise(harness: Harness, prompt: Ints, most: int, total: int, seed: int
     clean=st.sampled_from([0.0, 0.05, 0.2, 0.6]),
     polls=st.integers(0, 6),
 )
+@pytest.mark.long
 def test_prompts_up_to_half_of_host_outlive_noise_of_ten_times_host(
     host: int, part: float, spare: int, rest: int, image: int, clean: float, polls: int
 ) -> None:

@@ -21,6 +21,7 @@ from stepwell.sched.gain import Always  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
 from stepwell.sched.step import Cut, FromImage, Step  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
+from tests.amounts import long  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 from tests.model.test_loading import changed  # noqa: E402
 
@@ -73,7 +74,7 @@ def tokens(answers: list[Any]) -> list[tuple[int, ...]]:
     return [one.token_ids for one in answers]
 
 
-@pytest.mark.parametrize("ahead", ["off", "on"])
+@pytest.mark.parametrize("ahead", [long("off"), "on"])
 def test_greedy_answers_are_the_same_and_a_third_of_the_first_drafts_is_right(checkpoint: Path, ahead: str) -> None:
     asked, params = prompts(12), SamplingParams(max_tokens=40, ignore_eos=True)
     plain, before = served(checkpoint, asked, params)
@@ -95,7 +96,7 @@ class Turning(Always):
         self.steps += 1
 
 
-@pytest.mark.parametrize("ahead", ["off", "on"])
+@pytest.mark.parametrize("ahead", [long("off"), "on"])
 def test_answers_are_the_same_where_drafts_turn_themselves_off_and_on(
     checkpoint: Path, ahead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +107,7 @@ def test_answers_are_the_same_where_drafts_turn_themselves_off_and_on(
     assert tokens(drafted) == tokens(plain) and stats.drafts[1][1]
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_p": 0.9, "min_p": 0.02}, {"top_k": 8}])
+@pytest.mark.parametrize("settings", [long({}), {"top_p": 0.9, "min_p": 0.02}, long({"top_k": 8})])
 def test_drawn_answers_are_the_same_for_every_seed(checkpoint: Path, settings: dict[str, Any]) -> None:
     """So their distribution is, too: a row draws by its request's seed and its own place in the answer, drafts or not."""
     asked = prompts(1) * 24
@@ -117,6 +118,7 @@ def test_drawn_answers_are_the_same_for_every_seed(checkpoint: Path, settings: d
     assert stats.drafts[1][1] > 5 and len(set(tokens(plain))) > 20
 
 
+@pytest.mark.long
 def test_drawn_tokens_come_as_often_as_the_model_says(checkpoint: Path) -> None:
     """The third tokens of answers that begin alike, drawn behind a draft more often than not, against the model's three likeliest."""
     (prompt,) = prompts(1)
@@ -162,7 +164,8 @@ def spoken(checkpoint: Path) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "faults"), [("off", ()), ("on", ("fail:*:host->*:copied=half:chance=0.5", "fail:*:disk->*:chance=0.3"))]
+    ("ahead", "faults"),
+    [long("off", ()), ("on", ("fail:*:host->*:copied=half:chance=0.5", "fail:*:disk->*:chance=0.3"))],
 )
 def test_every_tier_a_restart_and_failed_copies(
     checkpoint: Path, tmp_path: Path, spoken: Any, ahead: str, faults: Any
@@ -174,7 +177,7 @@ def test_every_tier_a_restart_and_failed_copies(
     assert stats.drafts[1][1] and (faults or (seen["host"] and seen["disk"]))
 
 
-@pytest.mark.parametrize("ahead", ["off", "on"])
+@pytest.mark.parametrize("ahead", [long("off"), "on"])
 def test_a_preempted_answer_goes_on_behind_what_was_accepted(checkpoint: Path, ahead: str) -> None:
     asked, params = [prompt[:90] for prompt in prompts(4, seed=5)], SamplingParams(max_tokens=60, ignore_eos=True)
     plain, _ = served(checkpoint, asked, params)

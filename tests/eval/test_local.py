@@ -17,6 +17,7 @@ from stepwell.eval import controls
 from stepwell.eval.local import LocalSubject
 from stepwell.eval.task import SHOTS, TEST, Form, read_problems, write_questions
 from stepwell.testing.checkpoint import write_checkpoint
+from tests.amounts import long
 
 SMALL = ("--questions", "5", "--shots", "2", "--contexts", "1", "--max-tokens", "16", "--scored", "3")
 MEMORY = ("--dtype", "float32", "--device-memory", "32MiB", "--host-memory", "64MiB")
@@ -36,12 +37,11 @@ def judged(*words: str) -> tuple[int, dict[str, Any]]:
 @pytest.mark.parametrize(
     "where",
     [
-        ("device",),
-        ("host",),
-        ("host", "--num-speculative-tokens", "2"),
-        ("disk",),
+        long(("device",), id="device"),
+        long(("host",), id="host"),
+        long(("host", "--num-speculative-tokens", "2"), id="host with drafts"),
+        pytest.param(("disk",), id="disk"),
     ],
-    ids=" ".join,
 )
 def test_what_comes_from_a_tier_is_as_good_as_new_and_tampering_shows(
     where: tuple[str, ...], model: Path, tmp_path: Path

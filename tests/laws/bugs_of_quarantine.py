@@ -31,7 +31,7 @@ def only_the_audited_prompt_is_condemned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(quarantine, "_expel", narrow)
 
 
-@bug(0, 2, 3, 11, corrupt=20)
+@bug(0, 2, 3, 11, corrupt=20, seed=2)
 def a_load_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admit, "_condemned", lambda directory, parked: False)
 
@@ -48,7 +48,7 @@ def what_is_computed_from_condemned_bytes_counts(patch: pytest.MonkeyPatch) -> N
     patch.setattr(finish, "publish", trusting)
 
 
-@bug(0, 5, corrupt=20)
+@bug(0, 5, corrupt=20, seed=11)
 def a_copy_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
     real = shed.landed
 
@@ -61,7 +61,7 @@ def a_copy_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admit, "landed", trusting)
 
 
-@bug(2, 3, 10, corrupt=20)
+@bug(2, 3, 10, corrupt=20, seed=21)
 def checksums_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     real = telltale.Memory.copy
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from stepwell.cache.outcome import Reason
 from stepwell.testing.harness import Harness
+from tests.amounts import amount
 from tests.laws.driver import Driver, fuzz
 
 FIXED = 50
@@ -89,12 +90,13 @@ class EngineMachine(RuleBasedStateMachine):
         self.driver.end()
 
 
+@pytest.mark.more
 def test_no_order_of_events_breaks_a_law(pytestconfig: pytest.Config) -> None:
     wanted = pytestconfig.getoption("--laws-examples")
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=wanted or FIXED,
+            max_examples=wanted or amount(pytestconfig, 15, FIXED),
             stateful_step_count=STEPS,
             derandomize=not wanted,
             database=None,
@@ -105,12 +107,13 @@ def test_no_order_of_events_breaks_a_law(pytestconfig: pytest.Config) -> None:
     )
 
 
+@pytest.mark.more
 def test_no_random_run_breaks_a_law(pytestconfig: pytest.Config) -> None:
     """Plain random runs: longer and faster, though they do not shrink. Were they to miss loads or failures, they would prove nothing."""
     wanted = pytestconfig.getoption("--laws-examples")
     first = random.randrange(1 << 32) if wanted else 0
     seen: Counter[str] = Counter()
-    for seed in range(first, first + (wanted or FIXED)):
+    for seed in range(first, first + (wanted or amount(pytestconfig, 20, FIXED))):
         try:
             harness = fuzz(seed).harness
         except Exception as error:
@@ -120,6 +123,7 @@ def test_no_random_run_breaks_a_law(pytestconfig: pytest.Config) -> None:
     assert not missing, f"these never happened: {missing}; {seen}"
 
 
+@pytest.mark.more
 def test_no_random_run_reads_what_is_condemned(pytestconfig: pytest.Config) -> None:
     """The same with bytes that go wrong in any tier of any rank, audits, and quarantines under whoever reads."""
     wanted = pytestconfig.getoption("--laws-examples")
@@ -127,7 +131,7 @@ def test_no_random_run_reads_what_is_condemned(pytestconfig: pytest.Config) -> N
         random.randrange(1 << 32) if wanted else 180
     )  # among the next are some whose audits find what has gone wrong
     seen: Counter[str] = Counter()
-    for seed in range(first, first + (wanted or FIXED * 3 // 5)):
+    for seed in range(first, first + (wanted or amount(pytestconfig, 12, FIXED * 3 // 5))):
         try:
             driver = fuzz(seed, ranks=1 + (seed % 5 == 4), corrupt=12, waits=16)
         except Exception as error:

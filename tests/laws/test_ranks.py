@@ -21,6 +21,7 @@ from stepwell.testing import telltale
 from stepwell.testing.faults import LIVE, FaultPlan, Where
 from stepwell.testing.harness import Harness
 from stepwell.testing.laws import LawBroken
+from tests.amounts import amount
 from tests.laws.driver import fuzz
 
 KV = Where("kv", Tier.HOST)
@@ -249,9 +250,10 @@ def test_a_report_after_the_request_is_gone_changes_nothing(ok: bool) -> None:
 # ---- random runs, and bugs that they find ------------------------------------------------------------------------
 
 
-def test_no_random_run_breaks_a_law_on_any_rank() -> None:
+@pytest.mark.more
+def test_no_random_run_breaks_a_law_on_any_rank(pytestconfig: pytest.Config) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(RUNS):
+    for seed in range(amount(pytestconfig, 5, RUNS)):
         try:
             harness = fuzz(seed, 60, ranks=2 + seed % 2).harness
         except Exception as error:

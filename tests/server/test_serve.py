@@ -154,6 +154,7 @@ def test_killed_engine_ends_streams_and_makes_health_fail(served: Served) -> Non
     assert "Traceback" not in served.text
 
 
+@pytest.mark.long
 def test_open_calls_may_end_while_new_ones_are_turned_away(directory: Path) -> None:
     with closing(Served(directory, drain=600)) as served, httpx.Client(base_url=served.url, timeout=90) as http:
         short = {"prompt": [SLOW, 40], "max_tokens": 60, "stream": True}
@@ -178,6 +179,7 @@ def test_open_calls_may_end_while_new_ones_are_turned_away(directory: Path) -> N
         assert served.end() == 0
 
 
+@pytest.mark.long
 def test_second_signal_ends_what_still_runs(directory: Path) -> None:
     with closing(Served(directory, drain=600)) as served:
         body = {"prompt": [SLOW, 40], "stream": True}
@@ -192,6 +194,7 @@ def test_second_signal_ends_what_still_runs(directory: Path) -> None:
         assert served.end() == 0
 
 
+@pytest.mark.long
 def test_server_whose_engine_has_died_ends_with_a_status_that_has_it_restarted(directory: Path) -> None:
     with closing(Served(directory, dead=0.1)) as served:
         assert served.url

@@ -47,7 +47,11 @@ SAID = st.tuples(
     st.lists(st.sampled_from(WORDS + CALLS), max_size=5).map("\n".join),
 ).map("".join)
 ASKED = {"said": SAID, "most": st.sampled_from([1, 2, 7, 30, 400]), "thinks": st.booleans(), "shown": st.booleans()}
-MANY = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(
+    max_examples=max(4, settings().max_examples // 6),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 BLOCK_EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[RawMessageStreamEvent, Field(discriminator="type")])
 RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[ResponseStreamEvent, Field(discriminator="type")])

@@ -29,6 +29,7 @@ def served(prompt: Ints = PROMPT) -> Ints:
     return np.concatenate([prompt, np.array(answer(prompt, 4, VOCAB), np.int32)])
 
 
+@pytest.mark.long
 def test_two_dozen_kills_leave_nothing_wrong() -> None:
     with working_folder() as place:
         crashes = Crashes(place, seed=1)
@@ -39,6 +40,14 @@ def test_two_dozen_kills_leave_nothing_wrong() -> None:
     assert sum(run.died for run in runs) >= 12
     assert len({run.kill.point for run in runs if run.died}) >= 8
     assert sum(run.verdict.records for run in runs) > 0 and sum(run.resumed for run in runs) > 0
+
+
+def test_some_kills_leave_nothing_wrong() -> None:
+    with working_folder() as place:
+        crashes = Crashes(place, seed=1)
+        runs = [crashes.run() for _ in range(6)]
+    assert Sums.of(runs) == Sums(6, 0, 0, 0), runs
+    assert sum(run.died for run in runs) >= 3
 
 
 def test_every_point_is_numbered_once() -> None:

@@ -69,6 +69,7 @@ def test_every_parameter_is_trained() -> None:
     assert all(not torch.equal(before[name], p) for name, p in network.named_parameters())
 
 
+@pytest.mark.long
 def test_what_is_written_is_served_with_its_drafts(made: Path, tmp_path: Path) -> None:
     plan = Plan(batch=1, tokens=64, seconds=0.0, rate=1e-3, seed=0)
     figures = train.run(plan, made, tmp_path, small=True, compiled=False)

@@ -93,6 +93,7 @@ def truth(directory: Path, prompt: np.ndarray, count: int) -> list[int]:
 @pytest.mark.parametrize(
     ("directory", "rigs"), [({}, RECORDED), (EXPERTS, None)], ids=["recorded", "as it comes, experts"], indirect=True
 )
+@pytest.mark.long
 def test_several_rows_of_a_sequence_equal_plain_torch(rigs: tuple[Rig, Rig], directory: Path) -> None:
     """All, some and none of the drafts right; sequences with fewer drafts than others, and one with none; a prompt beside."""
     prompts = {2: TOKENS[:14], 0: TOKENS[40:71], 1: TOKENS[90:95]}

@@ -16,6 +16,7 @@ from stepwell.model.cuda.backend import CudaBackend  # noqa: E402
 from stepwell.model.loading import dummy_decoder, load_decoder  # noqa: E402
 from stepwell.ops.scaled import Scaled  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
+from tests.amounts import long  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 from tests.model.cuda.shapes import EXPERTS, TOKENS, written  # noqa: E402
 from tests.model.cuda.test_backend import both  # noqa: E402
@@ -34,7 +35,7 @@ def steps(rigs: tuple[Rig, Rig]) -> None:
     both(rigs, work(TOKENS, first, 68, 69), work(TOKENS[5:], second, 3, 4, slot=3))
 
 
-@pytest.mark.parametrize(("form", "more"), [("blocks", {}), ("rows", {}), ("cut blocks", EXPERTS)])
+@pytest.mark.parametrize(("form", "more"), [("blocks", {}), long("rows", {}), long("cut blocks", EXPERTS)])
 def test_random_fp8_weights_agree_with_their_unpacked_twin(tmp_path: Path, form: str, more: dict[str, Any]) -> None:
     directory = written(tmp_path, **more, quantization_config=FORMS[form])
     kernels = dummy_decoder(directory, torch.float32, make=CudaBackend)
@@ -76,6 +77,7 @@ def test_matrices_stay_in_fp8_but_for_what_packs_leave_alone(tmp_path: Path, mor
     assert len(found) - len(scaled) == (3 if more else 1)
 
 
+@pytest.mark.long
 def test_a_pack_and_matrices_that_it_left_alone(tmp_path: Path) -> None:
     """Those unpack what they are joined with. One of each kind: queries beside keys, one half of the delta rule's projection, one matrix
     of one expert."""

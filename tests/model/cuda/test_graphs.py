@@ -60,6 +60,7 @@ def decode(table: np.ndarray, slot: int, at: int, params: SamplingParams, known:
 
 
 @pytest.mark.parametrize("rigs", [{}, EXPERTS], ids=["dense", "experts"], indirect=True)
+@pytest.mark.long
 def test_a_smaller_batch_than_its_graph_computes_the_same_and_writes_nowhere_else(rigs: tuple[Rig, Rig]) -> None:
     slots, told = (4, 0, 2), []
     for rig in rigs:
@@ -86,6 +87,7 @@ def test_a_smaller_batch_than_its_graph_computes_the_same_and_writes_nowhere_els
 WARM = SamplingParams(temperature=1.0, seed=7)
 
 
+@pytest.mark.long
 def test_each_row_draws_as_it_asks_whatever_stands_beside_it(rigs: tuple[Rig, Rig]) -> None:
     params = (WARM, SamplingParams(), SamplingParams(temperature=2.0, top_k=3, top_p=0.9, seed=1))
     looked_at = (WARM, SamplingParams(logit_bias=((9, 50.0),)), params[2])
@@ -107,6 +109,7 @@ def test_each_row_draws_as_it_asks_whatever_stands_beside_it(rigs: tuple[Rig, Ri
     assert (special[0], special[2]) == (captured[0], captured[2])
 
 
+@pytest.mark.long
 def test_what_was_drawn_is_what_the_next_step_reads(rigs: tuple[Rig, Rig]) -> None:
     answers = []
     for rig in rigs:

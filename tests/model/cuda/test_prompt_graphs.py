@@ -50,6 +50,7 @@ def same(rigs: tuple[Rig, Rig], works: tuple[Work, ...]) -> None:
             assert float((mine - other).abs().max()) < 2e-5
 
 
+@pytest.mark.long
 def test_a_padded_prompt_equals_one_as_it_comes_and_writes_nowhere_else(tmp_path: Path) -> None:
     rigs = rig_of(tmp_path, Prepared((2,), (64,), 8)), rig_of(tmp_path)
     pages, others = rigs[0].table(60), rigs[0].table(40)
@@ -86,6 +87,7 @@ def overwriting(rig: Rig) -> None:
             passes[size] = replace(passed, compute=partial(run, passed.compute))
 
 
+@pytest.mark.long
 def test_passes_of_one_step_keep_their_results_though_they_share_memory(tmp_path: Path) -> None:
     rigs = rig_of(tmp_path, Prepared((2,), (64,), 8)), rig_of(tmp_path)
     overwriting(rigs[0])
@@ -96,6 +98,7 @@ def test_passes_of_one_step_keep_their_results_though_they_share_memory(tmp_path
     same(rigs, (work(TOKENS, tables[0], 6, 7, sample=TALL), work(TOKENS, tables[1], 9, 11, slot=1)))
 
 
+@pytest.mark.long
 def test_in_windows_a_prompt_is_the_same_to_the_bit_however_it_is_divided(tmp_path: Path) -> None:
     found = []
     for ends in ([140], [64, 140]):
@@ -185,6 +188,7 @@ def test_prompts_share_a_pass_while_they_fit_and_the_weights_are_read_twice_at_m
 
 
 @pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.long
 def test_prompts_in_one_pass_equal_prompts_as_they_come(tmp_path: Path, experts: bool) -> None:
     more = EXPERTS if experts else {}
     rigs = rig_of(tmp_path, Prepared((2,), (64,), 8), **more), rig_of(tmp_path, **more)

@@ -129,6 +129,7 @@ def steps(rig: Rig, images: list[np.ndarray], tables: list[np.ndarray]) -> list[
 
 
 @pytest.mark.parametrize(("graphs", "prompts"), [((), ()), ((1, 4), (64,))], ids=["as it comes", "recorded"])
+@pytest.mark.long
 def test_no_launch_waits_for_the_device(tmp_path: Path, graphs: tuple[int, ...], prompts: tuple[int, ...]) -> None:
     rig = Rig(
         dummy_decoder(written(tmp_path, **({} if prompts else EXPERTS)), torch.float32, make=CudaBackend), pages=60

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from stepwell.ops.triton import attention, twins  # noqa: E402
+from tests.amounts import long  # noqa: E402
 from tests.ops.triton.inputs import NAN, Made, close, e4m3_as_on_a_gpu  # noqa: E402, F401
 
 BLOCK, KV_HEADS, DIM, PAGES = 4, 2, 16, 24
@@ -109,7 +110,7 @@ def test_decoding_reads_each_token_once_and_no_other(lengths: list[int], splits:
 
 
 @pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("new", [2, 3, 5])
+@pytest.mark.parametrize("new", [2, long(3), long(5)])
 @pytest.mark.parametrize(
     ("lengths", "counts"), [([2], [2]), ([17, 5, 33], [1, 2, 2]), ([18, 0, 1], [2, 0, 1]), ([32, 49], [2, 1])]
 )

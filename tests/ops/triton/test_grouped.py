@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from stepwell.ops.triton import grouped, twins  # noqa: E402
 from stepwell.ops.triton.grouped import Tile, Tiles  # noqa: E402
+from tests.amounts import long  # noqa: E402
 from tests.ops.triton.inputs import NAN, Made, close  # noqa: E402
 
 EXPERTS, TOP, HIDDEN, WIDTH = 11, 3, 40, 24
@@ -30,7 +31,7 @@ def test_one_half_gates_the_other(rows: int, width: int) -> None:
     assert close(grouped.silu_gate(x), torch.nn.functional.silu(x[:, :width]) * x[:, width:])
 
 
-@pytest.mark.parametrize(("rows", "places"), [(1, 16), (6, 16), (70, 16), (70, 32)])
+@pytest.mark.parametrize(("rows", "places"), [(1, 16), (6, 16), long(70, 16), long(70, 32)])
 def test_a_mixture_of_many_is_the_mixture(rows: int, places: int) -> None:
     made = Made(3)
     gate_up, down = (

@@ -12,6 +12,7 @@ from stepwell.ops.triton import experts, grouped, linear, twins  # noqa: E402
 from stepwell.ops.triton.experts import Tiles  # noqa: E402
 from stepwell.ops.triton.linear import Tile  # noqa: E402
 from stepwell.ops.triton.stored import unpack  # noqa: E402
+from tests.amounts import long  # noqa: E402
 from tests.ops.triton.inputs import NAN, Made, close  # noqa: E402
 
 TILE = Tile(columns=16, depth=16, stages=1)
@@ -111,7 +112,9 @@ def stacked(made: Made, count: int, width: int, depth: int, rows: int, columns: 
     return Scaled(values, torch.stack([m.scales for m in one]), rows, columns)
 
 
-@pytest.mark.parametrize(("rows", "tiles"), [(1, None), (2, Tiles(16, 16, 16, 16, 1)), (19, Tiles(16, 16, 16, 16, 1))])
+@pytest.mark.parametrize(
+    ("rows", "tiles"), [(1, None), (2, Tiles(16, 16, 16, 16, 1)), long(19, Tiles(16, 16, 16, 16, 1))]
+)
 @pytest.mark.parametrize(("high", "wide"), [(16, 16), (24, 32), (1, 64)])
 def test_a_mixture_of_experts(rows: int, tiles: Tiles | None, high: int, wide: int) -> None:
     """Scales and values of experts that nobody chose are NaN."""
