@@ -88,7 +88,7 @@ def test_known_launch_lines_are_read_as_ours(line: str, expected: dict[str, Any]
 
 def test_a_number_of_ranks_that_cannot_be_is_told_by_our_own_flag() -> None:
     assert read(f"{BIG} --tp-size 8").config.tensor_parallel_size == 8
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 0"):
+    with pytest.raises(ConfigError, match="--tensor-parallel-size must be at least 1"):
         read(f"{BIG} --tp-size 0")
 
 
