@@ -88,7 +88,10 @@ def serve(ctx: typer.Context, **values: Any) -> None:
         set_up(values["log_level"], values["log_format"])
         expect_variables(os.environ, _variables(ctx))
         _allow_faults(values["faults"])
-        expect_checkpoint(values["model"])  # before libraries are imported, which takes seconds
+        expect_checkpoint(values["model"])
+        from stepwell.server.preflight import preflight  # before other libraries are imported, which takes seconds
+
+        preflight(values)
     from stepwell.server.options import options_from, with_local_model
     from stepwell.server.serve import leave, serve
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 import stepwell.engine  # noqa: F401  before torch: it keeps waiting threads from spinning
+from tests.base.test_shapes import NEXT_80B
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,5 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def empty_model(tmp_path: Path) -> str:
     """A directory that may be a checkpoint as far as the command line can tell."""
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps(NEXT_80B))
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+    (tmp_path / "model.safetensors").touch()
     return str(tmp_path)

@@ -19,6 +19,9 @@ LAYER_TYPES = ("linear_attention", "full_attention")
 GDN_CHUNK = 64
 """Tokens in one chunk of the gated delta rule: the grid on which a resume is exact."""
 
+_LARGEST_SIZE = 1 << 24
+_MOST_LAYERS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Widths:
@@ -231,10 +234,14 @@ def text_config(config: Config) -> Config:
     return config
 
 
-def _size(config: Config, name: str, default: int | None = None, least: int = 1) -> int:
+def _size(config: Config, name: str, default: int | None = None, least: int = 1, most: int = _LARGEST_SIZE) -> int:
     value = config.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"config.json needs {name} as a whole number of at least {least}, not {value!r}")
+    if value > most:
+        raise ConfigError(
+            f"config.json has {name} = {value}: no model has more than {most:,}; mend it, or fetch it again"
+        )
     return value
 
 
@@ -244,7 +251,7 @@ def _head_dim(config: Config, own: Architecture, heads: int) -> int:
 
 
 def _layer_types(config: Config, own: Architecture) -> tuple[str, ...]:
-    layers = _size(config, "num_hidden_layers")
+    layers = _size(config, "num_hidden_layers", most=_MOST_LAYERS)
     types = config.get("layer_types")
     if types is None and not own.recurrent:
         return ("full_attention",) * layers

@@ -130,7 +130,7 @@ class EngineService:
             self._turn()
         for request_id in self._open:
             self._loop.abort(request_id)
-        log.info("%s", self._loop.stats().joint)
+        log.debug("%s", self._loop.stats().joint)
         return stop.seconds
 
     def _turn(self) -> None:

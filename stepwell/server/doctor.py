@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import resource
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from stepwell.engine.disk_tier import layout_of
 from stepwell.engine.doubts import doubts, longest_context
 from stepwell.server.defaults import ends_of, read_defaults, shown
 from stepwell.server.options import ServeOptions
+from stepwell.server.preflight import expect_files, listen
 from stepwell.store.disk.store import size_of_segments
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def _checkpoint(options: ServeOptions) -> Iterator[Finding]:
     folder = Path(options.config.model)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no directory: give one with config.json, *.safetensors and tokenizer.json")
+    expect_files(options.config, own_template=options.template.text is None)
     model = _model(options)
     kinds = f"{model.shape.attention_layers} attention and {model.shape.linear_layers} recurrent layers"
     yield Finding("ok", "config.json", f"{kinds}, {model.max_positions:,} positions")
@@ -260,12 +261,9 @@ def _traces(options: ServeOptions) -> Iterator[Finding]:
 def _port(options: ServeOptions) -> Iterator[Finding]:
     where = f"{options.host}:{options.port}"
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        yield Finding("error", "port", f"{where}: {error}", "choose another --host or --port")
+        listen(options.host, options.port).close()
+    except ConfigError as error:
+        yield Finding("error", "port", f"{where}: {error.__cause__}", "choose another --host or --port")
         return
     yield Finding("ok", "port", f"{where} is free")
     if options.host not in ("127.0.0.1", "localhost", "::1") and not options.keys.required:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.units import parse_size
-from stepwell.engine.config import EngineConfig, engine_config, flag
+from stepwell.engine.config import EngineConfig, flag
 from stepwell.engine.hub import local_model
 from stepwell.engine.logs import LogFormat
 from stepwell.engine.spawn import DEFAULT_FACTORY
@@ -17,6 +17,7 @@ from stepwell.server.defaults import AUTO
 from stepwell.server.keys import Keys
 from stepwell.server.names import ServedNames
 from stepwell.server.parts import Limits
+from stepwell.server.preflight import engine_of
 from stepwell.server.settings import TraceTarget, trace_target
 from stepwell.server.template_use import TemplateUse, template_use
 
@@ -68,13 +69,8 @@ def options_from(
     values: Mapping[str, Any], given: frozenset[str], environment: Mapping[str, str] | None = None
 ) -> ServeOptions:
     """Options from the flags of `stepwell serve` by name; `environment` may say where traces go. Raises ConfigError, naming the flag."""
-    known = {f.name for f in fields(EngineConfig)}
-    own = {name: value for name, value in values.items() if name in known}
     names = ServedNames.of(values["served_model_name"] or (), values["model"])
-    own["served_model_name"] = names.first
-    if values["fair_salts"] is None:
-        own["fair_salts"] = values["salt_per_key"]
-    config = engine_config(own)
+    config = replace(engine_of(values), served_model_name=names.first)
     for name in ("body_timeout", "queue_timeout", "request_timeout"):
         if values[name] is not None and not values[name] > 0:
             raise ConfigError(f"{flag(name)} must be above 0 seconds, not {values[name]:g}")

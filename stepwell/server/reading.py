@@ -44,6 +44,7 @@ class CallReader:
     def check_model(self, name: str | None) -> None:
         if name is not None and not self._names.accept(name):
             known = ", ".join(map(repr, self._names.all))
-            raise ApiError(
-                Problem(404, f"there is no model {name[:200]!r} here, only {known}", "model", "model_not_found")
+            told = (
+                f"there is no model {name[:200]!r} here, only {known}; --served-model-name NAME '*' would take any name"
             )
+            raise ApiError(Problem(404, told, "model", "model_not_found"))

@@ -36,6 +36,7 @@ from stepwell.server.defaults import SamplingDefaults, print_defaults, read_defa
 from stepwell.server.metrics import Metrics
 from stepwell.server.options import Endings, ServeOptions
 from stepwell.server.parts import Parts
+from stepwell.server.preflight import listen
 from stepwell.server.settings import TraceTarget
 from stepwell.server.starting import Front, Starting
 
@@ -65,7 +66,7 @@ def serve(options: ServeOptions, console: Console) -> int:
     """
     defaults = read_defaults(options.config.model, options.generation_config, options.generation_override)
     with contextlib.ExitStack() as owned:
-        listener = owned.enter_context(contextlib.closing(_listen(options)))
+        listener = owned.enter_context(contextlib.closing(listen(options.host, options.port)))
         otlp = tracer(options.traces)
         if otlp is not None:
             owned.callback(otlp.close)
@@ -95,22 +96,6 @@ def tracer(target: TraceTarget | None) -> Otlp | None:
 def _loop_factory() -> asyncio.AbstractEventLoop:
     factory = uvicorn.Config(app="", log_config=None).get_loop_factory()  # uvloop where it is installed
     return asyncio.new_event_loop() if factory is None else factory()
-
-
-def _listen(options: ServeOptions) -> socket.socket:
-    """Take the port before anything slow begins."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()  # from now on nobody else gets the port
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {options.host}:{options.port} ({error}): choose another --host or --port"
-        ) from error
-    listener.set_inheritable(False)
-    return listener
 
 
 def leave(status: int) -> NoReturn:
@@ -322,11 +307,12 @@ def print_start(console: Console, config: EngineConfig, given: frozenset[str], f
 
 
 def print_addresses(console: Console, facts: EngineFacts, host: str, port: int, keys: bool) -> None:
-    """Where the API and the dashboard are, with a call to try; `keys`: it needs one."""
+    """Where the page, the API and the dashboard are, with a call to try; `keys`: it needs one."""
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = json.dumps({"model": facts.model, "messages": [{"role": "user", "content": "Hello"}]}, ensure_ascii=False)
     head = "-H 'content-type: application/json'" + (" -H 'authorization: Bearer KEY'" if keys else "")
     lines = (
+        f"page       {url}/",
         f"API        {url}/v1",
         f"dashboard  {url}/dashboard",
         f"try        curl {url}/v1/chat/completions {head} -d {shlex.quote(body)}",

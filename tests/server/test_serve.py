@@ -28,6 +28,7 @@ from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.server.options import ServeOptions
 from stepwell.server.serve import print_addresses, serve, tracer
 from stepwell.server.settings import TraceTarget
+from tests.base.test_shapes import NEXT_80B
 from tests.engine.scripted import SLOW
 from tests.server.harness import eventually, tokenizer_directory
 
@@ -210,7 +211,11 @@ def options(directory: Path, factory: str) -> ServeOptions:
 def test_the_start_ends_with_addresses_and_a_call_that_works(directory: Path) -> None:
     with closing(Served(directory)) as served:
         base = served.url
-        assert f"API        {base}/v1\n" in served.text and f"dashboard  {base}/dashboard\n" in served.text
+        assert (
+            f"page       {base}/\n" in served.text
+            and f"API        {base}/v1\n" in served.text
+            and f"dashboard  {base}/dashboard\n" in served.text
+        )
         line = next(line for line in served.text.splitlines() if line.startswith("try "))
         url, *_, body = shlex.split(line)[2:]
         assert (
@@ -276,7 +281,7 @@ app()
 
 
 def test_an_interrupted_start_waits_for_nothing_that_is_under_way(directory: Path) -> None:
-    (directory / "config.json").write_text("{}")
+    (directory / "config.json").write_text(json.dumps(NEXT_80B))
     command = [sys.executable, "-u", "-c", STUCK, "serve", str(directory), "--port", "0", "--load-format", "dummy"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None

@@ -1,0 +1,189 @@
+"""What can be wrong with a start, and the one sentence that says what to change. All of it is told without PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell.base.errors import ConfigError
+from stepwell.server.preflight import expect_template
+from stepwell.testing.checkpoint import write_checkpoint
+
+_PROGRAM = """
+import contextlib, io, json, os, sys
+for name in ("torch", "transformers"):
+    sys.modules[name] = None
+from typer.testing import CliRunner
+from stepwell.cli import app
+for line in sys.stdin:
+    case = json.loads(line)
+    done = CliRunner().invoke(app, ["serve", *case["arguments"]], env=case["environment"])
+    print(json.dumps([done.exit_code, done.output, repr(done.exception)]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with which nothing is wrong."""
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    write_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Callable[..., tuple[int, str]]]:
+    """Starts a server in a process that has no PyTorch, and gives status and output."""
+    environment = {**os.environ, "COLUMNS": "300", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", _PROGRAM], env=environment, **pipes) as child:
+
+        def start(arguments: list[str], given: dict[str, str]) -> tuple[int, str]:
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(json.dumps({"arguments": arguments, "environment": given}) + "\n")
+            child.stdin.flush()
+            status, output, error = json.loads(child.stdout.readline())
+            assert "SystemExit" in error, error
+            return status, output
+
+        yield start
+        assert child.stdin is not None
+        child.stdin.close()
+
+
+def edited(name: str, **fields: Any) -> Callable[[Path], None]:
+    """Change fields of a JSON file."""
+
+    def edit(folder: Path) -> None:
+        file = folder / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+    return edit
+
+
+def written(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text) and None
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+BROKEN = (
+    (removed("config.json"), "has no config.json: give the directory of a Hugging Face checkpoint"),
+    (written("config.json", "{"), "config.json is not JSON"),
+    (edited("config.json", model_type="gpt2"), "model_type 'gpt2': supported are"),
+    (edited("config.json", hidden_size=10**12), "hidden_size = 1000000000000: no model has more than"),
+    (edited("config.json", num_hidden_layers=10**9, layer_types=None), "num_hidden_layers = 1000000000"),
+    (removed("tokenizer.json"), "has no tokenizer.json: copy it there"),
+    (written("tokenizer.json", '{"x":'), "tokenizer.json is not JSON"),
+    (written("tokenizer.json", "{}"), "has no 'model': it is no tokenizer"),
+    (edited("tokenizer_config.json", chat_template="{% for x in %}"), "is no Jinja template"),
+    (removed("model.safetensors"), "--load-format dummy makes random weights"),
+)
+FLAGS = (
+    (["--max-queu", "3"], "No such option: --max-queu"),
+    (["--max-queue", "many"], "Invalid value for '--max-queue'"),
+    (["--port", "99999"], "Invalid value for '--port'"),
+    (["--host", "203.0.113.7"], "choose another --host or --port"),
+    (["--device", "gpu"], "--device 'gpu' is unknown: use one of auto, cpu, cuda"),
+    (["--device", "cuda"], "no CUDA device is visible; use --device cpu"),
+    (["--dtype", "int3"], "--dtype 'int3' is unknown: use one of"),
+    (["--device-memory", "lots"], "cannot read 'lots' as a size"),
+    (["--device", "cpu", "--device-memory", "900TiB"], "that are free: ask for less"),
+    (["--host-memory", "900TiB"], "that are free: ask for less"),
+    (["--disk-cache", "/proc/x:1GiB"], "--disk-cache /proc/x cannot be made"),
+    (["--disk-cache", "nosize"], "write PATH:SIZE"),
+    (["--disk-cache", f"{__file__}:1GiB"], "is not a folder: choose one"),
+    (["--config", "missing.toml"], "cannot read missing.toml"),
+    (["--chat-template", "missing.jinja"], "give the path of a Jinja template"),
+    (["--default-chat-template-kwargs", "x"], "is not valid JSON"),
+    (["--max-model-len", "0"], "--max-model-len must be at least"),
+    (["--block-size", "0"], "--block-size must be at least 1"),
+    (["--trust-remote-code", "--enable-lora"], "adapters are not supported: merge them into the checkpoint"),
+)
+
+
+@pytest.mark.parametrize(("breakage", "words"), BROKEN, ids=[words for _, words in BROKEN])
+def test_a_broken_checkpoint(
+    starter: Callable[..., tuple[int, str]],
+    model: Path,
+    tmp_path: Path,
+    breakage: Callable[[Path], None],
+    words: str,
+) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(model, folder)
+    breakage(folder)
+    said(starter([str(folder)], {}), words)
+
+
+@pytest.mark.parametrize(("flags", "words"), FLAGS, ids=[" ".join(flags)[-40:] for flags, _ in FLAGS])
+def test_a_wrong_flag(starter: Callable[..., tuple[int, str]], model: Path, flags: list[str], words: str) -> None:
+    said(starter([str(model), *flags], {}), words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("/nowhere", "/nowhere does not exist: give the directory"), (__file__, "is a file: give the directory")],
+)
+def test_a_wrong_path(starter: Callable[..., tuple[int, str]], name: str, words: str) -> None:
+    said(starter([name], {}), words)
+
+
+def test_a_wrong_variable(starter: Callable[..., tuple[int, str]], model: Path) -> None:
+    said(starter([str(model)], {"STEPWELL_PROT": "1"}), "did you mean STEPWELL_PORT?")
+
+
+def test_a_wrong_key_and_a_wrong_value_in_a_file(
+    starter: Callable[..., tuple[int, str]], model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "stepwell.toml"
+    for text, words in (
+        ("max-queu = 1", "did you mean max-queue?"),
+        ('max-queue = "x"', "'--max-queue'"),
+        ("x", "TOML"),
+    ):
+        file.write_text(text)
+        said(starter([str(model), "--config", str(file)], {}), words)
+
+
+def test_a_port_that_is_taken(starter: Callable[..., tuple[int, str]], model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        flags = ["--port", str(other.getsockname()[1]), "--device", "cpu"]
+        said(starter([str(model), *flags], {}), "Address already in use): choose another --host or --port")
+
+
+def test_shards_that_the_index_names_and_nobody_has(
+    starter: Callable[..., tuple[int, str]], model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(model, folder)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    places = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    said(
+        starter([str(folder)], {}), "lacks 1 files that model.safetensors.index.json names, such as model-2.safetensors"
+    )
+
+
+def said(told: tuple[int, str], words: str) -> None:
+    """One sentence, behind at most the two lines on how a command is called, and status 2."""
+    status, output = told
+    lines = [line for line in output.splitlines() if line and not line.startswith(("Usage:", "Try ", "note:"))]
+    assert status == 2 and len(lines) == 1, output
+    assert words in lines[0] and "Traceback" not in output, output
+
+
+def test_tags_that_transformers_adds_to_templates_are_no_error() -> None:
+    expect_template("{% for m in messages %}{%- generation -%}{{ m }}{% endgeneration %}{% break %}{% endfor %}", "x")
+    with pytest.raises(ConfigError, match="--chat-template"):
+        expect_template("{{ messages", "x")
