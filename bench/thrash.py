@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from stepwell.cache.policy import DEFAULT
+from stepwell.replay.eviction import DEFAULT
 from stepwell.replay.formats import read_trace
 from stepwell.replay.lanes import LaneRules
 from stepwell.replay.machine import MachineSizes

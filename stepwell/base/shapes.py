@@ -191,10 +191,6 @@ class ModelShape:
         attention = 4.0 * self.attention_layers * self.heads * self.head_dim * pairs
         return matrices + attention + self._recurrent_flops() * tokens + 2.0 * self.vocab * self.hidden
 
-    def decode_flops(self, context: int) -> float:
-        """FLOPs of one token at position `context`."""
-        return self.prefill_flops(context, 1)
-
     def _mixer_parameters(self, kind: str) -> int:
         if kind == "full_attention":
             by_heads = 3 if self.architecture.gated else 2  # queries, output, and gates

@@ -40,7 +40,6 @@ from stepwell.cache.life import (
 )
 from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
 from stepwell.cache.pins import Pins
-from stepwell.cache.policy import policy_named
 from stepwell.cache.pool import Pool, TierUse
 from stepwell.cache.ranking import Offers, Ranking
 from stepwell.cache.tenants import FairRanking, Tenants
@@ -56,7 +55,7 @@ class Account:
         sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
         ready = {HOST: config.host_ready}
         self.pools = {tier: Pool(size, ready.get(tier)) for tier, size in sizes if size}
-        self.policy = policy_named(config.policy)
+        self.policy = config.policy
         tokens = config.geometry.image_pages * config.geometry.block
         totals = {tier: pool.total for tier, pool in self.pools.items()}
         self.tenants = Tenants(totals, config.tenant_share) if config.tenant_share < 1 else None

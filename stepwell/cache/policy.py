@@ -1,8 +1,7 @@
-"""What goes next in a tier, and what does its loss cost? Policies by name: they move memory and time, never an answer.
+"""What goes next in a tier, and what does its loss cost? A policy moves memory and time, never an answer.
 
-    ladder   the tip of a path stays longest, what deeper rungs supersede and branches that were left go soon; below the device images
-             outlive KV (the default)
-    lru      what was used last goes last, whatever it is
+The engine has one, `Ladder`: the tip of a path stays longest, what deeper rungs supersede and branches that were left go soon, and below
+the device images outlive KV. Others can be simulated to compare with it (`stepwell.replay.eviction`).
 
 A policy sorts copies into queues, each by last use. In queue i time runs `weights[i]` times as fast: the next to go is the head of the
 queue whose weighed age is the greatest. So nothing depends on how long an hour is: a trace played twice as fast keeps the same things.
@@ -17,12 +16,9 @@ What a policy knows of the future it has learnt from the past: `Answers`, `Branc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
-from stepwell.base.errors import ConfigError
 from stepwell.cache.moves import DEVICE, Tier
 from stepwell.cache.tree import Item
 
@@ -88,43 +84,12 @@ POPULAR = 3
 """Uses that make a rung one of many conversations (a system prompt's end); a turn that is taken back makes two."""
 
 
-class LeastRecent:
-    """One queue by last use; what nothing can resume from goes first."""
-
-    thins = False
-    weights = (0.0, 1.0)
-
-    def value(self, item: Item, tier: Tier) -> Value:
-        rung = item.node.rung
-        return int(not worthless(item)), rung.used if item.what == "image" and rung is not None else item.node.used
-
-
 def worthless(item: Item) -> bool:
     """Whether nothing could resume from the bytes of `item` in any tier: not worth a copy. Queue 0 alone does not say so, an
     image whose KV has left the device for host is still a way back."""
     if item.what == "image":
         return item.node.kv.best() is None
     return item.node.rung is None and not any(item.below) and not item.node.awaited
-
-
-DEFAULT = "ladder"
-
-POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType({"ladder": Ladder, "lru": LeastRecent})
-
-SAID = MappingProxyType(
-    {
-        "ladder": "the tip of a path stays longest, what deeper rungs supersede goes soon",
-        "lru": "least recently used first, KV and rungs alike",
-    }
-)
-"""One line on each, for help."""
-
-
-def policy_named(name: str) -> Policy:
-    """The policy of this name. Raises ConfigError."""
-    if name not in POLICIES:
-        raise ConfigError(f"--cache-policy {name!r} is unknown: use one of {', '.join(POLICIES)}")
-    return POLICIES[name]()
 
 
 # ---- what is learnt -----------------------------------------------------------------------------------------------

@@ -138,7 +138,6 @@ def _cache_rules(
         interval=_interval(config, frame),
         min_load_tokens=config.min_load_tokens,
         write_idle=config.disk_write_when == "idle",
-        policy=config.cache_policy,
         tenant_share=config.tenant_share,
         host_ready=None if pinning is None else pinning.ready,
     )

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.units import format_size, parse_size
-from stepwell.cache.policy import DEFAULT, policy_named
 from stepwell.model.ends import Ends
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -70,7 +69,6 @@ class EngineConfig:
     disk_cache              folder and bytes of the disk tier; None: there is none
     disk_write_budget       bytes a second that may be written to it, averaged over seconds; None: as many as it takes
     disk_write_when         "idle": also whenever nothing else is to be done; "pressure": only as the tier above fills up
-    cache_policy            what goes first where memory is short, by name (`stepwell.cache.policy`)
     tenant_share            share of a tier that one salt or API key may hold while others want it; 1: no bound
     min_load_tokens         load from a lower tier only what saves at least this many tokens; None: by expected time
     verify_host             share of pages in host, drawn as they are written, whose checksums are compared as they are read; None: all
@@ -116,7 +114,6 @@ class EngineConfig:
     state_checkpoint_interval_tokens: int = 8192
     decode_rung_tokens: int = 16
     min_load_tokens: int | None = None
-    cache_policy: str = DEFAULT
     tenant_share: float = 1.0
     verify_host: float | None = None
     verify_resume: float = 0.0
@@ -174,7 +171,6 @@ class EngineConfig:
             raise ConfigError(
                 f"--async-scheduling {self.async_scheduling!r} is unknown: use one of {', '.join(SWITCH)}"
             )
-        policy_named(self.cache_policy)
         if self.disk_cache is not None and not self.enable_prefix_caching:
             raise ConfigError("--disk-cache needs the prefix cache: leave out --no-enable-prefix-caching")
 

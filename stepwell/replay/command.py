@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 
 from stepwell.base.errors import ConfigError, StepwellError
-from stepwell.cache.policy import DEFAULT as DEFAULT_POLICY
 from stepwell.replay import flags
 from stepwell.replay.compare import compared, document, json_line, show_compared
 from stepwell.replay.compare_page import compare_page
 from stepwell.replay.convert import convert as convert_trace
+from stepwell.replay.eviction import DEFAULT as DEFAULT_POLICY
 from stepwell.replay.live import LiveReplay, play_live
 from stepwell.replay.output import expect_folders, write_text
 from stepwell.replay.page import page

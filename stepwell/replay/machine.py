@@ -9,8 +9,8 @@ from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
 from stepwell.base.units import ceil_to
 from stepwell.cache.config import CacheConfig
-from stepwell.cache.policy import DEFAULT
 from stepwell.replay.cost import CostModel
+from stepwell.replay.eviction import DEFAULT, policy_named
 from stepwell.replay.leap import LeapingLoop
 from stepwell.replay.runner import CostRunner, Links, VirtualMover
 from stepwell.sched.config import SchedConfig
@@ -71,7 +71,7 @@ class Machine:
             disk_slots=sizes.disk_tokens // sizes.block,
             chunk=ceil_to(256, sizes.block),
             interval=sizes.interval,
-            policy=sizes.policy,
+            policy=policy_named(sizes.policy),
         )
         every = sizes.decode_rung_tokens
         rules = SchedConfig(

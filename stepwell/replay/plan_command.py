@@ -12,12 +12,12 @@ from rich.table import Table
 
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.base.units import ceil_div, format_size
-from stepwell.cache.policy import SAID
 from stepwell.replay import flags
+from stepwell.replay.eviction import DEFAULT
 from stepwell.replay.machine import rolling_every
 from stepwell.replay.output import expect_folders, write_text
 from stepwell.replay.plan_page import plan_page
-from stepwell.replay.policies import expect_policies, is_own
+from stepwell.replay.policies import expect_policies, is_served
 from stepwell.replay.profile import Profile, load_profile
 from stepwell.replay.setup import Params, settings_of
 from stepwell.replay.shared import with_played
@@ -50,11 +50,10 @@ def plan_command(
     try:
         expect_folders(html)
         speeds = load_profile(shared["profile"])
-        own = [name for name in expect_policies(shared["policy"]) if is_own(name)]
-        if not own:
-            raise ConfigError(f"--policy must name one to serve by as well: one of {', '.join(SAID)}")
+        if not any(map(is_served, expect_policies(shared["policy"]))):
+            raise ConfigError(f"--policy must name the one that serves as well: {DEFAULT}")
         points = _points(ctx.params, speeds, errors)
-        chosen = knee([p for p in points if p.policy in own], host_price)
+        chosen = knee([p for p in points if is_served(p.policy)], host_price)
         if html is not None:
             write_text(html, plan_page(points, chosen, speeds, settings_of(ctx.params)))
     except StepwellError as error:
@@ -93,7 +92,6 @@ def serve_flags(chosen: Point, profile: Profile, params: Params) -> list[str]:
     words = [f"--device-memory {_size(chosen.device_tokens * kv)}", f"--host-memory {_size(chosen.host_tokens * kv)}"]
     if chosen.disk_tokens:
         words.append(f"--disk-cache FOLDER:{_size(chosen.disk_tokens * kv)}")
-    words.append(f"--cache-policy {chosen.policy}")
     words += [f"--block-size {params['block_size']}", f"--rung-grid {params['rung_grid']}"]
     words.append(f"--state-checkpoint-interval-tokens {params['state_checkpoint_interval_tokens']}")
     every = params["decode_rung_tokens"]

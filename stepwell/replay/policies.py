@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepwell.base.errors import ConfigError
-from stepwell.cache.policy import SAID
 from stepwell.replay.cost import CostModel
+from stepwell.replay.eviction import DEFAULT, SAID
 from stepwell.replay.machine import Machine, MachineSizes
 from stepwell.replay.peers.names import PEERS, peer_machine
 from stepwell.replay.simulate import Imagined
@@ -18,8 +18,13 @@ def policies() -> dict[str, str]:
 
 
 def is_own(name: str) -> bool:
-    """Whether `stepwell serve` knows it too."""
+    """Whether our own cache and scheduler run under it."""
     return name in SAID
+
+
+def is_served(name: str) -> bool:
+    """Whether `stepwell serve` runs under it."""
+    return name == DEFAULT
 
 
 def expect_policies(names: Sequence[str]) -> list[str]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from inspect import Parameter, Signature, signature
 from typing import TypeVar
 
-from stepwell.cache.policy import DEFAULT as DEFAULT_POLICY
 from stepwell.replay import flags
+from stepwell.replay.eviction import DEFAULT as DEFAULT_POLICY
 from stepwell.replay.profile import DEFAULT
 
 _Command = TypeVar("_Command", bound=Callable[..., None])

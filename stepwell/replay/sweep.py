@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from stepwell.base.children import importing_safely
 from stepwell.base.errors import StepwellError
-from stepwell.cache.policy import DEFAULT
+from stepwell.replay.eviction import DEFAULT
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.policies import expect_policies, machine_for
 from stepwell.replay.profile import Profile, load_profile

@@ -142,9 +142,6 @@ class ServeSettings:
     enable_prefix_caching: Annotated[bool, _cache("Reuse what earlier prompts have computed.")] = True
     state_checkpoint_interval_tokens: Annotated[int, _cache("A rung at least every so many prompt tokens.")] = 8192
     decode_rung_tokens: Annotated[int, _cache("Refresh the rung of a running answer every so many tokens.")] = 16
-    cache_policy: Annotated[
-        str, _cache("What goes first where memory is short: ladder or lru. `stepwell plan` compares them.")
-    ] = "ladder"
     min_load_tokens: Annotated[
         int | None, _cache("Load from a lower tier only what saves this many tokens. Default: by expected time.")
     ] = None

@@ -13,9 +13,9 @@ from stepwell.cache.config import CacheConfig
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.pins import Label
-from stepwell.cache.policy import POLICIES
 from stepwell.cache.reset import reset
 from stepwell.cache.shed import secure
+from stepwell.replay.eviction import POLICIES
 from tests.cache.builders import config, copy_down, directory, forget, join, keep, node_ending, numbers
 
 PROMPT = numbers(40)
@@ -31,7 +31,7 @@ def pinned(shelf: Directory, tokens: int = 40, until: float = 100.0) -> int:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_pinned_goes_last_under_every_policy(policy: str) -> None:
-    rules = CacheConfig(config().geometry, device_pages=22, policy=policy)
+    rules = CacheConfig(config().geometry, device_pages=22, policy=POLICIES[policy])
     shelf = Directory(rules)
     keep(shelf, PROMPT, 40, rungs=(40,), now=1.0)
     keep(shelf, OTHER, 40, rungs=(40,), now=9.0)

@@ -10,14 +10,15 @@ from stepwell.base.errors import ConfigError
 from stepwell.cache.content import touch
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.policy import DEFAULT, POLICIES, SAID, Branches, Regret, policy_named
+from stepwell.cache.policy import Branches, Regret
+from stepwell.replay.eviction import DEFAULT, POLICIES, SAID, policy_named
 from tests.cache.builders import config, join, keep, node_ending, numbers, rung_at
 
 LONG = numbers(80, 7)
 
 
 def shelf_under(policy: str, pages: int = 64) -> Directory:
-    return Directory(replace(config(pages, 0), policy=policy))
+    return Directory(replace(config(pages, 0), policy=POLICIES[policy]))
 
 
 def goes(shelf: Directory) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.plan import Plan
-from stepwell.cache.policy import POLICIES
+from stepwell.replay.eviction import POLICIES
 from stepwell.testing.harness import Harness
 from tests.amounts import long
 from tests.cache.builders import join, numbers
@@ -20,7 +20,7 @@ INTERVAL = 32
 
 def small(policy: str, pages: int, host: int) -> Harness:
     """An engine with pages of 4 tokens, images of 3 pages, and a rung every 32 tokens."""
-    return engine(replace(rules(pages, host, grid=8, image=3, interval=INTERVAL), policy=policy), budget=128)
+    return engine(replace(rules(pages, host, grid=8, image=3, interval=INTERVAL), policy=POLICIES[policy]), budget=128)
 
 
 def resumes(harness: Harness, prompt: Ints) -> int:

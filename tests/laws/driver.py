@@ -14,7 +14,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
-from stepwell.cache.policy import POLICIES
+from stepwell.replay.eviction import POLICIES
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.sched.retention import Prefetched, Subject
@@ -70,7 +70,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         ghost_blocks=number(rng, 1000, 8, 0),
         disk_slots=number(rng, 0, rng.randint(1, 20), *(rng.randint(20, 300) for _ in range(3))),
         write_idle=chance(rng, 60),
-        policy=_POLICIES[seed % len(_POLICIES)],
+        policy=POLICIES[_POLICIES[seed % len(_POLICIES)]],
         tenant_share=(1.0, 1.0, 0.5, 0.2)[seed // 4 % 4],
         copy_idle=seed // 5 % 4 > 0,
     )

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from stepwell.base.errors import ConfigError
-from stepwell.cache.policy import POLICIES
 from stepwell.replay.cost import CostModel
+from stepwell.replay.eviction import POLICIES
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.peers.names import PEERS
 from stepwell.replay.policies import expect_policies, is_own, machine_for, policies
