@@ -13,12 +13,11 @@ torch = pytest.importorskip("torch")
 from stepwell.model.loading import load_decoder  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
 from stepwell.sched.step import LAST_DRAW, Carry, Cut, FromImage, Sample, Step  # noqa: E402
-from tests.engine.conftest import ARCHS, LENGTH  # noqa: E402
+from tests.engine.conftest import ARCHS, LENGTH, PLAIN  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 
 TOLERANCE = 1e-4
 DENSE = ("qwen3_5", "qwen3_next")
-SPLIT = (*DENSE, "qwen3", "llama")
 
 
 @pytest.fixture(params=ARCHS)
@@ -54,6 +53,16 @@ def test_a_prompt_split_anywhere_equals_the_whole(dense: Any) -> None:
         assert off(rig.last(work(dense.tokens, pages, split, near)), dense.reference[near - 1]) < TOLERANCE
         if near < LENGTH:
             assert off(rig.last(work(dense.tokens, pages, near, LENGTH)), dense.reference[-1]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_prompt_of_a_plain_model_split_around_blocks_equals_the_whole(pairs: Any, name: str) -> None:
+    made = pairs[name]
+    for split in (1, 15, 16, 17, 63, 64, 65, 127, 128, 129):
+        rig = Rig(made.decoder, pages=9, slots=1, seed=split)
+        pages = rig.table(LENGTH)
+        assert off(rig.last(work(made.tokens, pages, 0, split)), made.reference[split - 1]) < TOLERANCE
+        assert off(rig.last(work(made.tokens, pages, split, LENGTH)), made.reference[-1]) < TOLERANCE
 
 
 def test_resuming_from_any_image_of_a_pass_equals_the_pass(pair: Any) -> None:
