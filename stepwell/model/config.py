@@ -11,7 +11,7 @@ from stepwell.base.shapes import Config, ModelShape, text_config
 from stepwell.model.ends import Ends
 from stepwell.model.files import LONGEST_CONFIG, read_json
 from stepwell.model.fp8_format import SERVED, Fp8Format
-from stepwell.model.rope import NO_STRETCH, Stretch, Yarn
+from stepwell.model.rope import NO_STRETCH, Llama3, Stretch, Yarn
 from stepwell.model.rope import SERVED as SERVED_ROPES
 
 # Fields with one supported value. Absent is fine: these values are the defaults.
@@ -35,7 +35,7 @@ class HybridConfig:
     dtype           what the checkpoint calls its element type ("bfloat16", "float16", "float32")
     ends            tokens that end an answer: what config.json names and, from a directory, what its other files do
     max_positions   the longest sequence that the checkpoint was made for
-    yarn            how rotary positions are stretched to longer contexts; None: they are not
+    stretched       how rotary positions are stretched to longer contexts; None: they are not
     fp8             how matrices are stored that are in FP8; None: none is
     """
 
@@ -47,7 +47,7 @@ class HybridConfig:
     dtype: str
     ends: Ends
     max_positions: int
-    yarn: Yarn | None = None
+    stretched: Yarn | Llama3 | None = None
     fp8: Fp8Format | None = None
 
     @classmethod
@@ -62,7 +62,7 @@ class HybridConfig:
                 raise ConfigError(f"config.json has {name} = {found!r}: only {value!r} is supported")
         theta, share, scaling = _rope(text, own.rotary_share)
         positions = int(_number(text, "max_position_embeddings", _POSITIONS))
-        yarn = None if scaling is None else Yarn.from_config(scaling, positions)
+        stretched = None if scaling is None else _stretched(scaling, positions)
         rotary = int(shape.head_dim * share)
         if rotary % 2 or not 0 < rotary <= shape.head_dim:
             raise ConfigError(
@@ -76,8 +76,8 @@ class HybridConfig:
             norm_topk=bool(text.get("norm_topk_prob", own.norm_topk)),
             dtype=_dtype(text, config),
             ends=Ends.from_config(config),
-            max_positions=positions if yarn is None else max(positions, yarn.positions),
-            yarn=yarn,
+            max_positions=positions if stretched is None else max(positions, stretched.positions),
+            stretched=stretched,
             fp8=Fp8Format.from_config(text.get("quantization_config", config.get("quantization_config"))),
         )
 
@@ -96,9 +96,7 @@ class HybridConfig:
     @property
     def rope_stretch(self) -> Stretch:
         """How rotation is slowed, and queries and keys are scaled."""
-        if self.yarn is None:
-            return NO_STRETCH
-        return Stretch(self.yarn.factor, *self.yarn.ramp(self.rotary_dim, self.rope_theta), self.yarn.scale)
+        return NO_STRETCH if self.stretched is None else self.stretched.stretch(self.rotary_dim, self.rope_theta)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -107,18 +105,24 @@ class HybridConfig:
 
 
 def _rope(text: Config, default_share: float) -> tuple[float, float, Config | None]:
-    """Base and rotated share, from `rope_parameters` or, in older files, from the top level and `rope_scaling`; and what YaRN is told."""
+    """Base and rotated share, from `rope_parameters` or, in older files, from the top level and `rope_scaling`; and what stretches them."""
     rope = text.get("rope_parameters")
     scaling = rope if rope is not None else text.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         raise ConfigError(f"config.json needs rope_parameters as an object, not {scaling!r}")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     # "mrope" is the older name of positions in three parts, which are equal for text
-    if kind not in ("default", "mrope", "yarn"):
+    if kind not in ("default", "mrope", "yarn", "llama3"):
         raise ConfigError(f"config.json has rope_type {kind!r}: served are {SERVED_ROPES}")
     merged = {**text, **scaling}
     share = _number(merged, "partial_rotary_factor", default_share)
-    return _number(merged, "rope_theta", 10000.0), share, scaling if kind == "yarn" else None
+    return _number(merged, "rope_theta", 10000.0), share, scaling if kind in ("yarn", "llama3") else None
+
+
+def _stretched(scaling: Config, positions: int) -> Yarn | Llama3:
+    if scaling.get("rope_type", scaling.get("type")) == "llama3":
+        return Llama3.from_config(scaling)
+    return Yarn.from_config(scaling, positions)
 
 
 def _number(config: Config, name: str, default: float) -> float:

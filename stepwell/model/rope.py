@@ -1,8 +1,9 @@
-"""Rotary positions that YaRN stretches to longer contexts, as config.json describes them.
+"""Rotary positions that are stretched to longer contexts, as config.json describes them: by YaRN, or as Llama 3.1 does.
 
-Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023, sections 3.2 to 3.4. Pairs of dimensions that turn
-often within the context that the model was trained on stay as they are, those that turn less than once go slower by `factor`, and between
-the two there is a ramp. Queries and keys are scaled, which sharpens attention over more tokens.
+Pairs of dimensions that turn often within the context that the model was trained on stay as they are, those that turn seldom go slower by
+`factor`, and between the two there is a ramp: over the numbers of the pairs in YaRN (Peng et al., "YaRN: Efficient Context Window
+Extension of Large Language Models", 2023, sections 3.2 to 3.4), over their turns in Llama 3.1 (`rope_type` "llama3" of Transformers).
+YaRN also scales queries and keys, which sharpens attention over more tokens.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from dataclasses import dataclass
 from stepwell.base.errors import ConfigError
 from stepwell.base.shapes import Config
 
-SERVED = "'default', 'mrope' and 'yarn'"
+SERVED = "'default', 'mrope', 'yarn' and 'llama3'"
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Pairs up to `low` rotate as they are, from `high` on slower by `factor`; rotated queries and keys are multiplied by `scale`."""
+    """How far each pair of dimensions is slowed: 0 leaves it as it is, 1 slows it by `factor`; none: all stay. Rotated queries and keys are
+    multiplied by `scale`."""
 
     factor: float
-    low: float
-    high: float
+    slowed: tuple[float, ...]
     scale: float
 
 
-NO_STRETCH = Stretch(1.0, 0.0, 1.0, 1.0)
+NO_STRETCH = Stretch(1.0, (), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,14 @@ class Yarn:
         """Tokens of context that it is made for."""
         return int(self.factor * self.original)
 
-    def ramp(self, dim: int, theta: float) -> tuple[float, float]:
-        """The pairs, counted in `dim` rotated dimensions with base `theta`, at which slowing begins and is complete."""
+    def stretch(self, dim: int, theta: float) -> Stretch:
+        """Of `dim` rotated dimensions with base `theta`."""
+        low, high = self._ramp(dim, theta)
+        slowed = tuple(_within((i - low) / max(high - low, 1e-3)) for i in range(dim // 2))
+        return Stretch(self.factor, slowed, self.scale)
+
+    def _ramp(self, dim: int, theta: float) -> tuple[float, float]:
+        """The pairs at which slowing begins and is complete."""
         low, high = (
             dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
             for turns in (self.fast, self.slow)
@@ -74,6 +81,42 @@ class Yarn:
         if self.whole:
             low, high = math.floor(low), math.ceil(high)
         return max(low, 0), min(high, dim - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3:
+    """A stretch by `factor` of pairs that turn at most `slow` times within the `original` tokens of context, and less of those that turn
+    up to `fast` times. The model's own context is the stretched one."""
+
+    factor: float
+    original: int
+    slow: float
+    fast: float
+
+    @classmethod
+    def from_config(cls, scaling: Config) -> Llama3:
+        """From `rope_parameters` or `rope_scaling`. Raises ConfigError."""
+        names = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+        factor, original, slow, fast = (_number(scaling, name, None) for name in names)
+        if fast <= slow:
+            raise ConfigError(f"config.json needs high_freq_factor above low_freq_factor = {slow}, not {fast}")
+        return cls(factor, int(original), slow, fast)
+
+    @property
+    def positions(self) -> int:
+        """Tokens of context that it adds to what config.json says: none."""
+        return 0
+
+    def stretch(self, dim: int, theta: float) -> Stretch:
+        """Of `dim` rotated dimensions with base `theta`."""
+        turns = [self.original / (2 * math.pi) * theta ** (-2 * i / dim) for i in range(dim // 2)]
+        return Stretch(
+            self.factor, tuple(1 - _within((one - self.slow) / (self.fast - self.slow)) for one in turns), 1.0
+        )
+
+
+def _within(share: float) -> float:
+    return min(max(share, 0.0), 1.0)
 
 
 def _scale(scaling: Config, factor: float) -> float:
@@ -91,5 +134,6 @@ def _number(scaling: Config, name: str, default: float | None) -> float:
     value = scaling.get(name)
     value = default if value is None else value
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ConfigError(f"config.json has rope_type 'yarn' and needs {name} as a positive number, not {value!r}")
+        kind = scaling.get("rope_type", scaling.get("type"))
+        raise ConfigError(f"config.json has rope_type {kind!r} and needs {name} as a positive number, not {value!r}")
     return float(value)

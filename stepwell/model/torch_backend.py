@@ -46,7 +46,7 @@ class TorchBackend:
         self._dtype = dtype
         self._device = device
         s = config.rope_stretch
-        turned = frequencies(config.rotary_dim, config.rope_theta, s.factor, s.low, s.high)
+        turned = frequencies(config.rotary_dim, config.rope_theta, s.factor, s.slowed)
         self._rotary = Rotary(config.shape.head_dim, turned, s.scale, device)
 
     def holds(self, rows: int, columns: int) -> bool:

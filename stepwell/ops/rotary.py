@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,13 +21,13 @@ class Angles:
     dim: int
 
 
-def frequencies(dim: int, theta: float, factor: float = 1.0, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Radians a token of each pair of `dim` rotated dimensions, float32 [dim / 2]: by base `theta`, and slower by `factor` along a ramp
-    from pair `low` to pair `high`."""
+def frequencies(dim: int, theta: float, factor: float = 1.0, slowed: Sequence[float] = ()) -> Tensor:
+    """Radians a token of each pair of `dim` rotated dimensions, float32 [dim / 2]: by base `theta`, and slower by `factor` as far as
+    `slowed` says of each pair, from 0 (not) to 1; none: no pair is."""
     plain: Tensor = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-    if factor == 1.0:
+    if factor == 1.0 or not slowed:
         return plain
-    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low).div_(max(high - low, 1e-3)).clamp_(0, 1)
+    ramp = torch.tensor(slowed, dtype=torch.float32)
     return plain * (1 - ramp) + plain / factor * ramp
 
 

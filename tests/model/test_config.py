@@ -24,6 +24,13 @@ DENSE: dict[str, Any] = {
     "eos_token_id": [7, 9],
     "dtype": "float32",
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1,
+    "high_freq_factor": 4,
+}
 
 
 def test_rope_is_read_from_either_place() -> None:
@@ -46,7 +53,15 @@ def test_the_text_part_of_a_wrapper_is_the_text_model() -> None:
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu': only 'silu'"),
         ({"attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq'; served are bfloat16"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type 'llama3': served are 'default', 'mrope' and 'yarn'"),
+        (
+            {"rope_parameters": {"rope_type": "longrope"}},
+            "'longrope': served are 'default', 'mrope', 'yarn' and 'llama3'",
+        ),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "'llama3' and needs factor as a positive number, not None"),
+        (
+            {"rope_parameters": {**LLAMA3, "high_freq_factor": 1}},
+            "high_freq_factor above low_freq_factor = 1.0, not 1.0",
+        ),
         ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn' and needs factor as a positive number, not None"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": -1}}, "needs factor as a positive number, not -1"),
         ({"rope_parameters": {"partial_rotary_factor": 0.1}}, "partial_rotary_factor"),

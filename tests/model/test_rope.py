@@ -1,4 +1,4 @@
-"""Rotary positions stretched by YaRN against Transformers, on the same files; and in both backends alike."""
+"""Rotary positions stretched to longer contexts against Transformers, on the same files; and in both backends alike."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from stepwell.model.loading import load_decoder  # noqa: E402
 from stepwell.model.torch_backend import TorchBackend  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
+from tests.model.test_config import LLAMA3  # noqa: E402
 from tests.model.test_loading import changed  # noqa: E402
 
 TOKENS = np.random.default_rng(4).integers(3, 512, 150).astype(np.int32)
@@ -42,7 +43,18 @@ def plain(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_logits_equal_transformers(plain: Path, tmp_path: Path, rope: dict[str, Any]) -> None:
-    folder = changed(plain, tmp_path / "yarn", None, {"rope_parameters": rope})
+    equal_logits(changed(plain, tmp_path / "yarn", None, {"rope_parameters": rope}))
+
+
+@pytest.mark.parametrize("factors", [{}, {"factor": 2.0, "low_freq_factor": 2.0}])
+def test_logits_of_a_stretched_llama_equal_transformers(tmp_path: Path, factors: dict[str, float]) -> None:
+    folder = write_checkpoint(tmp_path / "llama", arch="llama", hidden=64, layers=2, vocab=512, max_positions=256)
+    equal_logits(
+        changed(folder, tmp_path / "long", None, {"rope_parameters": {"rope_theta": 1e4, **LLAMA3, **factors}})
+    )
+
+
+def equal_logits(folder: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         reference = model(torch.from_numpy(TOKENS.astype(np.int64))[None]).logits[0]

@@ -81,7 +81,7 @@ class CudaBackend:
         self.ranks = ranks
         self.kernels = choose(device)
         stretch = config.rope_stretch
-        turned = frequencies(config.rotary_dim, config.rope_theta, stretch.factor, stretch.low, stretch.high)
+        turned = frequencies(config.rotary_dim, config.rope_theta, stretch.factor, stretch.slowed)
         self._scale = stretch.scale
         self._frequencies = turned.to(device)
         self._upload = Uploader(device)
