@@ -2,7 +2,7 @@
 
     python tools/pictures.py http://127.0.0.1:8000 docs/pictures
 
-The pictures of the chat ask the model twice, so the second answer shows what came from the cache.
+What the chat asks is for the small model in `tiny/model`; the later answers show what came from the cache.
 """
 
 from __future__ import annotations
@@ -17,9 +17,26 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+_DOORS = [
+    "red",
+    "blue",
+    "green",
+    "yellow",
+    "white",
+    "black",
+    "orange",
+    "purple",
+    "brown",
+    "grey",
+    "pink",
+    "silver",
+    "golden",
+]
 QUESTIONS = (
-    "Explain in a few sentences what a stepwell is, why people built them with so many steps, and who used them. " * 4,
-    "And how deep were they?",
+    " ".join(f"The code of the {colour} door is {4711 + 97 * i}." for i, colour in enumerate(_DOORS))
+    + " What is the code of the green door?",
+    "What is the code of the silver door?",
+    "What is the code of the brown door?",
 )
 WIDE, PHONE = (1200, 900), (390, 844)
 _LONGEST_ANSWER_S = 300
@@ -55,7 +72,10 @@ def converse(driver: Any, url: str, tokens: int) -> None:
     """Ask all questions in the page's chat."""
     driver.get(url + "/")
     wait(driver, "document.getElementById('state').textContent === 'Ready'")
-    driver.execute_script(f"document.getElementById('max-tokens').value = '{tokens}'")
+    wanted = (
+        f"document.getElementById('max-tokens').value = '{tokens}'; document.getElementById('temperature').value = '0'"
+    )
+    driver.execute_script(wanted)
     for question in QUESTIONS:
         box = driver.find_element(By.ID, "say")
         box.send_keys(question, Keys.ENTER)

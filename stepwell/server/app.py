@@ -21,7 +21,7 @@ from stepwell.server.calls import GenerationRoutes
 from stepwell.server.dashboard import DashboardRoutes
 from stepwell.server.document import ERRORS, Api
 from stepwell.server.errors import Problem, any_problem, shutting_down, unrouted
-from stepwell.server.gate import Gate
+from stepwell.server.gate import Gate, cors
 from stepwell.server.hint_routes import HintRoutes
 from stepwell.server.hint_schema import AboutCall, PinCall
 from stepwell.server.messages.routes import MessagesRoutes
@@ -106,13 +106,7 @@ def _guard(app: FastAPI, parts: Parts) -> None:
 
         app.add_middleware(Tracing, parts.otlp, parts.facts.model)
     if parts.origins:  # outside the gate: a refusal, too, must be readable to the page that called
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=parts.origins,
-            allow_methods=("GET", "POST", "DELETE"),
-            allow_headers=("*",),
-            expose_headers=("x-request-id", "request-id", "x-stepwell-resume", "retry-after"),
-        )
+        app.add_middleware(CORSMiddleware, **cors(parts.origins))
 
 
 class Routes:

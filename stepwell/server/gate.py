@@ -66,7 +66,7 @@ class Gate:
             return
         began = self._clock.now()
         headers = Headers(scope=scope)
-        answer = _Answer(send, _request_id(headers))
+        answer = Answer(send, request_id_of(headers))
         note_direct_send(scope, send)
         try:
             problem = self._refusal(scope, headers, answer.request_id)
@@ -91,7 +91,7 @@ class Gate:
             return shutting_down()
         return None
 
-    def _log(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+    def _log(self, scope: Scope, answer: Answer, seconds: float) -> None:
         level = logging.INFO if answer.status >= 400 else logging.DEBUG  # what was generated is told at its end
         if log.isEnabledFor(level):
             extra = {"request_id": answer.request_id, "status": answer.status, "seconds": round(seconds, 6)}
@@ -102,7 +102,17 @@ class Gate:
             log.log(level, "%s %s", scope["method"], scope["path"][:_PATH_TOLD], extra=extra)
 
 
-class _Answer:
+def cors(origins: tuple[str, ...]) -> dict[str, Any]:
+    """How CORSMiddleware is told which pages may call."""
+    return {
+        "allow_origins": origins,
+        "allow_methods": ("GET", "POST", "DELETE"),
+        "allow_headers": ("*",),
+        "expose_headers": ("x-request-id", "request-id", "x-stepwell-resume", "retry-after"),
+    }
+
+
+class Answer:
     """Passes an answer on. Its request id is the caller's own, or the id of the completion, or a new one; `completion` is the
     first part of the names of the engine's sequences."""
 
@@ -123,7 +133,7 @@ class _Answer:
         await self._send(message)
 
 
-def _request_id(headers: Headers) -> str | None:
+def request_id_of(headers: Headers) -> str | None:
     """The id that the caller gave, where it is one that may stand in logs and headers."""
     given = headers.get("x-request-id")
     return given if given is not None and _REQUEST_ID.fullmatch(given) else None

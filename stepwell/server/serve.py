@@ -32,6 +32,7 @@ from stepwell.server import journal
 from stepwell.server.app import create_app
 from stepwell.server.batches.store import BatchStore
 from stepwell.server.client import EngineClient
+from stepwell.server.connections import patient_for
 from stepwell.server.defaults import SamplingDefaults, print_defaults, read_defaults, with_ends
 from stepwell.server.metrics import Metrics
 from stepwell.server.options import Endings, ServeOptions
@@ -127,11 +128,11 @@ async def _serve(
     process = await EngineProcess.start(options.config, options.factory, options.log_format)
     metrics = Metrics()
     client = EngineClient(process.link, metrics, options.patience)
-    front = Front(Starting(WallClock(), lambda: client.starting))
+    front = Front(Starting(WallClock(), lambda: client.starting), options.origins)
     watch = asyncio.create_task(_watch(process, client))
     patience = 0.0
     try:
-        async with _answering(front, listener, options.endings) as ended:
+        async with _answering(front, listener, options) as ended:
             console.print(f"Starting the engine for {options.config.model} …", highlight=False, markup=False)
             started = await _unless(signals.stop, _start(options, client))
             if started is None:
@@ -225,14 +226,15 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, _Result]) -> _R
 
 
 @contextlib.asynccontextmanager
-async def _answering(app: Front, listener: socket.socket, endings: Endings) -> AsyncIterator[asyncio.Task[None]]:
+async def _answering(app: Front, listener: socket.socket, options: ServeOptions) -> AsyncIterator[asyncio.Task[None]]:
     """HTTP answered by `app` within the block, whose end waits a moment for open connections. The task ends where the server does."""
     config = uvicorn.Config(
         app,
+        http=patient_for(options.limits.body_seconds),
         lifespan="off",
         log_config=None,
         access_log=False,
-        timeout_keep_alive=endings.keep_alive,
+        timeout_keep_alive=options.endings.keep_alive,
         timeout_graceful_shutdown=_GRACE,
     )
     server = _Server(config)

@@ -192,7 +192,7 @@ class ServeSettings:
         "8MB"
     )
     body_timeout: Annotated[
-        float, _server("Seconds in which a body must arrive; later ones are answered with 408.")
+        float, _server("Seconds in which a header must arrive, then a body; a later body is answered with 408.")
     ] = 60
     keep_alive_timeout: Annotated[int, _server("Seconds that an idle connection is kept.", 0)] = 75
     response_store: Annotated[

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from html import escape
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stepwell.base.clock import Clock
 from stepwell.server.errors import Problem
+from stepwell.server.gate import Answer, cors, request_id_of
 
 _PAGES = ("/", "/dashboard")
 _AGAIN_S = 5
@@ -24,8 +26,9 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http
 class Front:
     """The application that answers at present: first that of the start, then that of the engine."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...] = ()) -> None:
+        """`origins`: web pages that may read what `app` answers. An application that follows sees to that itself."""
+        self.app = CORSMiddleware(app, **cors(origins)) if origins else app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
@@ -43,6 +46,7 @@ class Starting:
         if scope["type"] != "http":  # a handshake, which nothing here would answer later either
             await send({"type": "websocket.close", "code": _AGAIN_LATER})
             return
+        send = Answer(send, request_id_of(Headers(scope=scope))).send
         told = f"{self._phase() or 'starting the engine'} ({self._clock.now() - self._began:.0f} s so far)"
         if scope["path"] in _PAGES and "text/html" in Headers(scope=scope).get("accept", ""):
             page = HTMLResponse(_PAGE.format(told=escape(told)), 503, {"retry-after": str(_AGAIN_S)})

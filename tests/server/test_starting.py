@@ -40,3 +40,13 @@ def test_a_handshake_is_refused_with_word_to_come_again() -> None:
     with pytest.raises(WebSocketDisconnect) as ended, client.websocket_connect("/v1/realtime"):
         pass
     assert ended.value.code == 1013
+
+
+def test_an_answer_has_an_id_and_may_be_read_by_pages_that_may_call() -> None:
+    front = Front(Starting(VirtualClock(), lambda: ""), ("https://page.example",))
+    given = {"x-request-id": "mine-1", "origin": "https://page.example"}
+    answer = TestClient(front).get("/v1/models", headers=given)
+    assert answer.status_code == 503 and answer.headers["x-request-id"] == answer.headers["request-id"] == "mine-1"
+    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    other = TestClient(Front(Starting(VirtualClock(), lambda: ""))).get("/v1/models", headers=given)
+    assert "access-control-allow-origin" not in other.headers

@@ -1,6 +1,6 @@
 // The tab that shows the last minutes of the server, from the events of dashboard/events.
 
-import { $, SOURCES, TIERS, KeyNeeded, age, ask, bytes, events, legend, make, say, seconds, shape, share, short, sum, whole } from "./base.js";
+import { $, NAMES, SOURCES, TIERS, KeyNeeded, age, ask, bytes, events, legend, make, say, seconds, shape, share, short, sum, whole } from "./base.js";
 
 const BINS = 100;
 const points = new Map();
@@ -232,7 +232,7 @@ $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", String(paused));
 });
-legend($("hits-legend"), SOURCES.map((name) => [name, `var(--${name})`]));
+legend($("hits-legend"), SOURCES.map((name) => [NAMES[name], `var(--${name})`]));
 legend($("tier-legend"), [["used by requests or copies", "var(--recomputed)"], ["cached (darker: leased)", "var(--device)"], ["free", "var(--free)"]]);
 legend($("paths-legend"), [...TIERS.map((tier) => [tier, `var(--${tier})`]), ["a rung that is gone", "none"], ["▾ where the last request resumed", ""]]);
 for (const id of ["ttft", "itl"]) legend($(id + "-legend"), [["median", "var(--host)"], ["95th percentile (dashed)", "var(--recomputed)"]]);
