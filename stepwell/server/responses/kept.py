@@ -42,53 +42,73 @@ class Stored:
 
 
 class KeptResponses:
-    """Responses by owner and id, `limit` bytes at most; those that nobody has asked for longest go first."""
+    """Responses by owner and id, `limit` bytes at most.
+
+    Where there is no room, whoever holds most gives up the response that it has not asked for longest: a key that stores much displaces
+    nothing of a key that stores little. Turns belong to one owner, as conversations do.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._stored: dict[tuple[str, str], Stored] = {}  # the longest unasked first
+        self._stored: dict[str, dict[str, Stored]] = {}  # by owner; of each the longest unasked first
         self._holders: Counter[Turn] = Counter()
-        self.size = 0
+        self._sizes: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._stored)
+        return sum(map(len, self._stored.values()))
+
+    @property
+    def size(self) -> int:
+        """Bytes of all responses. O(owners)."""
+        return self._sizes.total()
 
     def keep(self, owner: str, name: str, response: Stored) -> None:
-        """Keep a response under a name of its own; one that is larger than the bound is not kept. O(turns)."""
-        assert (owner, name) not in self._stored
-        if len(response.body) + sum(turn.size for turn in response.turns) > self._limit:
-            return
-        self._stored[owner, name] = response
-        self.size += len(response.body)
-        for turn in response.turns:
-            self.size += 0 if self._holders[turn] else turn.size
-            self._holders[turn] += 1
+        """Keep a response under a name of its own; one that is larger than the bound is not kept. O(turns + owners)."""
+        mine = self._stored.setdefault(owner, {})
+        assert name not in mine
+        if len(response.body) + sum(turn.size for turn in response.turns) <= self._limit:
+            mine[name] = response
+            self._sizes[owner] += len(response.body)
+            for turn in response.turns:
+                self._sizes[owner] += 0 if self._holders[turn] else turn.size
+                self._holders[turn] += 1
         while self.size > self._limit:
-            self.drop(*next(iter(self._stored)))
+            greediest = max(self._sizes, key=self._sizes.__getitem__)
+            self.drop(greediest, next(iter(self._stored[greediest])))
+        self._forget_if_empty(owner)
 
     def find(self, owner: str, name: str) -> Stored | None:
         """The response, which has now been asked for."""
-        found = self._stored.pop((owner, name), None)
+        mine = self._stored.get(owner, {})
+        found = mine.pop(name, None)
         if found is not None:
-            self._stored[owner, name] = found
+            mine[name] = found
         return found
 
     def drop(self, owner: str, name: str) -> bool:
         """Forget a response; False where there is none. Those that continue it stay. O(turns)."""
-        found = self._stored.pop((owner, name), None)
+        found = self._stored.get(owner, {}).pop(name, None)
         if found is None:
             return False
-        self.size -= len(found.body)
+        self._sizes[owner] -= len(found.body)
         for turn in found.turns:
             self._holders[turn] -= 1
             if not self._holders[turn]:
                 del self._holders[turn]
-                self.size -= turn.size
+                self._sizes[owner] -= turn.size
+        self._forget_if_empty(owner)
         return True
+
+    def _forget_if_empty(self, owner: str) -> None:
+        if not self._stored.get(owner, True):
+            del self._stored[owner], self._sizes[owner]
 
     def check(self) -> None:
         """Verify that what is counted is what is held."""
-        held = Counter(turn for response in self._stored.values() for turn in response.turns)
-        assert held == self._holders
-        assert self.size == sum(len(r.body) for r in self._stored.values()) + sum(turn.size for turn in held)
+        for owner, mine in self._stored.items():
+            held = {turn for response in mine.values() for turn in response.turns}
+            assert self._sizes[owner] == sum(len(r.body) for r in mine.values()) + sum(turn.size for turn in held)
+        everything = [response for mine in self._stored.values() for response in mine.values()]
+        assert self._holders == Counter(turn for response in everything for turn in response.turns)
+        assert set(self._sizes) <= set(self._stored) and all(self._stored.values())
         assert self.size <= self._limit

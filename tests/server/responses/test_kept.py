@@ -63,3 +63,22 @@ def test_the_count_is_right_whatever_comes_and_goes() -> None:
         if pick.random() < 0.2:
             kept.drop("me", pick.choice(names))
         kept.check()
+
+
+def test_who_stores_much_displaces_nothing_of_who_stores_little() -> None:
+    kept = KeptResponses(1_000)
+    kept.keep("quiet", "mine", Stored(b"x" * 100, ()))
+    for i in range(50):
+        kept.keep("loud", f"r{i}", Stored(b"x" * 100, (turn("y" * 50),)))
+        kept.check()
+    assert kept.find("quiet", "mine") is not None
+    assert kept.find("loud", "r49") is not None and kept.find("loud", "r0") is None
+
+
+def test_an_owner_without_responses_is_forgotten() -> None:
+    kept = KeptResponses(1_000)
+    kept.keep("me", "r", Stored(b"x", (turn("y"),)))
+    assert kept.drop("me", "r") and not len(kept) and kept.size == 0
+    kept.keep("you", "r", Stored(b"x" * 2_000, ()))
+    kept.check()
+    assert not len(kept)
