@@ -171,6 +171,7 @@ class Stats(msgspec.Struct, frozen=True):
     disk      what the disk store counts, by name; empty without one
     problems  what has stopped it from writing, and how often
     prefill   prompt tokens a second, and seconds that each pair of tokens adds in attention; zeros where nothing is known
+    ranks     what is counted of each process that shares the model, by name; empty where there is one
     """
 
     queues: dict[str, int] = {}
@@ -186,6 +187,7 @@ class Stats(msgspec.Struct, frozen=True):
     disk: dict[str, float] = {}
     problems: dict[str, int] = {}
     prefill: tuple[float, float] = (0.0, 0.0)
+    ranks: list[dict[str, float]] = []
 
 
 class Starting(msgspec.Struct, tag="starting", array_like=True):

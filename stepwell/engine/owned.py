@@ -49,6 +49,9 @@ class Counting(Protocol):
     def device_bytes(self) -> Mapping[str, int]:
         """Device memory by kind."""
 
+    def ranks(self) -> tuple[Mapping[str, float], ...]:
+        """What is counted of each of several ranks, by name."""
+
 
 class OwnedLoop(EngineLoop):
     """`owned` is closed at the end: movers before the stores that they use. `disk` and `counts` are asked for what they count, `grammars`
@@ -137,7 +140,7 @@ class OwnedLoop(EngineLoop):
     def stats(self) -> EngineStats:
         stats = super().stats()
         if (counts := self._counts) is not None:
-            stats = replace(stats, compiled=counts.compiled(), device_bytes=counts.device_bytes())
+            stats = replace(stats, compiled=counts.compiled(), device_bytes=counts.device_bytes(), ranks=counts.ranks())
         return stats if self._disk is None else _with_disk(stats, self._disk.stats(), self._time.now())
 
     def end(self, seconds: float) -> bool:

@@ -50,5 +50,6 @@ def stats_message(stats: EngineStats) -> Stats:
         device_bytes=dict(stats.device_bytes),
         disk=dict(stats.disk),
         problems=dict(stats.disk_problems),
+        ranks=[dict(counts) for counts in stats.ranks],
         prefill=stats.prefill,
     )

@@ -111,6 +111,10 @@ class Counts:
             return {}
         return {"planned": self.planned, "peak": torch.cuda.max_memory_allocated(self.device)}
 
+    def ranks(self) -> tuple[dict[str, float], ...]:
+        """There is one."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:

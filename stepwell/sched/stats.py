@@ -18,7 +18,7 @@ class EngineStats:
     answers draft now; `compiled`:
     kernels by when; `device_bytes` of a GPU's memory by kind; `disk` and `disk_problems`: what the disk store counts, by name, and causes
     of trouble; empty without a disk; `prefill`: prompt tokens a second, and seconds that each pair of tokens adds in attention, as
-    `Costs` has them now."""
+    `Costs` has them now; `ranks`: what is counted of each of several that share the model, by name."""
 
     waiting: int
     parked: int
@@ -54,6 +54,7 @@ class EngineStats:
     disk: Mapping[str, float] = field(default_factory=dict)
     disk_problems: Mapping[str, int] = field(default_factory=dict)
     prefill: tuple[float, float] = (0.0, 0.0)
+    ranks: tuple[Mapping[str, float], ...] = ()
 
     @property
     def readmissions(self) -> int:

@@ -25,6 +25,7 @@ from stepwell.sched.request import FinishReason
 from stepwell.server.compat import VllmNames
 from stepwell.server.disk_metrics import disk_metrics
 from stepwell.server.phases import Phases
+from stepwell.server.rank_metrics import rank_metrics
 from stepwell.server.recent import Recent
 from stepwell.server.times import Times
 
@@ -227,6 +228,7 @@ class _EngineGauges(Collector):
         yield queue
         yield from self._numbers(stats)
         yield from disk_metrics(stats.disk, stats.problems)
+        yield from rank_metrics(stats.ranks)
 
     def _numbers(self, stats: Stats) -> Iterator[Metric]:
         pages = GaugeMetricFamily("stepwell_pages", "Pages by tier and state", labels=["tier", "state"])

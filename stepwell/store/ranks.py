@@ -10,7 +10,7 @@ they hold. Needs no tensors: a rank's mover may be a thread of this process or s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stepwell.cache.moves import Report, Task, moves_of
@@ -22,20 +22,25 @@ _SLICE = 0.002
 
 @dataclass(frozen=True, slots=True)
 class RankCount:
-    """One rank's moves so far, and those it has not ended; `ignored` counts reports that nobody waited for."""
+    """One rank's moves so far, and those it has not ended; `ignored` counts reports that nobody waited for.
+
+    late   seconds between the first rank's report and this one's, over all moves of which this one was the last to report
+    """
 
     done: int = 0
     failed: int = 0
     ignored: int = 0
     open: int = 0
+    late: float = 0.0
 
 
 @dataclass(slots=True)
 class _Joint:
-    """One ticket: the ranks that have not ended it, the time of the slowest that has, and what went wrong."""
+    """One ticket: the ranks that have not ended it, the time of the slowest that has, when the first had, and what went wrong."""
 
     waiting: set[int]
     seconds: float = 0.0
+    first: float | None = None
     errors: dict[int, str] = field(default_factory=dict)
 
     def report(self, ticket: int) -> Report:
@@ -52,8 +57,10 @@ class JointMover:
     rank with no part in a move reports it all the same. Its first report of a ticket counts; any other is ignored.
     """
 
-    def __init__(self, movers: Sequence[Mover]) -> None:
+    def __init__(self, movers: Sequence[Mover], now: Callable[[], float] = float) -> None:
+        """`now` tells the time, in seconds; without it, no rank is late."""
         assert movers, "there is at least one rank"
+        self._now = now
         self._movers = tuple(movers)
         self._open: dict[int, _Joint] = {}
         self._counts = [RankCount() for _ in movers]
@@ -90,6 +97,8 @@ class JointMover:
             return None
         joint.waiting.discard(rank)
         joint.seconds = max(joint.seconds, report.seconds)
+        now = self._now()
+        joint.first = now if joint.first is None else joint.first
         if report.ok:
             self._counts[rank] = replace(count, done=count.done + 1)
         else:
@@ -97,5 +106,6 @@ class JointMover:
             joint.errors[rank] = report.error
         if joint.waiting:
             return None
+        self._counts[rank] = replace(self._counts[rank], late=self._counts[rank].late + now - joint.first)
         del self._open[report.ticket]
         return joint.report(report.ticket)

@@ -173,3 +173,16 @@ def test_ranks_are_joined_without_tensors() -> None:
     program = "import sys; sys.modules['torch'] = None; import stepwell.store.ranks, stepwell.testing.harness"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_who_reports_last_is_late_by_what_the_first_waited() -> None:
+    time = [10.0]
+    inner = [FaultyMover(ManualMover(), FaultPlan()) for _ in range(3)]
+    joint = JointMover(inner, lambda: time[0])
+    joint.start([move(1), move(2)])
+    for rank, ticket, after in ((0, 1, 1.0), (2, 1, 0.5), (1, 1, 0.25), (1, 2, 1.0), (0, 2, 0.0), (2, 2, 4.0)):
+        time[0] += after
+        inner[rank].deliver(Report(ticket, True, "", seconds=after))
+        told = joint.poll()
+    assert [count.late for count in joint.counts()] == [0.0, 0.75, 4.0]
+    assert told == [Report(2, True, "", 4.0)], "a copy took as long as on the slowest rank"

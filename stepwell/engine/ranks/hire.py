@@ -57,15 +57,16 @@ def hire(
         crew.start(tell)
     first = crew.ready[0]
     slowest = min(crew.ready, key=lambda ready: ready.costs.bytes_per_s[1])
+    mover = CrewMover(crew)
     hands = Hands(
         runner=CrewRunner(crew, masks),
-        mover=CrewMover(crew),
+        mover=mover,
         sizes=Sizes(frame.geometry, first.pages, first.slots, first.max_model_len),
         costs=slowest.costs,
         kernels=first.kernels,
         copies=first.copies,
         pinning=None if first.state.host_ready is None else CrewPinning(crew),
-        counts=CrewCounts(crew),
+        counts=CrewCounts(crew, mover),
         rest=_REST,
     )
     return hands, _disk(config, frame, crew, key)

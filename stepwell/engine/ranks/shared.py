@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stepwell.base.clock import WallClock
 from stepwell.cache.moves import Report, Task
 from stepwell.engine.ranks.catalogue import joint_stats
 from stepwell.engine.ranks.crew import Crew
 from stepwell.engine.ranks.masks import write_masks
-from stepwell.engine.ranks.wire import GIVE_WAY, STEP, TASKS
+from stepwell.engine.ranks.wire import GIVE_WAY, STEP, TASKS, State
 from stepwell.engine.sampler import Masks
 from stepwell.engine.wire import StepWriter, read_result
 from stepwell.engine.wire_moves import read_reports, write_tasks
@@ -62,7 +63,7 @@ class CrewMover:
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self._joint = JointMover([_Ear(crew, rank) for rank in range(len(crew.ready))])
+        self._joint = JointMover([_Ear(crew, rank) for rank in range(len(crew.ready))], WallClock().now)
 
     def start(self, tasks: Sequence[Task]) -> None:
         self._joint.start(tasks)
@@ -83,8 +84,9 @@ class CrewMover:
 class CrewCounts:
     """What all ranks count, for one engine: kernels of the first, memory of the fullest."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: Crew, mover: CrewMover) -> None:
         self._crew = crew
+        self._mover = mover
 
     def compiled(self) -> Mapping[str, int]:
         return self._crew.states[0].compiled
@@ -95,6 +97,18 @@ class CrewCounts:
             for kind, count in state.device_bytes.items():
                 found[kind] = max(count, found.get(kind, 0))
         return found
+
+    def ranks(self) -> tuple[Mapping[str, float], ...]:
+        return tuple(map(_counted, self._crew.states, self._mover.counts()))
+
+
+def _counted(state: State, copies: RankCount) -> dict[str, float]:
+    """By the names that metrics show."""
+    counts: dict[str, float] = {f"device_{kind}_bytes": count for kind, count in state.device_bytes.items()}
+    if state.host_ready is not None:
+        counts["host_ready_slots"] = state.host_ready
+    told = {"done": copies.done, "failed": copies.failed, "open": copies.open}
+    return counts | {f"copies_{name}": count for name, count in told.items()} | {"late_seconds": copies.late}
 
 
 class CrewPinning:

@@ -75,6 +75,7 @@ def test_two_ranks_answer_as_one_does_from_every_tier(model: Path, tmp_path: Pat
     assert [answer.text for answer in shared] == [answer.text for answer in alone]
     assert shared[1].outcome.device >= 192 and shared[5].outcome.host >= 192
     assert shared[-1].text and not set(shared[-1].text) - set("ab ")
+    assert len(stats.ranks) == 2 and all(counts["copies_done"] for counts in stats.ranks)
     assert stats.preemptions and stats.drafts and not stats.leases
     with engine(model, 2, disk_cache=disk) as llm:
         again = llm.generate(goes_on(alone[0]), LONG)[0]
