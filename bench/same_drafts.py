@@ -4,9 +4,9 @@
     python bench/same_drafts.py --prompts 20
 
 A small hybrid whose draft layer is right about half of the time. Prompts come in fours: one that is new, and three that go on from it and
-its answers. Between two of these others push it out of a device and a host that are too small: they resume from the device, from host
-and from disk. Answers without drafts come from an engine that has room for all of them. Drafts are always on: nothing measured decides.
-Prints a line for each depth, then one line of JSON.
+its answers. Twelve talks at once share a device and a host that are too small for them, above a disk: answers are preempted, and prompts
+resume from wherever they can. Answers without drafts come from an engine that has room for all. Drafts are always on: nothing measured
+decides. Prints a line for each depth, then one line of JSON; device, host and disk are tokens that prompts found there.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from kernels.shapes import (
 )  # fmt: skip
 from kernels.timing import time_us
 from stepwell.ops.scaled import Matrix, Scaled
-from stepwell.ops.triton import attention, experts, grouped, halves, linear, norm, recurrent, sampling
+from stepwell.ops.triton import attention, experts, grouped, linear, norm, recurrent, sampling
 
 LAYERS = {"M": 40, "D": 32, "M-FP8": 40}
 EPS = 1e-6
@@ -44,8 +44,6 @@ Half = Callable[[Tensor, Tensor], Tensor]
 
 def product(x: Tensor, weight: Matrix, *, tail: Tensor | None = None, cut: bool = False) -> Tensor:
     """`cut`: what follows sums parts."""
-    if isinstance(weight, Scaled) and halves.takes(x, weight):
-        return halves.linear(x, weight, tail=tail, parts=halves.parts_for(*weight.shape) if cut else 1)
     parts = linear.parts_for(*weight.shape, x.shape[0], isinstance(weight, Scaled)) if cut else 1
     return linear.linear(x, weight, tail=tail, parts=parts)
 

@@ -22,7 +22,7 @@ from stepwell.ops.ranks import ALONE, Ranks
 from stepwell.ops.scaled import Matrix
 from stepwell.ops.triton import attention, chunked, experts, grouped, linear, norm, recurrent, sampling
 
-_FEW = 256
+_FEW = 128
 """Most rows of a mixture that is bound by reading weights."""
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepwell.ops.scaled import Matrix, Scaled, unpacked
-from stepwell.ops.triton import halves, linear
+from stepwell.ops.triton import linear
 
 _SHALLOWEST = 16
 """Columns of a block: fewer than a tensor core takes at once are not worth a kernel."""
@@ -50,16 +50,12 @@ class KernelLinear:
         return self.weight[: self.width]
 
     def __call__(self, x: Tensor) -> Tensor:
-        if isinstance(self.weight, Scaled) and halves.takes(x, self.weight):
-            return halves.linear(x, self.weight, tail=self.tail)
         return self._counting(linear.linear(x, self.weight, tail=self.tail))
 
     def parts(self, x: Tensor) -> Tensor:
         """The product in the form that is fastest, for a reader who sums parts: [rows, out], or float32 [parts, rows, out]."""
         (width, depth), rows = self.weight.shape, x.shape[0]
         scaled = isinstance(self.weight, Scaled)
-        if isinstance(self.weight, Scaled) and halves.takes(x, self.weight):
-            return halves.linear(x, self.weight, tail=self.tail, parts=halves.parts_for(width, depth))
         parts = linear.parts_for(width, depth, rows, scaled) if rows <= linear.MOST_ROWS else 1
         return self._counting(linear.linear(x, self.weight, tail=self.tail, parts=parts))
 

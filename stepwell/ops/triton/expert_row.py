@@ -107,7 +107,7 @@ def mixture_of_one(
     k, n = triton.next_power_of_2(hidden), 4
     if isinstance(gate_up, Scaled) and isinstance(down, Scaled):
         matrices, stored = operands(gate_up, shared_gate_up)
-        m = max(1, _ONE_ROW // 4 // k)
+        m = max(1, _ONE_ROW // 2 // k)
         _scaled_up_one_kernel[(triton.cdiv(width, m), pairs)](
             x, chosen, *matrices, h, **sizes, N=m, B=blocks_of(gate_up), **stored, num_warps=4, **overlap(x, 1),
         )  # fmt: skip

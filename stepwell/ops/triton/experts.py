@@ -31,9 +31,9 @@ from stepwell.ops.triton.norm import add_rms_norm
 from stepwell.ops.triton.overlap import follow, overlap
 from stepwell.ops.triton.stored import columns_of, operands, product, scales_in, scales_of, sharing
 
-MOST_PAIRS = 4096
+MOST_PAIRS = 2048
 """Beyond this many pairs a grouped product is faster, and sorting in one program is not."""
-_BLOCKS = (256, 1024, 2048, MOST_PAIRS)  # pairs that are sorted at once: each a kernel to compile
+_BLOCKS = (256, 1024, MOST_PAIRS)  # pairs that are sorted at once: each a kernel to compile
 _COPIED = 4096  # elements that a program copies
 _LESS = tl.constexpr(1 / 64)  # of what h is, where it is stored in float16
 
@@ -260,8 +260,11 @@ class Tiles:
     warps: int = 4
 
 
-SCALED = Tiles(stages=3)
-"""The fastest tried for FP8 experts."""
+def tiles_for(rows: int, scaled: bool) -> Tiles:
+    """The fastest of those tried on an H200."""
+    if not scaled or rows > 32:
+        return Tiles()
+    return Tiles(stages=3) if rows <= 4 else Tiles(up=64, down=128, stages=3)
 
 
 def mixture(
@@ -284,8 +287,9 @@ def mixture(
     if rows == 1 and tiles is None:
         total = mixture_of_one(x, chosen, weights, gate_up, down, shared_gate_up, shared_down)
         return add_rms_norm(total, residual, norm, eps)
-    tiles, narrow = tiles or (SCALED if isinstance(gate_up, Scaled) else Tiles()), None
-    if isinstance(gate_up, Scaled) and x.dtype == torch.bfloat16:
+    scaled, narrow = isinstance(gate_up, Scaled), None
+    tiles = tiles or tiles_for(rows, scaled)
+    if scaled and x.dtype == torch.bfloat16:
         narrow = x, torch.empty_like(x, dtype=torch.float16)
     units = plan_units(chosen, experts, narrow)
     x = x if narrow is None else narrow[1]

@@ -81,7 +81,7 @@ def parts_for(width: int, depth: int, rows: int, scaled: bool = False) -> int:
 
 
 @triton.jit
-def few_sums(
+def _sums(
     own, row, matrix, scales, first, end, begin, DEPTH: tl.constexpr, SHARE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     K: tl.constexpr, STAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -113,13 +113,13 @@ def _linear_kernel(
     follow(OVERLAP)
     end = WIDTH
     if TAIL == 0:
-        acc = few_sums(own, row, weight, scales, at, WIDTH, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE)
+        acc = _sums(own, row, weight, scales, at, WIDTH, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE)
     elif tl.program_id(0) * N < first:
         end = first
-        acc = few_sums(own, row, weight, scales, at, first, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE)
+        acc = _sums(own, row, weight, scales, at, first, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE)
     else:
         at -= tl.cdiv(first, N) * N
-        acc = few_sums(own, row, tail, scales, at, TAIL, part * SHARE, DEPTH, SHARE, M, N, K, 2, 0, 1)
+        acc = _sums(own, row, tail, scales, at, TAIL, part * SHARE, DEPTH, SHARE, M, N, K, 2, 0, 1)
         at += first
     n = at + tl.arange(0, N)
     place = (part * ROWS + m[:, None]).to(tl.int64) * WIDTH + n[None, :]
@@ -352,7 +352,7 @@ def _one_row(x: Tensor, weight: Matrix, tail: Tensor | None) -> Tensor:
     if isinstance(weight, Scaled):
         values, scales, stored = operand(weight)
         k = max(weight.columns, depth if whole else 1024)
-        n = max(1, 4 * _ONE_ROW // k)  # twice as many bytes: the fastest tried
+        n = max(1, 2 * _ONE_ROW // k)  # as many bytes
         _scaled_row_kernel[(triton.cdiv(width - more, n) + triton.cdiv(more, n),)](
             x, values, scales, x if tail is None else tail, out, width, DEPTH=depth, N=n, K=k, TAIL=more, **stored,
             num_warps=4, **overlap(x, 1),

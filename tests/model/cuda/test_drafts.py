@@ -18,9 +18,11 @@ pytest.importorskip("triton")
 
 from stepwell.model.backend import Prepared  # noqa: E402
 from stepwell.model.batch import Batch, Cuts  # noqa: E402
+from stepwell.model.config import HybridConfig  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend  # noqa: E402
 from stepwell.model.cuda.spread import spread  # noqa: E402
 from stepwell.model.loading import dummy_decoder  # noqa: E402
+from stepwell.ops.scaled import Scaled  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
 from stepwell.sched.step import LAST_DRAW, Cut, FromImage, Sample, Work  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
@@ -229,3 +231,14 @@ def test_rows_are_spread_evenly_and_found_again() -> None:
         assert (even.batch.page[padding] == 99).all() and len(padding) == even.width * decodes - sum(counts)
         assert even.whole == (len(padding) == 0)
         assert int(even.batch.counts.sum()) == len(even.batch.tokens)
+
+
+def test_drafts_are_chosen_among_the_first_words_by_a_copy_of_the_head_in_fp8(directory: Path) -> None:
+    """A head in float32, as in tests, is not copied: kernels and plain torch draft the same then."""
+    config, table = HybridConfig.from_file(directory), torch.randn(300, 256)
+    backend = CudaBackend(config, torch.bfloat16, torch.device("cpu"))
+    few = backend.words(backend.linear(table.bfloat16()), 256)
+    assert few.width == 256 and isinstance(few.weight, Scaled)
+    assert float((few.weight.unpacked(torch.float32) - table[:256]).norm() / table[:256].norm()) < 0.04
+    whole = backend.words(backend.linear(table), 256)
+    assert whole.weight.dtype == torch.float32 and torch.equal(whole.weight, table[:256])
