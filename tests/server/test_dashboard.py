@@ -204,3 +204,5 @@ def test_server_that_goes_away_is_told_and_does_not_break_the_page(browser: Any,
         opened(browser, server)
     assert eventually(lambda: "lost" in text(browser, "#state") or "stopped" in text(browser, "#state"))
     assert all("ERR_" in line for line in console(browser))
+    browser.get("about:blank")  # it would go on trying
+    console(browser)
