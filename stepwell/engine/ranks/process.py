@@ -7,6 +7,7 @@ It ends when standard input closes, so with the engine that has started it. Term
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -81,6 +82,8 @@ def main() -> int:
         service = RankService(
             begin.rank, worker.endpoint, masks, store, worker.pinning, tally, orders, answers
         )  # fmt: skip
+        gc.collect()
+        gc.freeze()  # what has been built stays, and need not be looked through while the others wait for a sum
         try:
             service.run()
         except Exception as error:
