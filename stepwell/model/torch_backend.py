@@ -90,7 +90,7 @@ class TorchBackend:
             place=self._upload(places(batch.page, batch.offset, memory.keys[0])),
             attend=PagedAttention.plan(batch.tables, starts, counts, block, share, device, self._dtype),
             steps=self._steps(batch, memory) if batch.decodes else None,
-            carrying=self._carrying(batch) if memory.live.hidden.shape[0] else None,
+            carrying=Carrying.of(batch, self._upload) if memory.live.hidden.shape[0] else None,
             folds=self._folds(batch, memory, starts[batch.decodes :], counts[batch.decodes :]),
             asked_rows=self._upload(batch.asked),
             draws=batch.draws,
@@ -139,7 +139,7 @@ class TorchBackend:
     def _glance(self, tokens: Tensor, positions: Longs, tables: tuple[Ints, ...], memory: Memory) -> TorchForward:
         """A pass of attention layers alone over one token of each sequence."""
         shape, block, count, none = self._shape, memory.keys[0].shape[1], len(positions), np.empty(0, np.int64)
-        share = shape.heads // shape.kv_heads
+        share, place = shape.heads // shape.kv_heads, (self._device, self._dtype)
         pages = np.array([table[at] for table, at in zip(tables, positions // block, strict=True)], np.int64)
         return TorchForward(
             ranks=self._ranks,
@@ -148,9 +148,7 @@ class TorchBackend:
             tokens=tokens,
             angles=self._rotary(self._upload(positions)),
             place=self._upload(places(pages, positions % block, memory.keys[0])),
-            attend=PagedAttention.plan(
-                tables, positions.tolist(), [1] * count, block, share, self._device, self._dtype
-            ),
+            attend=PagedAttention.plan(tables, positions.tolist(), [1] * count, block, share, *place),
             steps=None,
             carrying=None,
             folds=None,
@@ -171,21 +169,10 @@ class TorchBackend:
                 given.copy_(torch.where(given <= FIRST_DRAFT, drafted, given))
         return tokens
 
-    def _carrying(self, batch: Batch) -> Carrying:
-        ends = np.cumsum(batch.counts)
-        firsts = ends - batch.counts
-        before = np.arange(len(batch.tokens)) + len(batch.slots) - 1
-        before[firsts] = np.arange(len(batch.slots))
-        # with drafts, which row is the last is seen later
-        last = np.flatnonzero((np.arange(len(batch.slots)) >= batch.decodes) | (batch.counts == 1))
-        cut_rows = firsts[batch.cuts.sequence] + batch.cuts.after - 1
-        arrays = batch.slots, before, batch.slots[last], ends[last] - 1, cut_rows
-        return Carrying(*(self._upload(array) for array in arrays))
-
     def _steps(self, batch: Batch, memory: Memory) -> Steps:
         """The slots' counts move on here: passes are planned in the order in which they run."""
         numbers = batch.slots[: batch.decodes]
-        slots, starts = self._upload(numbers), self._upload(batch.starts[: batch.decodes])
+        slots, starts = self.upload((numbers, batch.starts[: batch.decodes]))
         committed, pending = self._standing(slots, starts, memory)
         if not memory.rings:
             memory.committed.index_copy_(0, slots, committed + 1)
@@ -222,8 +209,11 @@ class TorchBackend:
     def _standing(self, slots: Tensor, starts: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
         """Tokens that the slots' states have folded, and tokens pending in them. A state from an image stands where the batch says."""
         committed, pending = memory.committed.index_select(0, slots), memory.pending.index_select(0, slots)
+        on_cpu = self._device.type == "cpu"
+        if on_cpu and torch.equal(committed + pending, starts):
+            return committed, pending
         committed = torch.where(committed < 0, starts, committed)
-        if self._device.type == "cpu" and not torch.equal(committed + pending, starts):
+        if on_cpu:
             wrong = (committed + pending != starts) & (slots < len(memory.committed) - 1)
             assert not wrong.any(), (
                 f"slots {slots[wrong]} stand at {committed[wrong]} + {pending[wrong]}, not {starts[wrong]}"
@@ -312,14 +302,9 @@ class TorchForward:
         qkv, z, b, a = layer.into(x).split_with_sizes((layer.conv.shape[1], inner, heads, heads), -1)
         beta = b.float().sigmoid()
         g = F.softplus(a.float() + layer.dt_bias).mul_(layer.rate)
-        parts, first = [], 0
-        if self.steps is not None:
-            first = self.steps.count
-            parts.append(self._step(layer, qkv[:first], g[:first], beta[:first], self.steps.slots))
-        if self.folds is not None:
-            parts.append(self._fold(layer, qkv[first:], g[first:], beta[first:], self.folds))
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)
-        y = gated_rms_norm(y, z.view(-1, heads, layer.value_dim), layer.norm.weight, layer.norm.eps)
+        y = gated_rms_norm(
+            self._mixed(layer, qkv, g, beta), z.view(-1, heads, layer.value_dim), layer.norm.weight, layer.norm.eps
+        )
         return self._close(layer.out(y.flatten(1)), residual, then)
 
     def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
@@ -335,6 +320,17 @@ class TorchForward:
 
     def _close(self, y: Tensor, residual: Tensor, then: Norm) -> Tensor:
         return self.norm(residual.add_(self.ranks.sum(y)), then)
+
+    def _mixed(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        """float32 [rows, value_heads, value_dim]: decodes, then prompts."""
+        if self.steps is None:
+            assert self.folds is not None, "a pass has rows"
+            return self._fold(layer, qkv, g, beta, self.folds)
+        if self.folds is None:
+            return self._step(layer, qkv, g, beta, self.steps.slots)
+        first = self.steps.count
+        stepped = self._step(layer, qkv[:first], g[:first], beta[:first], self.steps.slots)
+        return torch.cat((stepped, self._fold(layer, qkv[first:], g[first:], beta[first:], self.folds)))
 
     def _step(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, slots: Held | Tensor | slice) -> Tensor:
         """One token each. Live states move on in place where they lie side by side in float32, else by copies."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
+from stepwell.model.batch import Batch, Longs
 from stepwell.ops.chunks import Chunks
 from stepwell.ops.conv import ConvLayout
 from stepwell.ops.pending import Lanes
@@ -68,3 +71,14 @@ class Carrying:
     kept: Tensor
     rows: Tensor
     cut_rows: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, upload: Callable[[Longs], Tensor]) -> Carrying:
+        ends = np.cumsum(batch.counts)
+        firsts = ends - batch.counts
+        before = np.arange(len(batch.tokens)) + len(batch.slots) - 1
+        before[firsts] = np.arange(len(batch.slots))
+        # with drafts, which row is the last is seen later
+        last = np.flatnonzero((np.arange(len(batch.slots)) >= batch.decodes) | (batch.counts == 1))
+        cut_rows = firsts[batch.cuts.sequence] + batch.cuts.after - 1
+        return cls(*map(upload, (batch.slots, before, batch.slots[last], ends[last] - 1, cut_rows)))

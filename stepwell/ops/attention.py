@@ -76,6 +76,9 @@ class TileGroup:
             v.index_fill_(0, self.hidden, 0)
         k, v = (y.view(self.tiles, -1, kv_heads, dim)[:, : self.length].transpose(1, 2) for y in (k, v))
         # the heads of a group become rows: each KV head is read once
+        if self.queries == 1:
+            rows = q.reshape(self.tiles, kv_heads, -1, dim)
+            return F.scaled_dot_product_attention(rows, k, v, attn_mask=self.mask).reshape(q.shape)
         grouped = (self.tiles, self.queries, kv_heads, heads // kv_heads, dim)
         rows = q.reshape(grouped).permute(0, 2, 3, 1, 4).reshape(self.tiles, kv_heads, -1, dim)
         out = F.scaled_dot_product_attention(rows, k, v, attn_mask=self.mask)

@@ -51,11 +51,11 @@ class Rotary:
 
     def __call__(self, positions: Tensor) -> Angles:
         """Angles for int64 positions [n]."""
-        angle = positions.float().unsqueeze(1) * self._frequencies
+        angle = positions.float().view(-1, 1, 1) * self._frequencies
         cos = angle.cos()
         if self._scale != 1.0:
-            cos[:, : self._dim] *= self._scale
-        return Angles(cos.unsqueeze(1), angle.sin_().mul_(self._signs).unsqueeze(1), self._dim)
+            cos[..., : self._dim] *= self._scale
+        return Angles(cos, angle.sin_().mul_(self._signs), self._dim)
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
