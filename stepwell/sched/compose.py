@@ -72,7 +72,8 @@ def compose(
         running = share.running
         if not share.calm:
             running.launched, running.start = share.end, CARRY
-            running.guessed, running.guessing = queues.drafting, share.drafts > 0
+            running.guessed = queues.drafting and share.end >= running.given  # drafts lie behind a draw
+            running.guessing = share.drafts > 0
             board.calm[running.slot] = calm_until(running, queues.drafting)
     rows |= enumerate(others, len(lineup.slots))
     return Built(step, lineup, _rows(lineup, calm, config.max_num_seqs), rows)

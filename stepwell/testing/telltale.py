@@ -253,8 +253,9 @@ class TellTaleRunner:
             for work in works:
                 self._start(memory, work)
         ran = [self._run(work) for work in works]
-        sampled = {work.slot for work in works if work.sample is not None}
-        self._drafted = self._drafted | sampled if step.drafting else self._drafted - sampled
+        self._drafted -= {work.slot for work in works}
+        if step.drafting:
+            self._drafted |= {work.slot for work in works if work.sample is not None}
         del ran[decodes : len(batch)]
         kept = [i for i, work in enumerate(step.works) if work.sample is not None and work.sample.keep_logits]
         return Done(StepResult(tuple(tokens for tokens, _ in ran), logits=tuple((i, _logits(ran[i][1])) for i in kept)))

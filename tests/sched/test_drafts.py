@@ -10,6 +10,7 @@ import pytest
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
+from stepwell.sched.build import preempt
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.drafts import DraftCounts
 from stepwell.sched.gain import Gain
@@ -22,11 +23,17 @@ PROMPT = np.arange(7, 40, dtype=np.int32)
 
 
 def engine(
-    drafts: int = 3, pages: int = 60, ahead: bool = False, acceptance: int = 60, gain: Gain | None = None, **rules: Any
+    drafts: int = 3,
+    pages: int = 60,
+    ahead: bool = False,
+    acceptance: int = 60,
+    gain: Gain | None = None,
+    budget: int = 64,
+    **rules: Any,
 ) -> Harness:
     sched = SchedConfig(
         max_num_seqs=4,
-        max_num_batched_tokens=64,
+        max_num_batched_tokens=budget,
         decode_rung_tokens=4,
         drafts=drafts,
         async_scheduling=ahead,
@@ -55,6 +62,18 @@ def test_answers_are_those_without_drafts(ahead: bool, acceptance: int) -> None:
     harness = engine(ahead=ahead, acceptance=acceptance)
     answers = served(harness, *(asking(f"r{i}", prompt) for i, prompt in enumerate(prompts)))
     assert answers == [telltale.answer(prompt, 20, harness.vocab) for prompt in prompts]
+
+
+def test_one_that_starts_over_has_no_drafts_before_its_first_draw() -> None:
+    """Preempted after 25 tokens, of which a step computes 24: the last one is decoded, and nobody has drafted behind the part before it."""
+    harness = engine(acceptance=0, budget=24)
+    harness.submit(Request("r", PROMPT[:23], SamplingParams(max_tokens=20), read_cache=False))
+    queues = harness.loop.queues
+    while not queues.running or queues.running[0].job.tokens.count < 25:
+        harness.step()
+    preempt(queues, harness.loop.directory, queues.running[0])
+    harness.drain()
+    assert harness.told["r"].tokens == telltale.answer(PROMPT[:23], 20, harness.vocab)
 
 
 class Turning:
