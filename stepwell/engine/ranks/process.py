@@ -73,6 +73,8 @@ def main() -> int:
             if not isinstance(error, StepwellError):
                 log.exception("rank %d could not be built", begin.rank)
             return 1
+        gc.collect()
+        gc.freeze()  # what has been built stays, and need not be looked through while the others wait for a sum
         tally = Tally()
         state = partial(_state, worker, tier)
         tell(_ready(worker, tier, state()))
@@ -82,8 +84,6 @@ def main() -> int:
         service = RankService(
             begin.rank, worker.endpoint, masks, store, worker.pinning, tally, orders, answers
         )  # fmt: skip
-        gc.collect()
-        gc.freeze()  # what has been built stays, and need not be looked through while the others wait for a sum
         try:
             service.run()
         except Exception as error:

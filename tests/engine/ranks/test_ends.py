@@ -29,7 +29,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
         str(model),
         device="cpu",
         tensor_parallel_size=2,
-        worker_timeout=1.0,
+        worker_timeout=5.0,
         device_memory=1 << 20,
         host_memory=0,
         max_num_seqs=2,
@@ -56,7 +56,7 @@ def ranks_of() -> list[int]:
     ("number", "sentence"),
     [
         (signal.SIGKILL, "rank 1 was killed by signal 9"),
-        (signal.SIGSTOP, "rank 1 gave no sign of life for 1 s"),
+        (signal.SIGSTOP, "rank 1 gave no sign of life for 5 s"),
     ],
     ids=["killed", "stopped"],
 )
