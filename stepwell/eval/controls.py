@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepwell.base.errors import StepwellError
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Tier
 from stepwell.eval.local import LocalSubject
@@ -78,7 +79,10 @@ def measure(subject: LocalSubject, questions: Sequence[Question], scored: int, t
     """Score the right answers of the first `scored` of two questions or more: cold, resumed, and through every control."""
     assert len(questions) > 1, "another question lends its state"
     others = [*questions[1:], questions[0]]
-    rows = [_one(subject, own, other, told) for own, other in zip(questions[:scored], others[:scored], strict=True)]
+    tried = [_one(subject, own, other, told) for own, other in zip(questions[:scored], others[:scored], strict=True)]
+    rows = [row for row in tried if row is not None]
+    if not rows:
+        raise StepwellError("the cache holds every right answer as a whole: no loss can be measured")
     resumed = fmean(row.resumed for row in rows)
     controls = {
         name: (fmean(row.controls[name][0] for row in rows) - resumed, fmean(row.controls[name][1] for row in rows))
@@ -89,23 +93,26 @@ def measure(subject: LocalSubject, questions: Sequence[Question], scored: int, t
     return Losses(len(rows), fmean(row.cold for row in rows), resumed, worst, controls, skipped)
 
 
-def _one(subject: LocalSubject, question: Question, other: Question, told: Told) -> _Row:
-    """`other` is there so that its state can be taken for the question's own."""
+def _one(subject: LocalSubject, question: Question, other: Question, told: Told) -> _Row | None:
+    """`other` is there so that its state can be taken for the question's own. None where the cache holds all of the right answer."""
     subject.bring(subject.tokenizer.encode(other.prompt))
     prompt = subject.tokenizer.encode(question.prompt)
     gold = subject.tokenizer.encode(question.prompt + question.gold)[len(prompt) :]
     cold = subject.score(prompt, gold, read=False)
     subject.bring(prompt)
     resumed, said = subject.score(prompt, gold), _said(subject, prompt)
+    if not (known := len(resumed)):  # tokens of the answer that lie behind what is cached
+        told(1)
+        return None
     controls = {}
     for name, (leg, change) in CONTROLS.items():
         if not len(_pages(subject, leg)):
             continue
         with tampered(subject, leg, change):
-            controls[name] = fmean(subject.score(prompt, gold)), _said(subject, prompt) != said
+            controls[name] = fmean(subject.score(prompt, gold)[-known:]), _said(subject, prompt) != said
     subject.sink()
     told(1)
-    return _Row(fmean(cold), fmean(resumed), controls)
+    return _Row(fmean(cold[-known:]), fmean(resumed), controls)
 
 
 def _said(subject: LocalSubject, prompt: Ints) -> list[int]:

@@ -128,13 +128,13 @@ class LocalSubject:
         return list(heard.values())
 
     def score(self, prompt: Ints, gold: Ints, *, read: bool = True, write: bool = False) -> list[float]:
-        """Nats of each token of `gold` behind `prompt`, each with all before it given; from the boundary on where `read`."""
+        """Nats of each token of `gold` behind `prompt`, each with all before it given.
+
+        Where `read`, the first ones are missing if the cache reaches into the answer: the model has said them itself before.
+        """
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, ignore_eos=True)
         (heard,) = self.run([self.request(np.concatenate((prompt, gold)), params, read=read, write=write)])
-        behind = len(prompt) - heard.scored_from
-        if behind < 0:
-            raise StepwellError(f"resumed {-behind} tokens into an answer: its loss is not known")
-        return [-score.logprob for score in heard.scores[behind:]]
+        return [-score.logprob for score in heard.scores[max(0, len(prompt) - heard.scored_from) :]]
 
     def bring(self, prompt: Ints) -> None:
         """Have the KV and the image that `prompt` resumes from on the device; computed anew where they are nowhere."""

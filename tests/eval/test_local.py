@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from stepwell.engine.config import engine_config
 from stepwell.eval import controls
 from stepwell.eval.local import LocalSubject
 from stepwell.eval.task import SHOTS, TEST, Form, read_problems, write_questions
+from stepwell.sched.request import SamplingParams
 from stepwell.testing.checkpoint import write_checkpoint
 from tests.amounts import long
 
@@ -57,6 +59,17 @@ def test_what_comes_from_a_tier_is_as_good_as_new_and_tampering_shows(
     for control in ("zero_state", "foreign_state", "zero_kv", "shifted_kv"):
         assert found[f"control_{control}"], control  # with random weights it may have either sign
         assert found["answers_changed"][control] > 0, control
+
+
+def test_of_an_answer_that_is_cached_the_rest_is_scored(model: Path) -> None:
+    config = engine_config({"model": str(model), "dtype": "float32", "device_memory": "32MiB", "host_memory": 0})
+    with LocalSubject(config, Tier.DEVICE, 16, 1) as subject:
+        prompt = subject.tokenizer.encode("Question: how much is left? " * 4)
+        (heard,) = subject.run([subject.request(prompt, SamplingParams(max_tokens=40, ignore_eos=True))])
+        gold = np.array(heard.tokens, np.int32)
+        cold, resumed = subject.score(prompt, gold, read=False), subject.score(prompt, gold)
+    assert len(cold) == 40 and 0 < len(resumed) < 32
+    assert resumed == pytest.approx(cold[-len(resumed) :], abs=1e-4)
 
 
 def test_the_state_of_another_question_needs_another_question(model: Path) -> None:
