@@ -20,6 +20,7 @@ from functools import partial
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.archive import Archive
+from stepwell.cache.changes import Journal
 from stepwell.cache.config import CacheConfig
 from stepwell.cache.life import (
     ABSENT,
@@ -52,6 +53,7 @@ class Account:
     def __init__(self, config: CacheConfig, archive: Archive | None = None) -> None:
         self.config = config
         self.archive = archive or Archive()
+        self.journal: Journal | None = None  # what can be read is noted there, where somebody wants to know
         sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
         ready = {HOST: config.host_ready}
         self.pools = {tier: Pool(size, ready.get(tier)) for tier, size in sizes if size}
@@ -110,7 +112,7 @@ class Account:
         slots   where it is, if it was nowhere and is somewhere from now on
         Raises IllegalTransition, and changes nothing, where `to` cannot follow, the copy is locked and would go, or slots are missing.
         """
-        before = item.at[tier]
+        before, was = item.at[tier], item.life[tier]
         self._permit(item, tier, to, slots)
         after = None if to < CONDEMNED else slots if before is None else before
         below, changed = tier != DEVICE, after is not before
@@ -120,6 +122,8 @@ class Account:
         if changed and item.pins:
             self.pins.placed(item, tier, before, after)
         item.life[tier], item.at[tier] = to, after
+        if self.journal is not None and (was >= HERE) != (to >= HERE):
+            self.journal.note(item, tier, to >= HERE)
         if changed:
             self._count(item, tier, -len(before) if before is not None else 0 if after is None else len(after))
         if below:  # what host could do without does not depend on the device

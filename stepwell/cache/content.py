@@ -165,8 +165,13 @@ def advance(
         return False
     if not (_may_lengthen(node, end) and _is_own(rung) and _as_new(directory, rung)):
         return False
+    journal = directory.journal
+    if journal is not None:
+        journal.note(rung.image, DEVICE, stored=False)
     _lengthen(directory, node, tokens, end, table, now)
     directory.give(DEVICE, directory.exchange(rung, pages))
+    if journal is not None:
+        journal.note(rung.image, DEVICE, stored=True)
     directory.offers.latest.use = rung.used = now
     return True
 

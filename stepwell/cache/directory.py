@@ -188,6 +188,7 @@ class Directory(Account):
         """Let a leaf on the device alone, which one lease holds, go on by `tokens`, whose KV is in `pages`."""
         here = node.kv.at[DEVICE]
         assert here is not None and not node.children and node.kv.locks[DEVICE] == 1
+        before = node.end
         self.tree.lengthen(node, tokens)
         node.kv.at[DEVICE] = np.concatenate([here, pages])
         self.cached[DEVICE] += len(pages)
@@ -195,6 +196,8 @@ class Directory(Account):
             self.tenants.moved(node.kv.tenant, DEVICE, len(pages))
         self.leased[DEVICE] += len(pages)
         self.epoch += 1
+        if self.journal is not None:
+            self.journal.note_grown(node, before, DEVICE)
 
     def exchange(self, rung: Rung, pages: Ints) -> Ints:
         """Let the unlocked image of `rung` on the device be in `pages`, as many as it has; returns those it was in."""

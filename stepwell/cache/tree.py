@@ -26,6 +26,8 @@ from stepwell.cache.names import tenant_of
 TIERS = tuple(Tier)
 TOKEN_BYTES = 4
 """Bytes of a token: int32."""
+DIGEST = 32
+"""Bytes of the digest of a block."""
 MOST_JOINED = 8192
 """Tokens of a run that is joined of two: so that joining copies little, and a long run does not go all at once."""
 
@@ -56,11 +58,13 @@ class Item:
     held_up   children whose standing is HELD or DIRTY: none above them can go either; `soiled` counts the DIRTY ones
     pins      pins that it is part of (`stepwell.cache.pins`); guarded: the tiers, as bits, in which it goes last for that
     tenant    whose it is (`stepwell.cache.tenants`)
+    digests   of KV: of its blocks, from the first on as far as they are known (`stepwell.cache.changes`)
     """
 
     __slots__ = (
         "at",
         "below",
+        "digests",
         "guarded",
         "held_up",
         "life",
@@ -86,6 +90,7 @@ class Item:
         self.soiled = 0
         self.below = [0] * len(TIERS)
         self.pins = self.guarded = 0
+        self.digests = b""
         self.tenant: str = "" if node.parent is None else node.parent.kv.tenant
 
     def has(self, tier: Tier) -> bool:
@@ -345,6 +350,8 @@ class Tree:
             above, below = parent.kv.at[tier], node.kv.at[tier]
             if above is not None and below is not None:
                 node.kv.at[tier] = np.concatenate([above, below])
+        whole = len(parent.kv.digests) * self.block == (parent.end - parent.start) * DIGEST
+        node.kv.digests = parent.kv.digests + (node.kv.digests if whole else b"")
         node.raw = parent.raw + node.raw
         node.start = parent.start
         node.lost = parent.lost + node.lost
@@ -378,6 +385,7 @@ def _divide(lower: Item, upper: Item, blocks: int) -> None:
         slots = lower.at[tier]
         if slots is not None:
             upper.at[tier], lower.at[tier] = slots[:blocks].copy(), slots[blocks:].copy()
+    upper.digests, lower.digests = lower.digests[: blocks * DIGEST], lower.digests[blocks * DIGEST :]
     upper.locks = list(lower.locks)
     upper.life = list(lower.life)
     upper.pins, upper.guarded = lower.pins, lower.guarded

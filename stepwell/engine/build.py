@@ -18,6 +18,7 @@ from stepwell.cache.config import CacheConfig, Costs
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.disk_tier import CHUNK, DiskTier, identity, open_disk, with_disk
 from stepwell.engine.doubts import doubts
+from stepwell.engine.events.publisher import Publisher
 from stepwell.engine.grammar.grammars import Grammars
 from stepwell.engine.grammar.guide import Guides
 from stepwell.engine.grammar.vocabulary import GuideError
@@ -96,6 +97,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
         counts=worker.counts,
         rest=worker.rest,
         scores=not (config.deterministic and frame.device.type == "cuda"),
+        publisher=_publisher(config, owned),
     )
     plan = (
         _memory_plan(sizes, costs, frame.device, worker.copies)
@@ -117,6 +119,14 @@ def _staff(config: EngineConfig, frame: Frame, owned: ExitStack, phases: Phases,
     place = frame.directory, frame.model.shape, frame.geometry, frame.precision, frame.device.type
     tier = open_disk(config, frame.geometry, identity(*place, config.dummy_seed) if config.disk_cache else {}, owned)
     return lambda masks: (Hands.of(build_worker(config, frame, tier, masks, owned, phases)), tier)
+
+
+def _publisher(config: EngineConfig, owned: ExitStack) -> Publisher | None:
+    if config.kv_events_endpoint is None:
+        return None
+    made = Publisher(config.kv_events_endpoint, config.kv_events_replay_endpoint, config.kv_events_topic)
+    owned.callback(made.close)
+    return made
 
 
 def _lay_open(worker: Hands, seam: Seam | None) -> None:

@@ -86,6 +86,9 @@ class EngineConfig:
     coalesce                a request waits for what another is computing, where that is sooner
     priority_ageing         seconds of waiting that are worth one step of priority
     fair_salts              salts that wait at one priority take turns
+    kv_events_endpoint      where changes of the cache are published, such as tcp://*:5557; None: nowhere
+    kv_events_replay_endpoint  where who has missed some asks for them; None: nowhere
+    kv_events_topic         what they are published under
     faults                  what is to go wrong, as `stepwell.testing.faultspec` reads it (the flag is --fault): for tests
     served_model_name       the name that API clients give; None: `model` as written
     """
@@ -127,6 +130,9 @@ class EngineConfig:
     coalesce: bool = True
     priority_ageing: float = 10.0
     fair_salts: bool = False
+    kv_events_endpoint: str | None = None
+    kv_events_replay_endpoint: str | None = None
+    kv_events_topic: str = ""
     faults: tuple[str, ...] = ()
     seed: int = 0
     served_model_name: str | None = None
@@ -173,6 +179,10 @@ class EngineConfig:
             )
         if self.disk_cache is not None and not self.enable_prefix_caching:
             raise ConfigError("--disk-cache needs the prefix cache: leave out --no-enable-prefix-caching")
+        if self.kv_events_endpoint is None and (self.kv_events_replay_endpoint is not None or self.kv_events_topic):
+            raise ConfigError(
+                "--kv-events-replay-endpoint and --kv-events-topic need --kv-events-endpoint: give it, too"
+            )
 
     def _check_numbers(self) -> None:
         for name in _AT_LEAST_ONE:

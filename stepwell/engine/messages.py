@@ -167,6 +167,7 @@ class Stats(msgspec.Struct, frozen=True):
     prefetches  that have ended, by what became of them
     drafts    computed, and accepted, for the first position behind a drawn token, the second …
     compiled  kernels by when: `start` or `serving`
+    event_batches  of cache events: sent, dropped
     device_bytes  of a GPU's memory: `planned` and `peak`; empty without one
     disk      what the disk store counts, by name; empty without one
     problems  what has stopped it from writing, and how often
@@ -183,6 +184,7 @@ class Stats(msgspec.Struct, frozen=True):
     prefetches: dict[str, int] = {}
     drafts: list[tuple[int, int]] = []
     compiled: dict[str, int] = {}
+    event_batches: dict[str, int] = {}
     device_bytes: dict[str, int] = {}
     disk: dict[str, float] = {}
     problems: dict[str, int] = {}

@@ -13,6 +13,8 @@ from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
 from stepwell.engine.disk_tier import Stored
+from stepwell.engine.events.publisher import Publisher
+from stepwell.engine.events.teller import Teller
 from stepwell.engine.grammar.grammars import Grammars
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import UNGUIDED
@@ -56,7 +58,8 @@ class Counting(Protocol):
 class OwnedLoop(EngineLoop):
     """`owned` is closed at the end: movers before the stores that they use. `disk` and `counts` are asked for what they count, `grammars`
     for whether a request's is ready, `pinning` for how much of host can be used by now. `scores`: prompts can be scored. `rest`: seconds
-    after which an idle engine is to be asked for its statistics, which tell of ranks that are gone; None: nobody has to."""
+    after which an idle engine is to be asked for its statistics, which tell of ranks that are gone; None: nobody has to. `publisher`
+    is told what the cache holds."""
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class OwnedLoop(EngineLoop):
         counts: Counting | None = None,
         scores: bool = True,
         rest: float | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
         super().__init__(cache, config, runner, mover, clock, costs, archive, auditor, guidance, gain)
         self._time = clock
@@ -88,6 +92,7 @@ class OwnedLoop(EngineLoop):
         self._counts = counts
         self._scores = scores
         self.rest = rest
+        self._teller = None if publisher is None else Teller(self.directory, publisher)
 
     def prepare(self, request: Request) -> bool:
         """Whether `request` can be taken without holding up the others; begins what is missing for that. Ask again, then submit."""
@@ -112,6 +117,16 @@ class OwnedLoop(EngineLoop):
         if self._grammars is not None:
             self._grammars.drop(request_id)
         super().abort(request_id)
+        self._tell()
+
+    def reset(self, salt: str | None = None) -> dict[Tier, int]:
+        dropped = super().reset(salt)
+        self._tell()
+        return dropped
+
+    def _tell(self) -> None:
+        if self._teller is not None:
+            self._teller.tell()
 
     def step(self, *, wait: float = IDLE_WAIT) -> list[Event]:
         """One turn, with as much of host as there is by now. `wait`: seconds to wait at most for a copy where nothing can be computed."""
@@ -120,6 +135,7 @@ class OwnedLoop(EngineLoop):
         events = super().step(wait=wait)
         if self._pinning is not None:
             self._pinning.give_way(self._copies_matter)
+        self._tell()
         return events
 
     @property
@@ -141,6 +157,8 @@ class OwnedLoop(EngineLoop):
         stats = super().stats()
         if (counts := self._counts) is not None:
             stats = replace(stats, compiled=counts.compiled(), device_bytes=counts.device_bytes(), ranks=counts.ranks())
+        if self._teller is not None:
+            stats = replace(stats, event_batches=self._teller.counts)
         return stats if self._disk is None else _with_disk(stats, self._disk.stats(), self._time.now())
 
     def end(self, seconds: float) -> bool:

@@ -47,6 +47,7 @@ def stats_message(stats: EngineStats) -> Stats:
         prefetches=dict(stats.prefetches),
         drafts=[stats.drafts[at] for at in sorted(stats.drafts)],
         compiled=dict(stats.compiled),
+        event_batches=dict(stats.event_batches),
         device_bytes=dict(stats.device_bytes),
         disk=dict(stats.disk),
         problems=dict(stats.disk_problems),

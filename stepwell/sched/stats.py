@@ -16,9 +16,10 @@ class EngineStats:
     `moves_overdue`, a part of `moves_in_flight`: copies between tiers that nobody waits for any longer; `pages_copied` by (source, target)
     as copies begin, a state's image counted by its pages; `drafts` computed, and accepted, by position behind a drawn token, `drafting`:
     answers draft now; `compiled`:
-    kernels by when; `device_bytes` of a GPU's memory by kind; `disk` and `disk_problems`: what the disk store counts, by name, and causes
-    of trouble; empty without a disk; `prefill`: prompt tokens a second, and seconds that each pair of tokens adds in attention, as
-    `Costs` has them now; `ranks`: what is counted of each of several that share the model, by name."""
+    kernels by when; `event_batches`: batches of cache events that were sent, and dropped; `device_bytes` of a GPU's memory by kind; `disk`
+    and `disk_problems`: what the disk store counts, by name, and causes of trouble; empty without a disk; `prefill`: prompt tokens a
+    second, and seconds that each pair of tokens adds in attention, as `Costs` has them now; `ranks`: what is counted of each of several
+    that share the model, by name."""
 
     waiting: int
     parked: int
@@ -50,6 +51,7 @@ class EngineStats:
     drafts: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     drafting: bool = False
     compiled: Mapping[str, int] = field(default_factory=dict)
+    event_batches: Mapping[str, int] = field(default_factory=dict)
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     disk: Mapping[str, float] = field(default_factory=dict)
     disk_problems: Mapping[str, int] = field(default_factory=dict)

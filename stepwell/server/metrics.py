@@ -39,6 +39,7 @@ _COPIED = "Bytes that copies between tiers were asked to move"
 _COMPILED = (
     "Kernels compiled before the first request, and while requests may have waited, of which there should be none"
 )
+_EVENTS = "Batches of cache events that were published, and that were dropped since too many waited"
 _MEMORY = (
     "Memory of a GPU that tensors take: planned (weights, pages, live states), and at the peak; nothing without a GPU"
 )
@@ -254,6 +255,10 @@ class _EngineGauges(Collector):
         for when in ("start", "serving"):
             compiled.add_metric([when], stats.compiled.get(when, 0))
         yield compiled
+        events = CounterMetricFamily("stepwell_cache_event_batches", _EVENTS, labels=["status"])
+        for end in ("sent", "dropped"):
+            events.add_metric([end], stats.event_batches.get(end, 0))
+        yield events
         memory = GaugeMetricFamily("stepwell_device_memory_bytes", _MEMORY, labels=["kind"])
         for kind, count in sorted(stats.device_bytes.items()):
             memory.add_metric([kind], count)

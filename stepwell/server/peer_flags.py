@@ -152,7 +152,8 @@ FLAGS: tuple[PeerFlag, ...] = (
         Needless("preempted sequences keep their state; --host-memory sizes the tier"),
     ),
     _row("--num-gpu-blocks-override --max-total-tokens", 1, Refused("say --device-memory instead, in bytes")),
-    _row("--kv-transfer-config --kv-events-config", 1, _EXTERNAL),
+    _row("--kv-transfer-config", 1, _EXTERNAL),
+    _row("--kv-events-config", 1, Refused("say --kv-events-endpoint and --kv-events-replay-endpoint instead")),
     _row(
         "--prefix-caching-hash-algo --page-size --mamba-block-size", 1, Needless("prompts are compared token by token")
     ),

@@ -122,6 +122,16 @@ class ServeSettings:
         str | None,
         _memory("Folder and size of the disk tier, such as /var/cache/stepwell:200GiB. It outlives the server."),
     ] = None
+    kv_events_endpoint: Annotated[
+        str | None,
+        _memory(
+            "Publish what the cache holds, in vLLM's form of KV events, on such an endpoint: tcp://127.0.0.1:5557."
+        ),
+    ] = None
+    kv_events_replay_endpoint: Annotated[
+        str | None, _memory("Endpoint on which who has missed some of them asks for them again.")
+    ] = None
+    kv_events_topic: Annotated[str, _memory("Topic under which they are published.")] = ""
     disk_write_budget: Annotated[
         str | None, _memory("Bytes a second that may be written to it, such as 100MB. Default: no limit.")
     ] = None
