@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.base.clock import WallClock
@@ -49,6 +49,7 @@ def number(value: int) -> bytes:
     return bytes([kind]) + value.to_bytes(size, "big")
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=90), st.sampled_from([1, 2, 16, 23, 24, 300]))
 def test_each_block_names_all_before_it_and_runs_may_be_cut_anywhere(tokens: list[int], block: int) -> None:
     tokens = (tokens * block)[: max(1, len(tokens) // block) * block]

@@ -26,8 +26,18 @@ from tests.cases.serving import PROMPT, VOCAB, ask, engine, rules, submit
 from tests.cases.test_exact_fit import PAGES, shelf
 from tests.laws.driver import fuzz
 
-OF_THE_SERVER = ("http_errors", "empty_completions", "generation_tokens", "look_ahead", "disk_", "kernels_", "seconds_")
-"""Series that the server counts itself, the disk's store or a GPU's worker, and the time of decisions, which stands still here."""
+OF_THE_SERVER = (
+    "http_errors",
+    "empty_completions",
+    "generation_tokens",
+    "look_ahead",
+    "disk_",
+    "kernels_",
+    "seconds_",
+    "cache_event_",
+)
+"""Series that the server counts itself, the disk's store, a GPU's worker or a publisher of events; and the time of decisions, which stands
+still here."""
 STAYS = f'stepwell_admissions_total{{reason="{Reason.OFF_CHUNK_GRID.value}"}}'
 """What the split of a chunk abolishes: it is shown so that everyone sees that it stays 0."""
 
