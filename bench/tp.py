@@ -6,7 +6,9 @@
     python bench/tp.py --ranks 2 --faults --out faults.json        10,000 steps under eviction, copies failing on the last rank
     python bench/tp.py --compare one.json two.json                 ratios, as docs/numbers/tp.json has them
 
-`--shape` as `bench/load/models.py` names it, `--layers` for a reduced depth. With `--device cpu` everything runs small, without a GPU.
+`--shape` as `bench/load/models.py` names it, `--layers` for a reduced depth. With random weights the likeliest tokens lie close together:
+rounding in another order flips them, so `flips` says little and `logprobs_apart` says more (the largest difference of log-probabilities
+behind each prompt). With `--model tiny/model`, a trained checkpoint, flips count. With `--device cpu` everything runs small, without a GPU.
 Each run prints what it finds as it finds it, and ends with one line of JSON.
 """
 
@@ -73,6 +75,18 @@ class Bench:
                     host[event.request_id] = event.outcome.host
         return list(found.values()), list(host.values())
 
+    def likely(self, prompt: Any) -> dict[int, float]:
+        """The likeliest tokens behind a prompt, and their log-probabilities."""
+        params = SamplingParams(max_tokens=1, ignore_eos=True, logprobs=20)
+        self._number += 1
+        self.loop.submit(Request(f"r{self._number}", prompt, params, read_cache=False))
+        found: dict[int, float] = {}
+        while self.loop.serving:
+            for event in self.loop.step():
+                if isinstance(event, Tokens) and event.scores:
+                    found = dict(event.scores[0].top)
+        return found
+
     def rest(self) -> None:
         """Until all copies have landed."""
         while self.loop.busy:
@@ -127,7 +141,7 @@ class Bench:
 
 
 def built(options: argparse.Namespace, folder: Path, **more: Any) -> tuple[Bench, EngineFacts]:
-    model = folder / "model"
+    model = options.model or folder / "model"
     if not model.exists():
         write_model(options.shape, model)
         config = json.loads((model / "config.json").read_text())
@@ -140,11 +154,12 @@ def built(options: argparse.Namespace, folder: Path, **more: Any) -> tuple[Bench
     small = options.device == "cpu"
     flags: dict[str, Any] = {
         "device": options.device,
-        "load_format": "dummy",
+        "load_format": "auto" if options.model else "dummy",
+        "dtype": "auto" if small else "bfloat16",
         "tensor_parallel_size": options.ranks,
         "max_num_seqs": 8 if small else 64,
         "max_num_batched_tokens": 256 if small else 8192,
-        "max_model_len": 4096 if small else 65_536,
+        "max_model_len": 4096 if small else 32_768,
         "device_memory": f"{(48 if small else 10 * 1024) // options.ranks}MiB",
         "host_memory": "64MiB" if small else "16GiB",
         "disable_custom_all_reduce": options.nccl,
@@ -191,6 +206,7 @@ def measured(options: argparse.Namespace, folder: Path, tell: Any) -> None:
     prompts = [bench.prompt(300 + 500 * i, i) for i in range(4)]
     cold, _ = bench.answers(prompts, 24)
     tell("answers", cold)
+    tell("answers_likely", [bench.likely(prompt) for prompt in prompts])
     for count in rows:
         tell(f"decode_ms_{count}", bench.decode_ms(count, context))
     long = 1024 if small else 16_384
@@ -236,6 +252,12 @@ def under_faults(options: argparse.Namespace, folder: Path, tell: Any) -> None:
     del facts
 
 
+def apart_by(one: dict[str, float], other: dict[str, float]) -> float:
+    """The largest difference of log-probabilities among tokens that both have among their likeliest; infinite where there are few."""
+    both = one.keys() & other.keys()
+    return max(abs(one[token] - other[token]) for token in both) if 2 * len(both) > len(one) else float("inf")
+
+
 def compared(one: Found, many: Found) -> Found:
     """As docs/numbers/tp.json has it."""
     decodes = [name.removeprefix("decode_ms_") for name in one if name.startswith("decode_ms_")]
@@ -245,6 +267,7 @@ def compared(one: Found, many: Found) -> Found:
         "prefill_over_one": many["prefill_tokens_per_s"] / one["prefill_tokens_per_s"],
         "restore_over_one": many["restore_bytes_per_s"] / one["restore_bytes_per_s"],
         "restore_GiB_per_s": many["restore_bytes_per_s"] / 2**30,
+        "logprobs_apart": [apart_by(*two) for two in zip(one["answers_likely"], many["answers_likely"], strict=True)],
         "killed_s": many.get("killed_s"),
         "flips": [sum(a != b for a, b in pairs), len(pairs)],
         "flips_resumed": sum(a != b for a, b in zip(many["answers"], many["answers_again"], strict=True)),
@@ -255,6 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--shape", default="M", choices=list(CONFIGS))
+    parser.add_argument("--model", type=Path, help="a checkpoint in place of a shape with random weights")
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--apart", action="store_true")
