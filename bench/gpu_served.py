@@ -53,7 +53,7 @@ class Setting:
 
 
 TINY, TINY_MODEL = "tiny", HERE.parent / "tiny" / "model"
-STEP = ("--max-step-ms", "90")
+STEP = ("--max-step-ms", "80")
 SAME = (
     "--prompts",
     "200",

@@ -42,12 +42,12 @@ def sizes_of(
     """
     # one slot and one page are spare
     beside = (config.max_num_seqs + 1) * (geometry.image_bytes + ring_bytes) + geometry.page_bytes
-    pages = -int(ranks.largest(-(_device_budget(config, device, beside) // geometry.page_bytes)))
+    pages = -int(ranks.largest(-(_device_budget(config, device, beside, ranks.count) // geometry.page_bytes)))
     longest = longest_context(config, geometry, pages, most_positions)
     return Sizes(geometry, pages, config.host_memory // geometry.page_bytes, longest)
 
 
-def _device_budget(config: EngineConfig, device: torch.device, live: int) -> int:
+def _device_budget(config: EngineConfig, device: torch.device, live: int, ranks: int) -> int:
     """Bytes for the arena: what was asked for, or a share of what is free beside the weights and `live` bytes of states."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what reading weights took and gave back is free, and is to be seen as such
@@ -55,7 +55,7 @@ def _device_budget(config: EngineConfig, device: torch.device, live: int) -> int
         budget = config.device_memory or int(total * config.gpu_memory_utilization) - (total - free) - live
         taken = live
     else:
-        free = available_memory()
+        free = available_memory() // ranks  # they share this machine's, whereas each has a card of its own
         budget = config.device_memory or int(free * _CPU_SHARE)
         taken = live + config.host_memory  # the same memory; neither arena is touched before it is used
     if budget + taken > free:

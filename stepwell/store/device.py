@@ -43,6 +43,13 @@ class Precision:
         return Widths(self.kv.itemsize, self.model.itemsize, self.state.itemsize)
 
 
+def _zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
+    """Zero bytes, uint8 [rows, row_bytes]; a CPU's pages are taken when they are first written, so that a start does not wait for all."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros((rows, row_bytes), dtype=np.uint8))
+    return torch.zeros(rows, row_bytes, dtype=torch.uint8, device=device)
+
+
 class DeviceArena:
     """One allocation of pages, and one page more. `keys[i]` and `values[i]` are attention layer i's view of all of them:
     [pages + 1, block, kv_heads, head_dim]. The last page, `spare`, takes keys and values that must not be stored; nobody reads it."""
@@ -53,7 +60,7 @@ class DeviceArena:
         self, pages: int, shape: ModelShape, geometry: Geometry, precision: Precision, device: torch.device
     ) -> None:
         self.geometry = geometry
-        every = torch.zeros(pages + 1, geometry.page_bytes, dtype=torch.uint8, device=device)
+        every = _zeros(pages + 1, geometry.page_bytes, device)
         self.rows = every[:pages]
         layers = shape.attention_layers + shape.draft_layers
         kv = every.view(precision.kv).view(pages + 1, layers, 2, geometry.block, shape.kv_heads, shape.head_dim)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -114,3 +117,13 @@ def test_an_image_is_a_copy(live: LiveStates) -> None:
     assert not live.recurrent[:, 0].any()
     assert not live.conv[:, 0].any()
     assert live.recurrent[:, 1].all()
+
+
+def test_pages_on_a_cpu_take_no_memory_before_they_are_written(geometry: Geometry) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    pages, before = 2**28 // geometry.page_bytes, resident()
+    arena = DeviceArena(pages, SHAPE, geometry, PRECISION, CPU)
+    assert resident() - before < 2**26
+    assert not arena.rows[-1].any()
