@@ -107,7 +107,7 @@ class Ranking:
             used, _, item, _ = entry
             if self._last.get(item) is not entry:
                 continue
-            del self._last[item]
+            self.forget(item)
             if not self.live(item):
                 continue
             now = self._place(item)

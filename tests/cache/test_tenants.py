@@ -11,8 +11,11 @@ from stepwell.cache.check import check
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.names import tenant_of
+from stepwell.cache.policy import Ladder
+from stepwell.cache.ranking import Latest
 from stepwell.cache.shed import secure
-from stepwell.cache.tenants import FairRanking
+from stepwell.cache.tenants import FairRanking, Tenants
+from stepwell.cache.tree import Tree
 from tests.cache.builders import config, copy_down, keep, numbers
 
 EACH = 11
@@ -122,3 +125,19 @@ def test_nothing_is_remembered_of_tenants_that_have_gone() -> None:
     ranking = shelf.offers.drops[Tier.DEVICE]
     assert isinstance(ranking, FairRanking)
     assert len(ranking._of) <= 8 and shelf.tenants is not None and len(shelf.tenants.held[Tier.DEVICE]) <= 8
+
+
+def test_a_tenant_whose_candidates_have_gone_is_forgotten() -> None:
+    """`--tenant-share` with ever new salts: what the order of all finds gone must go from the tenant's own order too."""
+    tree, live = Tree(4), set()
+    tenants = Tenants({Tier.HOST: 100}, 0.5)
+    order = FairRanking(
+        Tier.HOST, lambda item: item in live, Ladder(), Latest(), lambda item: False, lambda: None, tenants
+    )
+    for number in range(100):
+        item = tree.attach(tree.root(f"t{number}", 0.0), numbers(4), float(number)).kv
+        live.add(item)
+        order.add(item, 10)
+        live.discard(item)
+        assert order.pop() is None
+    assert not order._of, f"{len(order._of)} tenants are remembered for ever, each with its items"

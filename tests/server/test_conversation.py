@@ -58,9 +58,9 @@ def test_conversations_resume_from_device_and_host_with_the_cold_answers(tokeniz
                 tiers = {name: count + sources[name] for name, count in tiers.items()}
                 history += [*expected, 1, 2, 3, 4, 5]
         assert server.client.open == 0
+        eventually(lambda: loop.directory.use(Tier.DEVICE).leased == 0)  # idle copies may be out
     assert tiers["device_tokens"] > 0, tiers
     assert tiers["host_tokens"] > 0, tiers
-    assert loop.directory.use(Tier.DEVICE).leased == 0
 
 
 def test_salts_share_nothing_and_callers_can_pass_the_cache_by(tokenizer: Tokenizer) -> None:

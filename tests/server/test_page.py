@@ -249,3 +249,19 @@ def test_chat_can_be_read_in_both_themes_and_on_a_phone(browser: Any, talker: Ru
     assert faintest(browser) >= 4.5
     assert unnamed(browser) == []
     assert console(browser) == []
+
+
+@in_browser
+@pytest.mark.parametrize(
+    "answer",
+    [">" * 20000, "a|b\n" + "|-" * 20000 + "x", "\n".join(" " * i + "- x" for i in range(3000)), "*a **b " * 3000],
+)
+def test_an_answer_of_any_form_is_drawn(browser: Any, server: Running, answer: str) -> None:
+    browser.get(server.url)
+    drawn = browser.execute_async_script(
+        "const [text, done] = arguments; import('/page/markdown.js').then((m) => m.render(text).textContent.length)"
+        ".then(done, (fault) => done(String(fault)));",
+        answer,
+    )
+    assert isinstance(drawn, int), drawn
+    assert drawn > 0

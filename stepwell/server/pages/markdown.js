@@ -2,15 +2,18 @@
 
 import { button, make } from "./base.js";
 
-const INLINE = /(`+)([\s\S]+?)\1|\*\*([^\s*](?:[\s\S]*?\S)?)\*\*|(?<![\w*])\*([^\s*](?:[^*]*[^\s*])?)\*(?![\w*])|\[([^\]\n]+)\]\((https?:\/\/[^\s)]+)\)/g;
+// every part is bounded, and so is how deep things nest: an answer of any form costs time in proportion to its length
+const INLINE = /(`{1,8})([\s\S]{1,2000}?)\1|\*\*([^\s*](?:[\s\S]{0,2000}?\S)?)\*\*|(?<![\w*])\*([^\s*](?:[^*]{0,2000}[^\s*])?)\*(?![\w*])|\[([^\]\n]{1,500})\]\((https?:\/\/[^\s)]+)\)/g;
 const FENCE = /^ {0,3}(```+|~~~+)\s*([\w+#.-]*)[^`]*$/;
 const HEADING = /^(#{1,6})\s+(.*?)\s*#*$/;
+const SEPARATOR = /^[\s|:-]+$/;
+const DEEPEST = 12;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 
-export function inline(text) {
+export function inline(text, depth = 0) {
   const out = document.createDocumentFragment();
   let at = 0;
-  for (const found of text.matchAll(INLINE)) {
+  for (const found of depth < DEEPEST ? text.matchAll(INLINE) : []) {
     out.append(text.slice(at, found.index));
     const [all, , code, strong, soft, label, address] = found;
     if (code !== undefined) out.append(make("code", code.trim()));
@@ -22,7 +25,7 @@ export function inline(text) {
       out.append(link);
     } else {
       const node = make(strong !== undefined ? "strong" : "em");
-      node.append(inline(strong !== undefined ? strong : soft));
+      node.append(inline(strong !== undefined ? strong : soft, depth + 1));
       out.append(node);
     }
     at = found.index + all.length;
@@ -52,13 +55,13 @@ export function codeBlock(text, language) {
   return box;
 }
 
-function list(lines, at) {
+function list(lines, at, depth = 0) {
   const [, indent, mark] = ITEM.exec(lines[at]), ordered = /\d/.test(mark), node = make(ordered ? "ol" : "ul");
   if (ordered) node.start = parseInt(mark, 10);
   while (at < lines.length) {
     const found = ITEM.exec(lines[at]);
-    if (found && found[1].length > indent.length && node.lastChild) {
-      const [inner, next] = list(lines, at);
+    if (found && found[1].length > indent.length && node.lastChild && depth < DEEPEST) {
+      const [inner, next] = list(lines, at, depth + 1);
       node.lastChild.append(inner);
       at = next;
     } else if (found && found[1].length >= indent.length && /\d/.test(found[2]) === ordered) {
@@ -91,7 +94,11 @@ function table(lines, at) {
   return [box, at];
 }
 
-export function render(text) {
+function separates(line) {
+  return SEPARATOR.test(line) && line.includes("-") && line.includes("|");
+}
+
+export function render(text, depth = 0) {
   const out = document.createDocumentFragment(), lines = text.split("\n");
   let at = 0, paragraph = [];
   const close = () => {
@@ -117,16 +124,16 @@ export function render(text) {
       const [node, next] = list(lines, at);
       out.append(node);
       at = next;
-    } else if (line.includes("|") && /^[\s|:-]*-[\s|:-]*\|[\s|:-]*$/.test(lines[at + 1] || "")) {
+    } else if (line.includes("|") && separates(lines[at + 1] || "")) {
       close();
       const [node, next] = table(lines, at);
       out.append(node);
       at = next;
-    } else if (line.startsWith(">")) {
+    } else if (line.startsWith(">") && depth < DEEPEST) {
       close();
       const node = make("blockquote"), quoted = [];
       while (at < lines.length && lines[at].startsWith(">")) quoted.push(lines[at++].replace(/^> ?/, ""));
-      node.append(render(quoted.join("\n")));
+      node.append(render(quoted.join("\n"), depth + 1));
       out.append(node);
     } else {
       if (line.trim()) paragraph.push(line); else close();
