@@ -78,7 +78,7 @@ class ModelShape:
             layer_types=types,
             expert_layers=_expert_layers(text, own, len(types)),
             heads=heads,
-            kv_heads=_size(text, "num_key_value_heads"),
+            kv_heads=_kv_heads(text, own, heads),
             head_dim=_head_dim(text, own, heads),
             conv_kernel=_size(text, "linear_conv_kernel_dim", 4),
             key_heads=_size(text, "linear_num_key_heads", 16),
@@ -239,6 +239,13 @@ def _size(config: Config, name: str, default: int | None = None, least: int = 1,
             f"config.json has {name} = {value}: no model has more than {most:,}; mend it, or fetch it again"
         )
     return value
+
+
+def _kv_heads(config: Config, own: Architecture, heads: int) -> int:
+    """A Llama whose config.json leaves them out, or null, has as many as heads: Transformers' LlamaConfig."""
+    if own.model_type == "llama" and config.get("num_key_value_heads") is None:
+        return heads
+    return _size(config, "num_key_value_heads")
 
 
 def _head_dim(config: Config, own: Architecture, heads: int) -> int:

@@ -64,3 +64,8 @@ def set_up(level: str | int, form: str) -> None:
     # What libraries have to say about their work is for those who debug.
     logging.basicConfig(level=number if number <= logging.DEBUG else max(number, logging.WARNING), handlers=[handler])
     logging.getLogger("stepwell").setLevel(number)
+
+
+def form_in_use() -> LogFormat:
+    """The form in which this process writes its logs, for those that it starts; text where nothing was set up."""
+    return "json" if any(isinstance(one.formatter, JsonFormatter) for one in logging.getLogger().handlers) else "text"

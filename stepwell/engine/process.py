@@ -29,7 +29,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.explain import Explanation
 from stepwell.cache.ladder import Ladder
 from stepwell.cache.moves import Tier
-from stepwell.engine import messages
+from stepwell.engine import messages, private
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.garbage import Garbage
 from stepwell.engine.hints import Hint, HintedLoop, fetched, take_hint
@@ -286,6 +286,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=messages.Start)
     set_up(start.log_level, start.log_format)
+    private.take(start.directory)
     threading.Thread(target=_end_with_front_end, args=(start.directory,), daemon=True).start()
     context = zmq.Context()
     commands, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)

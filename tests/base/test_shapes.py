@@ -123,3 +123,11 @@ def test_ranks_must_divide_the_heads() -> None:
 def test_experts_follow_the_sparse_step_and_the_list_of_dense_layers() -> None:
     shape = ModelShape.from_config({**NEXT_80B, "decoder_sparse_step": 2, "mlp_only_layers": [3]})
     assert shape.expert_layers[:6] == (False, True, False, False, False, True)
+
+
+@pytest.mark.parametrize("given", [{}, {"num_key_value_heads": None}], ids=["missing", "null"])
+def test_a_llama_without_a_count_of_kv_heads_has_one_for_each_head(given: dict[str, Any]) -> None:
+    config = {key: value for key, value in NEXT_80B.items() if key != "num_key_value_heads"} | given
+    assert ModelShape.from_config(config | {"model_type": "llama"}).kv_heads == 16
+    with pytest.raises(ConfigError, match="num_key_value_heads"):
+        ModelShape.from_config(config)

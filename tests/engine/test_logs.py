@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from stepwell.base.errors import ConfigError
-from stepwell.engine.logs import JsonFormatter, TextFormatter, set_up
+from stepwell.engine.logs import JsonFormatter, TextFormatter, form_in_use, set_up
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
@@ -71,3 +71,13 @@ def test_what_libraries_say_of_their_work_is_for_those_who_debug(monkeypatch: py
 def test_unknown_words_are_refused(level: str, form: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         set_up(level, form)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_form_in_use_is_that_which_was_set_up(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    root, own = logging.getLogger(), logging.getLogger("stepwell")
+    for logger in (root, own):
+        monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr(root, "handlers", [])
+    set_up("info", form)
+    assert form_in_use() == form

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ import zmq
 from stepwell.base.children import command, environment
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import ConfigError, RankError
+from stepwell.engine import private
 from stepwell.engine.config import DiskCache, EngineConfig
 from stepwell.engine.ranks.watch import Watch
 from stepwell.engine.ranks.wire import (
@@ -41,6 +41,8 @@ _LOOK = 0.05
 """Seconds that control waits for an answer before it asks whether all ranks are well."""
 _PATIENCE = 5.0
 """Seconds in which ranks end that were told to."""
+_SILENCE = 600.0
+"""Seconds without a sign of life after which a rank that is being built is taken to hang: it sends one every 5 s."""
 
 
 class Crew:
@@ -53,7 +55,7 @@ class Crew:
         self._config = config
         self._logs = log_level, log_format
         self._clock: Clock = WallClock()
-        self._directory = tempfile.mkdtemp(prefix="stepwell-ranks-")  # mode 0700
+        self._directory = private.new_folder("stepwell-ranks-")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._orders: list[zmq.Socket[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -78,8 +80,9 @@ class Crew:
             self._orders.append(orders)
             self._processes.append(self._begun(rank))
         ready: dict[int, Ready] = {}
+        heard = dict.fromkeys(range(len(self._processes)), self._clock.now())
         while len(ready) < len(self._processes):
-            self._wait_for_start(ready, tell)
+            self._wait_for_start(ready, heard, tell)
         self.ready = tuple(ready[rank] for rank in range(len(ready)))
         states = [one.state for one in self.ready]
         self._watch = Watch(self._processes, self._signs, self._config.worker_timeout, states, self._clock)
@@ -163,14 +166,16 @@ class Crew:
         process.stdin.flush()  # it stays open: a rank ends when it closes
         return process
 
-    def _wait_for_start(self, ready: dict[int, Ready], tell: Callable[[str], None]) -> None:
+    def _wait_for_start(self, ready: dict[int, Ready], heard: dict[int, float], tell: Callable[[str], None]) -> None:
         if not self._answers.poll(int(1000 * _LOOK)):
             for number, process in enumerate(self._processes):
                 if (status := process.poll()) is not None and not self._answers.poll(100):
                     raise RankError(f"rank {number} ended with status {status} while it was being started")
+            self._check_silence({rank: at for rank, at in heard.items() if rank not in ready})
             return
         kind, rank, data = self._answers.recv_multipart()
         assert kind == TOLD, "a rank that is being built computes nothing"
+        heard[rank[0]] = self._clock.now()
         match decode_told(data):
             case Building(phase) if not rank[0]:
                 tell(phase)
@@ -178,6 +183,12 @@ class Crew:
                 raise ConfigError(reason) if config else RankError(f"rank {rank[0]} could not be started: {reason}")
             case Ready() as told:
                 ready[rank[0]] = told
+
+    def _check_silence(self, heard: dict[int, float]) -> None:
+        silent = [rank for rank, at in heard.items() if self._clock.now() - at > _SILENCE]
+        if silent:
+            names = " and ".join(f"rank {rank}" for rank in silent)
+            raise RankError(f"{names} gave no sign of life for {_SILENCE:g} s of the start")
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)

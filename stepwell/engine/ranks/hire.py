@@ -11,6 +11,7 @@ from stepwell.cache.names import Names
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import CHUNK, DiskTier, budget_of, identity, layout_of
 from stepwell.engine.hands import Hands
+from stepwell.engine.logs import form_in_use
 from stepwell.engine.phases import Phases
 from stepwell.engine.ranks.catalogue import JointCatalogue
 from stepwell.engine.ranks.crew import Crew
@@ -46,7 +47,7 @@ def hire(
 ) -> tuple[Hands, DiskTier[CrewDisk] | None]:
     """Start the ranks; they end with `owned`. `key` is that of `take_folder`. Raises ConfigError, or RankError where one fails."""
     level = logging.getLogger("stepwell").getEffectiveLevel()
-    crew = owned.enter_context(Crew(config, level, "text"))
+    crew = owned.enter_context(Crew(config, level, form_in_use()))
     with ExitStack() as phase:
 
         def tell(name: str) -> None:

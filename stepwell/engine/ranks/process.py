@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -35,6 +36,7 @@ from stepwell.engine.ranks.wire import (
     Begin,
     Building,
     Failed,
+    Here,
     Ready,
     State,
     Told,
@@ -49,6 +51,9 @@ from stepwell.store.disk.store import DiskStore
 
 log = logging.getLogger("stepwell.engine")
 
+_SIGN_EVERY = 5.0
+"""Seconds between two signs of life while a rank is being built."""
+
 
 def main() -> int:
     """Entry of a rank's process. Returns its exit status."""
@@ -60,6 +65,8 @@ def main() -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     answers = partial(_connected, context, zmq.PUSH, answers_address(begin.directory))
     told = answers()
+    built = threading.Event()
+    threading.Thread(target=_show_life, args=(begin.rank, answers, built), daemon=True).start()
 
     def tell(message: Told) -> None:
         told.send_multipart((TOLD, bytes([begin.rank]), encode(message)))
@@ -78,6 +85,7 @@ def main() -> int:
         tally = Tally()
         state = partial(_state, worker, tier)
         tell(_ready(worker, tier, state()))
+        built.set()
         heart = Heart(partial(_connected, context, zmq.PUSH, signs_address(begin.directory)), begin.rank, tally, state)
         orders = _connected(context, zmq.PULL, orders_address(begin.directory, begin.rank))
         store = None if tier is None else tier.store
@@ -87,7 +95,9 @@ def main() -> int:
         try:
             service.run()
         except Exception as error:
-            log.exception("rank %d has failed", begin.rank)
+            # where another rank has gone this one fails with it, and control tells whose fault it was
+            log.error("rank %d has failed: %s", begin.rank, _reason(error))
+            log.debug("where rank %d has failed", begin.rank, exc_info=True)
             heart.fail(_reason(error))
             return 1
     return 0
@@ -173,6 +183,13 @@ def _connected(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str)
     socket.set_hwm(0)
     socket.connect(address)
     return socket
+
+
+def _show_life(rank: int, answers: Callable[[], zmq.Socket[bytes]], built: threading.Event) -> None:
+    """Tell control every few seconds that this process runs, until it is built; then its heart does."""
+    with answers() as socket:
+        while not built.wait(_SIGN_EVERY):
+            socket.send_multipart((TOLD, bytes([rank]), encode(Here())))
 
 
 def _end_with_engine() -> None:

@@ -48,6 +48,10 @@ class Building(msgspec.Struct, tag="building", array_like=True):
     phase: str
 
 
+class Here(msgspec.Struct, tag="here", array_like=True):
+    """A sign of life of a rank that is being built."""
+
+
 class Ready(msgspec.Struct, tag="ready", array_like=True):
     """A rank has been built. Pages, slots and length are the same on all; `dormant` is what earlier processes left in its folder, least
     recently used first."""
@@ -92,7 +96,7 @@ class Drop(msgspec.Struct, tag="drop", array_like=True):
     records: list[list[int]]
 
 
-Told: TypeAlias = Building | Ready | Failed | Alive
+Told: TypeAlias = Building | Here | Ready | Failed | Alive
 Filing: TypeAlias = Adopt | Drop
 
 _ENCODER = msgspec.msgpack.Encoder()

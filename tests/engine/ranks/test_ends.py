@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepwell.base.errors import ConfigError, RankError  # noqa: E402
-from stepwell.engine import build  # noqa: E402
+from stepwell.engine import build, private  # noqa: E402
 from stepwell.engine.config import EngineConfig, EngineFacts  # noqa: E402
+from stepwell.engine.ranks import crew as crews  # noqa: E402
 from stepwell.sched.request import Request, SamplingParams  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 
@@ -85,3 +87,16 @@ def test_what_one_rank_cannot_work_with_is_told_as_it_is(config: EngineConfig, t
     with pytest.raises(ConfigError, match="--tensor-parallel-size 3 must divide num_attention_heads = 4"):
         build.build_engine(replace(config, tensor_parallel_size=3), lambda told: None)
     assert not ranks_of()
+
+
+def test_a_rank_that_is_silent_during_the_start_ends_it(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "_within", str(tmp_path))
+    monkeypatch.setattr(crews, "_SILENCE", 0.1)
+    monkeypatch.setattr(crews, "command", lambda module: [sys.executable, "-c", "input(); input()"])
+    with crews.Crew(config, 20, "text") as crew:
+        assert [path.name.startswith("stepwell-ranks-") for path in tmp_path.iterdir()] == [True]
+        with pytest.raises(RankError, match=r"rank 0 and rank 1 gave no sign of life for 0\.1 s of the start"):
+            crew.start(lambda phase: None)
+    assert not list(tmp_path.iterdir())
