@@ -51,6 +51,10 @@ class AtOnce:
 class Loop(EngineLoop):
     """An engine loop with nothing to read before a request is submitted, and nothing to put away at its end."""
 
+    @property
+    def rest(self) -> float | None:
+        return None
+
     def prepare(self, request: Request) -> bool:
         return True
 
