@@ -34,7 +34,7 @@ replay-demo: $(BIN)/python ## play made-up agent conversations on a virtual cloc
 		--device-tokens 6e5 --host-tokens 3e6 --html replay-demo.html
 	@echo 'The report with plots is in replay-demo.html'
 
-test: $(DEV) ## run the tests that fit into four minutes on two cores (ARGS="-k cache -x" goes to pytest)
+test: $(DEV) ## run all tests but the long ones: seven minutes on two cores (ARGS="-k cache -x" goes to pytest)
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-long: $(DEV) ## run what `make test` leaves out: long tests, and more examples

@@ -1,4 +1,4 @@
-"""How much runs by default, and how much of it with `--long` alone: `make test` is to take four minutes on two cores.
+"""How much runs by default, and how much of it with `--long` alone: `make test` is to stay quick (it takes seven minutes on two cores).
 
 @pytest.mark.long             a test that is left out by default
 long(1, 64)                   a row of parameters that is

@@ -81,7 +81,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
 def expect_files(config: EngineConfig, own_template: bool = True) -> None:
     """Look at the checkpoint's directory. `own_template`: its chat template will be used. Raises ConfigError."""
     directory = Path(config.model)
-    ModelShape.from_config(read_json(directory / "config.json", LONGEST_CONFIG))
+    ModelShape.from_config(read_json(directory / "config.json", LONGEST_CONFIG)).shard(config.tensor_parallel_size)
     _expect_tokenizer(directory)
     if own_template:
         _expect_own_template(directory)
