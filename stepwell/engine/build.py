@@ -22,20 +22,20 @@ from stepwell.engine.events.publisher import Publisher
 from stepwell.engine.grammar.grammars import Grammars
 from stepwell.engine.grammar.guide import Guides
 from stepwell.engine.grammar.vocabulary import GuideError
-from stepwell.engine.hands import Hands
 from stepwell.engine.owned import Growing, OwnedLoop
 from stepwell.engine.phases import Phases
-from stepwell.engine.ranks.hire import hire, take_folder
+from stepwell.engine.ranks.start import start_ranks, take_folder
 from stepwell.engine.sampler import Masks
 from stepwell.engine.sizes import Sizes
 from stepwell.engine.worker import Frame, build_worker
+from stepwell.engine.workers import Workers
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.gain import Always, Measured
 from stepwell.store.device import DeviceArena, Precision
 
 Seam: TypeAlias = Callable[[DeviceArena], None]
-Staff: TypeAlias = Callable[[Masks], tuple[Hands, DiskTier[Any] | None]]
+MakeWorkers: TypeAlias = Callable[[Masks], tuple[Workers, DiskTier[Any] | None]]
 
 _CONVERSATION = 50_000
 _PLAIN_INTERVAL = 256
@@ -63,7 +63,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
     model = frame.model
     # before the weights: that a folder is in use, say, is told at once
     with phases("opening the disk cache"):
-        staff = _staff(config, frame, owned, phases, apart or config.tensor_parallel_size > 1)
+        make_workers = _make_workers(config, frame, owned, phases, apart or config.tensor_parallel_size > 1)
     keep = 2 * config.max_num_seqs
     grammars = Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep)
     guides = Guides(grammars, model.shape.vocab, keep, patient=config.deterministic)
@@ -74,8 +74,8 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
         contextlib.suppress(GuideError),
     ):  # one that cannot be read is told as a doubt
         grammars.warm()
-    worker, tier = staff(guides)
-    _lay_open(worker, seam)
+    worker, tier = make_workers(guides)
+    _expose_pages(worker, seam)
     sizes, costs = worker.sizes, worker.costs if config.deterministic else with_disk(worker.costs, tier)
     auditor = Auditor(config.verify_resume, _tolerance(frame.precision), random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
@@ -111,14 +111,14 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
     return loop
 
 
-def _staff(config: EngineConfig, frame: Frame, owned: ExitStack, phases: Phases, apart: bool) -> Staff:
+def _make_workers(config: EngineConfig, frame: Frame, owned: ExitStack, phases: Phases, apart: bool) -> MakeWorkers:
     """Open the disk cache; what is returned builds those who compute and copy: in this process, or `apart`, in one for each rank."""
     if apart:
         key = take_folder(config, frame, owned)
-        return lambda masks: hire(config, frame, masks, key, owned, phases)
+        return lambda masks: start_ranks(config, frame, masks, key, owned, phases)
     place = frame.directory, frame.model.shape, frame.geometry, frame.precision, frame.device.type
     tier = open_disk(config, frame.geometry, identity(*place, config.dummy_seed) if config.disk_cache else {}, owned)
-    return lambda masks: (Hands.of(build_worker(config, frame, tier, masks, owned, phases)), tier)
+    return lambda masks: (Workers.of(build_worker(config, frame, tier, masks, owned, phases)), tier)
 
 
 def _publisher(config: EngineConfig, owned: ExitStack) -> Publisher | None:
@@ -129,7 +129,7 @@ def _publisher(config: EngineConfig, owned: ExitStack) -> Publisher | None:
     return made
 
 
-def _lay_open(worker: Hands, seam: Seam | None) -> None:
+def _expose_pages(worker: Workers, seam: Seam | None) -> None:
     if seam is not None:
         if worker.arena is None:
             raise ConfigError("pages can be tampered with in this process alone: give --tensor-parallel-size 1")

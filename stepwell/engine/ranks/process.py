@@ -28,7 +28,7 @@ from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, identity, open_disk
 from stepwell.engine.logs import set_up
 from stepwell.engine.phases import Phases
-from stepwell.engine.ranks.heart import Heart, Tally
+from stepwell.engine.ranks.heartbeat import Heartbeat, Tally
 from stepwell.engine.ranks.masks import SentMasks
 from stepwell.engine.ranks.service import RankService
 from stepwell.engine.ranks.wire import (
@@ -86,7 +86,9 @@ def main() -> int:
         state = partial(_state, worker, tier)
         tell(_ready(worker, tier, state()))
         built.set()
-        heart = Heart(partial(_connected, context, zmq.PUSH, signs_address(begin.directory)), begin.rank, tally, state)
+        heartbeat = Heartbeat(
+            partial(_connected, context, zmq.PUSH, signs_address(begin.directory)), begin.rank, tally, state
+        )
         orders = _connected(context, zmq.PULL, orders_address(begin.directory, begin.rank))
         store = None if tier is None else tier.store
         service = RankService(
@@ -98,7 +100,7 @@ def main() -> int:
             # where another rank has gone this one fails with it, and control tells whose fault it was
             log.error("rank %d has failed: %s", begin.rank, _reason(error))
             log.debug("where rank %d has failed", begin.rank, exc_info=True)
-            heart.fail(_reason(error))
+            heartbeat.fail(_reason(error))
             return 1
     return 0
 
@@ -186,7 +188,7 @@ def _connected(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str)
 
 
 def _show_life(rank: int, answers: Callable[[], zmq.Socket[bytes]], built: threading.Event) -> None:
-    """Tell control every few seconds that this process runs, until it is built; then its heart does."""
+    """Tell control every few seconds that this process runs, until it is built; then its heartbeat does."""
     with answers() as socket:
         while not built.wait(_SIGN_EVERY):
             socket.send_multipart((TOLD, bytes([rank]), encode(Here())))

@@ -12,7 +12,7 @@ import zmq
 from stepwell.cache.catalogue import Dormant
 from stepwell.cache.moves import Name
 from stepwell.engine.link import Answer, Endpoint
-from stepwell.engine.ranks.heart import Tally
+from stepwell.engine.ranks.heartbeat import Tally
 from stepwell.engine.ranks.masks import SentMasks
 from stepwell.engine.ranks.wire import (
     CATALOGUE,

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from stepwell.base.errors import ConfigError, RankError  # noqa: E402
 from stepwell.engine import build, private  # noqa: E402
 from stepwell.engine.config import EngineConfig, EngineFacts  # noqa: E402
-from stepwell.engine.ranks import crew as crews  # noqa: E402
+from stepwell.engine.ranks import processes as ranks  # noqa: E402
 from stepwell.sched.request import Request, SamplingParams  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 
@@ -93,10 +93,10 @@ def test_a_rank_that_is_silent_during_the_start_ends_it(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private, "_within", str(tmp_path))
-    monkeypatch.setattr(crews, "_SILENCE", 0.1)
-    monkeypatch.setattr(crews, "command", lambda module: [sys.executable, "-c", "input(); input()"])
-    with crews.Crew(config, 20, "text") as crew:
+    monkeypatch.setattr(ranks, "_SILENCE", 0.1)
+    monkeypatch.setattr(ranks, "command", lambda module: [sys.executable, "-c", "input(); input()"])
+    with ranks.RankProcesses(config, 20, "text") as processes:
         assert [path.name.startswith("stepwell-ranks-") for path in tmp_path.iterdir()] == [True]
         with pytest.raises(RankError, match=r"rank 0 and rank 1 gave no sign of life for 0\.1 s of the start"):
-            crew.start(lambda phase: None)
+            processes.start(lambda phase: None)
     assert not list(tmp_path.iterdir())

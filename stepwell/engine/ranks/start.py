@@ -10,16 +10,16 @@ from stepwell.cache.archive import Archive
 from stepwell.cache.names import Names
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import CHUNK, DiskTier, budget_of, identity, layout_of
-from stepwell.engine.hands import Hands
 from stepwell.engine.logs import form_in_use
 from stepwell.engine.phases import Phases
 from stepwell.engine.ranks.catalogue import JointCatalogue
-from stepwell.engine.ranks.crew import Crew
-from stepwell.engine.ranks.shared import CrewCounts, CrewDisk, CrewMover, CrewPinning, CrewRunner
+from stepwell.engine.ranks.processes import RankProcesses
+from stepwell.engine.ranks.shared import RanksCounts, RanksDisk, RanksMover, RanksPinning, RanksRunner
 from stepwell.engine.ranks.wire import CATALOGUE, encode
 from stepwell.engine.sampler import Masks
 from stepwell.engine.sizes import Sizes
 from stepwell.engine.worker import Frame
+from stepwell.engine.workers import Workers
 from stepwell.store.disk.folder import names_key, prepare, read_key
 
 _REST = 0.5
@@ -42,12 +42,12 @@ def take_folder(config: EngineConfig, frame: Frame, owned: ExitStack) -> bytes |
     return names_key(read_key(path), layout_of(frame.geometry, parts).fingerprint)
 
 
-def hire(
+def start_ranks(
     config: EngineConfig, frame: Frame, masks: Masks, key: bytes | None, owned: ExitStack, phases: Phases
-) -> tuple[Hands, DiskTier[CrewDisk] | None]:
+) -> tuple[Workers, DiskTier[RanksDisk] | None]:
     """Start the ranks; they end with `owned`. `key` is that of `take_folder`. Raises ConfigError, or RankError where one fails."""
     level = logging.getLogger("stepwell").getEffectiveLevel()
-    crew = owned.enter_context(Crew(config, level, form_in_use()))
+    processes = owned.enter_context(RankProcesses(config, level, form_in_use()))
     with ExitStack() as phase:
 
         def tell(name: str) -> None:
@@ -55,29 +55,31 @@ def hire(
             phase.enter_context(phases(name))
 
         tell("starting ranks")
-        crew.start(tell)
-    first = crew.ready[0]
-    slowest = min(crew.ready, key=lambda ready: ready.costs.bytes_per_s[1])
-    mover = CrewMover(crew)
-    hands = Hands(
-        runner=CrewRunner(crew, masks),
+        processes.start(tell)
+    first = processes.ready[0]
+    slowest = min(processes.ready, key=lambda ready: ready.costs.bytes_per_s[1])
+    mover = RanksMover(processes)
+    workers = Workers(
+        runner=RanksRunner(processes, masks),
         mover=mover,
         sizes=Sizes(frame.geometry, first.pages, first.slots, first.max_model_len),
         costs=slowest.costs,
         kernels=first.kernels,
         copies=first.copies,
-        pinning=None if first.state.host_ready is None else CrewPinning(crew),
-        counts=CrewCounts(crew, mover),
+        pinning=None if first.state.host_ready is None else RanksPinning(processes),
+        counts=RanksCounts(processes, mover),
         rest=_REST,
     )
-    return hands, _disk(config, frame, crew, key)
+    return workers, _disk(config, frame, processes, key)
 
 
-def _disk(config: EngineConfig, frame: Frame, crew: Crew, key: bytes | None) -> DiskTier[CrewDisk] | None:
+def _disk(
+    config: EngineConfig, frame: Frame, processes: RankProcesses, key: bytes | None
+) -> DiskTier[RanksDisk] | None:
     if key is None:
         return None
     catalogue = JointCatalogue(
-        [ready.dormant for ready in crew.ready], lambda filing: crew.send(CATALOGUE, encode(filing))
+        [ready.dormant for ready in processes.ready], lambda filing: processes.send(CATALOGUE, encode(filing))
     )
     archive = Archive(Names(key, CHUNK), catalogue, budget_of(config, frame.geometry))
-    return DiskTier(CrewDisk(crew), archive, min(ready.disk_speed for ready in crew.ready))
+    return DiskTier(RanksDisk(processes), archive, min(ready.disk_speed for ready in processes.ready))

@@ -43,7 +43,7 @@ class Tally:
         return due
 
 
-class Heart:
+class Heartbeat:
     """The thread. `fail` sends why this rank ends, and returns once it is sent."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Heart:
         self._state = state
         self._reason = ""
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="stepwell-heart", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="stepwell-heartbeat", daemon=True)
         self._thread.start()
 
     def fail(self, reason: str) -> None:

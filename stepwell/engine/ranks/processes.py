@@ -45,7 +45,7 @@ _SILENCE = 600.0
 """Seconds without a sign of life after which a rank that is being built is taken to hang: it sends one every 5 s."""
 
 
-class Crew:
+class RankProcesses:
     """The ranks of one engine; use it in `with`. `ready` is what each said once it had been built.
 
     All but `states` belongs to one thread, the engine's. Each call may raise RankError, which names the rank at fault.
@@ -64,7 +64,7 @@ class Crew:
         self.reports: list[list[bytes]] = [[] for _ in range(config.tensor_parallel_size)]
         self.ready: tuple[Ready, ...] = ()
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> RankProcesses:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -14,7 +14,7 @@ from stepwell.store.device import DeviceArena
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
+class Workers:
     """Who computes and who copies; how much fits, how fast it is, what computes and copies.
 
     pinning  how much of host can be used by now; None: all
@@ -35,7 +35,7 @@ class Hands:
     rest: float | None = None
 
     @classmethod
-    def of(cls, worker: Worker) -> Hands:
+    def of(cls, worker: Worker) -> Workers:
         """Those of a worker in this process, with whom one speaks in bytes as with any other."""
         w = worker
         runner, mover = WiredRunner(w.endpoint), WiredMover(w.endpoint)
