@@ -183,6 +183,9 @@ class EngineConfig:
             raise ConfigError(
                 "--kv-events-replay-endpoint and --kv-events-topic need --kv-events-endpoint: give it, too"
             )
+        for flag, address in (("", self.kv_events_endpoint), ("-replay", self.kv_events_replay_endpoint)):
+            if address is not None and not address.startswith(("tcp://", "ipc://")):
+                raise ConfigError(f"--kv-events{flag}-endpoint {address!r} is no address: give one such as tcp://*:5557")
 
     def _check_numbers(self) -> None:
         for name in _AT_LEAST_ONE:

@@ -108,6 +108,7 @@ FLAGS = (
     (["--default-chat-template-kwargs", "x"], "is not valid JSON"),
     (["--max-model-len", "0"], "--max-model-len must be at least"),
     (["--tensor-parallel-size", "3"], "--tensor-parallel-size 3 must divide num_attention_heads"),
+    (["--kv-events-endpoint", "5557"], "is no address: give one such as tcp://*:5557"),
     (["--block-size", "0"], "--block-size must be at least 1"),
     (["--trust-remote-code", "--enable-lora"], "adapters are not supported: merge them into the checkpoint"),
 )
