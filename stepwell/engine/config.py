@@ -58,7 +58,7 @@ class EngineConfig:
     model                   directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)
     kv_cache_dtype          type of keys and values: "auto", the model's own; "fp8": e4m3 with scale 1
     tensor_parallel_size    devices that share the model, each with a process of its own; 1: this process computes
-    worker_timeout          seconds without a sign of life of such a process after which the engine ends; 0: any time
+    worker_timeout          seconds without a sign of life of such a process after which the engine ends; 0: it never ends for that
     disable_custom_all_reduce  sum over GPUs by NCCL alone, never in each other's memory
     state_dtype             type in which recurrent states are kept, live and in images; they are computed in float32
     load_format             where weights come from: "auto" and "safetensors" read the checkpoint's files, "dummy" makes random ones
@@ -185,7 +185,9 @@ class EngineConfig:
             )
         for flag, address in (("", self.kv_events_endpoint), ("-replay", self.kv_events_replay_endpoint)):
             if address is not None and not address.startswith(("tcp://", "ipc://")):
-                raise ConfigError(f"--kv-events{flag}-endpoint {address!r} is no address: give one such as tcp://*:5557")
+                raise ConfigError(
+                    f"--kv-events{flag}-endpoint {address!r} is no address: give one such as tcp://*:5557"
+                )
 
     def _check_numbers(self) -> None:
         for name in _AT_LEAST_ONE:

@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 _COUNTERS = {
     "copies_done": "Copies that a rank has made its part of",
-    "copies_failed": "Copies whose part on this rank failed, and so on all",
-    "late_seconds": "Seconds that copies waited for this rank, the last to report, after the first had",
+    "copies_failed": "Copies that failed since this rank's part of them did",
+    "late_seconds": "Seconds between the first rank's report of a copy and this one's, where this one was the last",
 }
 _GAUGES = {
     "copies_open": "Copies that a rank has not reported yet",

@@ -84,7 +84,10 @@ class ServeSettings:
         int, _model("Devices that share the model, each with a process of its own; 1: no further process.")
     ] = 1
     worker_timeout: Annotated[
-        float, _model("Seconds without a sign of life of such a process after which the engine ends; 0: any time.")
+        float,
+        _model(
+            "Seconds without a sign of life of such a process after which the engine ends; 0: it never ends for that."
+        ),
     ] = 4.0
     num_speculative_tokens: Annotated[
         int,
