@@ -27,7 +27,7 @@ from stepwell.engine.build import build_engine
 from stepwell.engine.config import engine_config
 from stepwell.engine.owned import OwnedLoop
 from stepwell.sched.request import Event, Request, SamplingParams, Tokens
-from stepwell.server.trial import fault_of
+from stepwell.server.read.trial import fault_of
 from stepwell.testing.checkpoint import write_checkpoint
 
 PROMPT = np.random.default_rng(0).integers(3, 512, 20).astype(np.int32)

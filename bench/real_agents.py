@@ -35,9 +35,9 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from stepwell.engine.config import EngineConfig
-from stepwell.server.names import ServedNames
-from stepwell.server.options import ServeOptions
-from stepwell.server.serve import serve
+from stepwell.server.read.names import ServedNames
+from stepwell.server.commands.options import ServeOptions
+from stepwell.server.commands.serve import serve
 model, port, longest = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 config = EngineConfig(model, served_model_name="q35", max_model_len=longest, max_num_seqs=8)
 names = ServedNames("q35", any_name=True)

@@ -48,10 +48,10 @@ from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Event, Finished, Request
 from stepwell.sched.step import Done, Step
-from stepwell.server.app import create_app
-from stepwell.server.client import EngineClient
-from stepwell.server.metrics import Metrics
-from stepwell.server.parts import Parts
+from stepwell.server.generation.client import EngineClient
+from stepwell.server.http.app import create_app
+from stepwell.server.http.parts import Parts
+from stepwell.server.observe.metrics import Metrics
 from stepwell.testing.faults import InstantMover
 from stepwell.testing.telltale import Memory, TellTaleRunner, geometry
 from stepwell.testing.tokenizer import train_tokenizer, write_tokenizer

@@ -15,10 +15,10 @@ from typer.core import TyperGroup
 
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.later import LaterCommand
-from stepwell.server import flags
-from stepwell.server.launch import LaunchCommand
-from stepwell.server.serve_settings import ENVIRONMENT, ServeSettings
-from stepwell.server.settings import expect_variables
+from stepwell.server.commands import flags
+from stepwell.server.commands.launch import LaunchCommand
+from stepwell.server.commands.serve_settings import ENVIRONMENT, ServeSettings
+from stepwell.server.commands.settings import expect_variables
 
 _BY_SIGNAL = 128
 """Statuses above it say that a signal ended the program."""
@@ -89,11 +89,13 @@ def serve(ctx: typer.Context, **values: Any) -> None:
         expect_variables(os.environ, _variables(ctx))
         _allow_faults(values["faults"])
         expect_checkpoint(values["model"])
-        from stepwell.server.preflight import preflight  # before other libraries are imported, which takes seconds
+        from stepwell.server.commands.preflight import (
+            preflight,  # before other libraries are imported, which takes seconds
+        )
 
         preflight(values)
-    from stepwell.server.options import options_from, with_local_model
-    from stepwell.server.serve import leave, serve
+    from stepwell.server.commands.options import options_from, with_local_model
+    from stepwell.server.commands.serve import leave, serve
 
     with _errors_told():
         status = serve(options_from(with_local_model(values, fetch=True), given, os.environ), Console())
@@ -106,8 +108,8 @@ def serve(ctx: typer.Context, **values: Any) -> None:
 @flags.like(ServeSettings)
 def doctor(ctx: typer.Context, **values: Any) -> None:
     """Look for what would go wrong with `stepwell serve` and the same flags, and say what to do about it."""
-    from stepwell.server.doctor import examine, show
-    from stepwell.server.options import options_from, with_local_model
+    from stepwell.server.commands.doctor import examine, show
+    from stepwell.server.commands.options import options_from, with_local_model
 
     with _errors_told():
         expect_variables(os.environ, _variables(ctx))
@@ -128,8 +130,8 @@ def chat(
     host_memory: flags.HostMemory = "4GiB",
 ) -> None:
     """Talk to the server at TARGET, or to the checkpoint in directory TARGET in this process."""
-    from stepwell.server.chat import chat as talk
-    from stepwell.server.chat import open_talker
+    from stepwell.server.commands.chat import chat as talk
+    from stepwell.server.commands.chat import open_talker
 
     console = Console()
     with _errors_told():
@@ -150,7 +152,7 @@ def batch(
     from pathlib import Path
 
     from stepwell.replay.wire import Server
-    from stepwell.server.bulk import run_batch
+    from stepwell.server.commands.batch import run_batch
 
     console = Console(stderr=True)
     with _errors_told():

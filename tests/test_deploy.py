@@ -12,7 +12,7 @@ from typing import Any
 
 from stepwell.base.units import parse_size
 from stepwell.engine.config import DiskCache
-from stepwell.server.settings import read_settings
+from stepwell.server.commands.settings import read_settings
 from tests.test_repository import ROOT, known_flags
 
 DEPLOY = ROOT / "deploy"

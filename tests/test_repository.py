@@ -219,7 +219,9 @@ def known_flags() -> set[str]:
         for param in command.params:
             flags.update(param.opts, param.secondary_opts)
         waiting.extend(getattr(command, "commands", {}).values())
-    return flags | {name for row in importlib.import_module("stepwell.server.peer_flags").FLAGS for name in row.names}
+    return flags | {
+        name for row in importlib.import_module("stepwell.server.commands.peer_flags").FLAGS for name in row.names
+    }
 
 
 def scripts_flags() -> set[str]:

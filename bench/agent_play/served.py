@@ -31,11 +31,11 @@ from stepwell.engine.spawn import EngineLink
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.step import Work
-from stepwell.server.app import create_app
-from stepwell.server.client import EngineClient
-from stepwell.server.metrics import Metrics
-from stepwell.server.parts import Parts
-from stepwell.server.template_use import TemplateUse
+from stepwell.server.generation.client import EngineClient
+from stepwell.server.http.app import create_app
+from stepwell.server.http.parts import Parts
+from stepwell.server.observe.metrics import Metrics
+from stepwell.server.prompt.template_use import TemplateUse
 from stepwell.testing.agents import write_agent_tokenizer
 from stepwell.testing.faults import InstantMover
 from stepwell.testing.telltale import Memory, TellTaleRunner, geometry

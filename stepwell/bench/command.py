@@ -19,7 +19,7 @@ from stepwell.base.shapes import ModelShape, Widths
 from stepwell.bench.sizes import Sizes
 from stepwell.replay.cost import CostModel
 from stepwell.replay.profile import Profile, write_profile
-from stepwell.server import flags
+from stepwell.server.commands import flags
 
 bench_app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure this machine.")
 

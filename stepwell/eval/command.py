@@ -15,7 +15,7 @@ from rich.markup import escape
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.cache.moves import Tier
 from stepwell.eval.task import SHOTS, TEST, Form, read_problems, write_questions
-from stepwell.server import flags
+from stepwell.server.commands import flags
 
 _TASK, _ENGINE, _SERVER = "Task", "Engine in this process", "Server"
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.names import ServedNames
+from stepwell.server.read.names import ServedNames
 from stepwell.testing.agents import TEMPLATE, forgetful, write_agent_tokenizer
 from tests.agents.bodies import PROGRAMS, Sent, sent_by
 from tests.amounts import long

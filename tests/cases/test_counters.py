@@ -17,7 +17,7 @@ from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.sched.retention import Subject
-from stepwell.server.metrics import Metrics
+from stepwell.server.observe.metrics import Metrics
 from stepwell.testing import telltale
 from stepwell.testing.faults import FaultPlan, InstantMover, Where
 from stepwell.testing.harness import Harness

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.cli import app
 from stepwell.eval.remote import answer_of, failed_of
-from stepwell.server.metrics import Metrics
+from stepwell.server.observe.metrics import Metrics
 
 METRICS = 'stepwell_admissions_total{reason="load_failed(kv)"} 2.0\nstepwell_admissions_total{reason="load_failed(state)"} 1.0\n'
 

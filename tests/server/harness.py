@@ -23,12 +23,12 @@ from stepwell.engine.config import EngineConfig, Report
 from stepwell.engine.process import ServedLoop, answers_address, commands_address, serve
 from stepwell.engine.spawn import EngineLink
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.answers import Patience
-from stepwell.server.app import create_app
-from stepwell.server.client import EngineClient
-from stepwell.server.metrics import Metrics
-from stepwell.server.parts import Limits, Parts
-from stepwell.server.template_use import TemplateUse
+from stepwell.server.generation.answers import Patience
+from stepwell.server.generation.client import EngineClient
+from stepwell.server.http.app import create_app
+from stepwell.server.http.parts import Limits, Parts
+from stepwell.server.observe.metrics import Metrics
+from stepwell.server.prompt.template_use import TemplateUse
 from stepwell.testing.tokenizer import train_tokenizer, write_tokenizer
 from tests.engine.scripted import ScriptedLoop, facts
 

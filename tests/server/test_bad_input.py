@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.parts import Limits
+from stepwell.server.http.parts import Limits
 from tests.engine.scripted import CONTEXT, VOCAB
 from tests.server.harness import Running, running
 

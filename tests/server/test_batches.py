@@ -26,7 +26,7 @@ from stepwell.sched.request import MAX_PRIORITY
 from stepwell.server.batches.lines import MAX_LINES, answered, fault_of, faults_of
 from stepwell.server.batches.store import MAX_BATCHES, MAX_FILES, Batch, BatchStore, FileInfo, NoRoom
 from stepwell.server.batches.turns import AT_ONCE, Turns
-from stepwell.server.keys import Keys
+from stepwell.server.http.keys import Keys
 from tests.engine.scripted import ScriptedLoop
 from tests.server.harness import Running, eventually, running
 from tests.server.test_gate import KEY, MINE, OTHER, THEIRS

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.keys import Keys
+from stepwell.server.http.keys import Keys
 from tests.server.harness import Running, eventually, running
 from tests.server.test_conversation import real_loop
 from tests.server.test_gate import KEY, MINE, OTHER, THEIRS

@@ -12,8 +12,8 @@ from stepwell.base.errors import ConfigError
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.llm import LocalEngine
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.chat import LocalTalker, Piece, RemoteTalker, Talker, Turn, chat
-from stepwell.server.keys import Keys
+from stepwell.server.commands.chat import LocalTalker, Piece, RemoteTalker, Talker, Turn, chat
+from stepwell.server.http.keys import Keys
 from tests.engine.scripted import CONTEXT, VOCAB, ScriptedLoop
 from tests.server.harness import Running, running
 from tests.server.test_gate import KEY

@@ -10,7 +10,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from stepwell.server.connections import patient_for
+from stepwell.server.http.connections import patient_for
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CALL = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

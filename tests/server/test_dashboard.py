@@ -16,7 +16,7 @@ from stepwell.cache.ladder import Ladder, RungSeen
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.keys import Keys
+from stepwell.server.http.keys import Keys
 from tests.engine.scripted import SLOW, ScriptedLoop
 from tests.server.harness import Running, eventually, running
 from tests.server.looking import console, faintest, in_browser, opened, text, unnamed

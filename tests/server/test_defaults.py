@@ -14,7 +14,7 @@ from rich.console import Console
 from stepwell.base.errors import ConfigError
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.model.ends import Ends
-from stepwell.server.defaults import SamplingDefaults, print_defaults, read_defaults, with_ends
+from stepwell.server.read.defaults import SamplingDefaults, print_defaults, read_defaults, with_ends
 from tests.server.harness import running
 
 QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1, 2], "pad_token_id": 0}

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from stepwell.cli import app
 from stepwell.engine.config import DiskCache, EngineConfig
-from stepwell.server.doctor import Finding, examine, show
-from stepwell.server.options import ServeOptions
-from stepwell.server.settings import TraceTarget
+from stepwell.server.commands.doctor import Finding, examine, show
+from stepwell.server.commands.options import ServeOptions
+from stepwell.server.commands.settings import TraceTarget
 from stepwell.testing.checkpoint import write_checkpoint
 
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.gate import OPEN_PATHS
-from stepwell.server.keys import Keys
+from stepwell.server.http.gate import OPEN_PATHS
+from stepwell.server.http.keys import Keys
 from tests.server.harness import Running, eventually, running
 
 KEY, OTHER = "key-number-1", "key-number-2"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from stepwell.base.errors import RequestError
-from stepwell.server.grammar import (
+from stepwell.server.read.grammar import (
     MAX_GRAMMAR,
     MAX_LINES,
     CallForm,
@@ -18,7 +18,7 @@ from stepwell.server.grammar import (
     of_calls,
     of_structured_outputs,
 )
-from stepwell.server.trial import Trials, fault_of
+from stepwell.server.read.trial import Trials, fault_of
 
 TOOL = {
     "type": "function",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.heads import APART, MOST, Heads, spread
+from stepwell.server.prompt.heads import APART, MOST, Heads, spread
 from stepwell.testing.agents import write_agent_tokenizer
 
 

@@ -12,8 +12,8 @@ import pytest
 from stepwell.engine.messages import Stats
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.sched.loop import EngineLoop
-from stepwell.server.keys import Keys
-from stepwell.server.metrics import Metrics
+from stepwell.server.http.keys import Keys
+from stepwell.server.observe.metrics import Metrics
 from tests.server.harness import Running, eventually, running
 from tests.server.test_conversation import real_loop
 from tests.server.test_gate import KEY, MINE, OTHER, THEIRS

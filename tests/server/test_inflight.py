@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepwell.base.clock import VirtualClock
-from stepwell.server.inflight import InFlight
+from stepwell.server.observe.inflight import InFlight
 from tests.server.test_recent import OUTCOME
 
 

@@ -11,9 +11,9 @@ from stepwell.base.clock import VirtualClock
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine.messages import Stats
-from stepwell.server.journal import Ended, summary, tell
-from stepwell.server.phases import Course
-from stepwell.server.recent import Recent
+from stepwell.server.observe.journal import Ended, summary, tell
+from stepwell.server.observe.phases import Course
+from stepwell.server.observe.recent import Recent
 
 LOST = ((Loss.NEW, 50), (Loss.EVICTED_RUNG, 14), (Loss.NO_ROOM, 0))
 

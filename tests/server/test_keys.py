@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepwell.base.errors import ConfigError
-from stepwell.server.keys import Caller, Keys
+from stepwell.server.http.keys import Caller, Keys
 
 FIRST, SECOND = "key-number-1", "key-number-2"
 

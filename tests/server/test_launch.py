@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from stepwell.base.errors import ConfigError
 from stepwell.cli import app
-from stepwell.server.launch import Launch, read_launch
-from stepwell.server.options import ServeOptions, options_from
-from stepwell.server.peer_flags import FLAGS, As, Switch
+from stepwell.server.commands.launch import Launch, read_launch
+from stepwell.server.commands.options import ServeOptions, options_from
+from stepwell.server.commands.peer_flags import FLAGS, As, Switch
 
 NEXT, BIG = "Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3.5-397B-A17B"
 DRAFTS = (

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.answers import Patience
-from stepwell.server.parts import Limits
+from stepwell.server.generation.answers import Patience
+from stepwell.server.http.parts import Limits
 from tests.engine.scripted import SLOW
 from tests.server.harness import Running, eventually, running
 

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.server.lines import line
+from stepwell.server.write.lines import line
 
 
 @given(

@@ -14,8 +14,8 @@ from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine.messages import Stats
 from stepwell.engine.stats import COPIES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason
-from stepwell.server import errors
-from stepwell.server.metrics import STATUSES, Metrics
+from stepwell.server.http import errors
+from stepwell.server.observe.metrics import STATUSES, Metrics
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 OUTCOME = AdmissionOutcome("a", 40, 16, 8, 0, 16, 24, 16, Tier.HOST, Reason.COMPLETE, ((Loss.NEW, 16),))
@@ -146,6 +146,6 @@ def test_calls_that_never_read_the_cache_are_no_part_of_a_hit_rate() -> None:
 
 
 def test_every_status_that_the_server_answers_with_is_counted() -> None:
-    sources = (Path(errors.__file__).parent).rglob("*.py")
+    sources = Path(errors.__file__).parents[1].rglob("*.py")
     used = {status for path in sources for status in re.findall(r"Problem\(\s*(\d{3})", path.read_text("utf-8"))}
     assert len(used) > 8 and used <= set(STATUSES)

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.keys import Keys
+from stepwell.server.http.keys import Keys
 from tests.engine.scripted import FAILS, LOADED, SLOW
 from tests.server.harness import MODEL, Running, eventually, running
 from tests.server.test_gate import KEY
@@ -29,7 +29,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
 from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
 
-from stepwell.server.otlp import Otlp  # noqa: E402
+from stepwell.server.observe.otlp import Otlp  # noqa: E402
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.keys import Keys
-from stepwell.server.page_routes import FILES, PAGE_PATHS
+from stepwell.server.http.keys import Keys
+from stepwell.server.routes.page import FILES, PAGE_PATHS
 from tests.engine.scripted import SLOW
 from tests.server.harness import Running, eventually, running
 from tests.server.looking import console, faintest, in_browser, opened, text, unnamed

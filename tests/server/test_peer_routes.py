@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.defaults import SamplingDefaults
-from stepwell.server.keys import Keys
-from stepwell.server.names import ServedNames
+from stepwell.server.http.keys import Keys
+from stepwell.server.read.defaults import SamplingDefaults
+from stepwell.server.read.names import ServedNames
 from tests.engine.scripted import CONTEXT
 from tests.server.harness import MODEL, Running, running
 from tests.server.test_conversation import real_loop

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from stepwell.cli import app
 from stepwell.engine.messages import Stats
-from stepwell.server.metrics import Metrics
-from stepwell.server.phases import Course
+from stepwell.server.observe.metrics import Metrics
+from stepwell.server.observe.phases import Course
 from tests.server.harness import Running
 
 

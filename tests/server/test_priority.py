@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from stepwell.cli import serve
-from stepwell.server.options import options_from
+from stepwell.server.commands.options import options_from
 from tests.server.harness import Running
 
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from stepwell.base.errors import RequestError
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.errors import PromptTooLong
-from stepwell.server.prompts import PromptReader
-from stepwell.server.render import Renderer
-from stepwell.server.schema import ChatCall
-from stepwell.server.template_use import TemplateUse
-from stepwell.server.tools import read_use
+from stepwell.server.http.errors import PromptTooLong
+from stepwell.server.prompt.prompts import PromptReader
+from stepwell.server.prompt.render import Renderer
+from stepwell.server.prompt.template_use import TemplateUse
+from stepwell.server.read.schema import ChatCall
+from stepwell.server.read.tools import read_use
 from tests.server.templates import talking_tokenizer
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "x" * 5000}}

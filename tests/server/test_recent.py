@@ -6,7 +6,7 @@ from stepwell.base.clock import VirtualClock
 from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.engine.messages import Stats
-from stepwell.server.recent import SECONDS, SLICES, Durations, Recent
+from stepwell.server.observe.recent import SECONDS, SLICES, Durations, Recent
 
 OUTCOME = AdmissionOutcome("a", 40, 16, 8, 0, 16, 24, 16, Tier.HOST, Reason.COMPLETE)
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.places import places
-from stepwell.server.read.answer import Answer
-from stepwell.server.read.reply import Reading, ReplyReader, Start
-from stepwell.server.read.signatures import Signatures
-from stepwell.server.render import Rendered, Renderer
-from stepwell.server.template_use import TemplateUse
-from stepwell.server.written import Answers, Written
+from stepwell.server.parse.answer import Answer
+from stepwell.server.parse.reply import Reading, ReplyReader, Start
+from stepwell.server.parse.signatures import Signatures
+from stepwell.server.prompt.places import places
+from stepwell.server.prompt.render import Rendered, Renderer
+from stepwell.server.prompt.template_use import TemplateUse
+from stepwell.server.prompt.written import Answers, Written
 from stepwell.talk.conversation import conversation
 from stepwell.testing.agents import TEMPLATE, forgetful, write_agent_tokenizer
 

@@ -25,9 +25,9 @@ from typer.testing import CliRunner
 from stepwell.base.errors import ConfigError
 from stepwell.cli import app
 from stepwell.engine.config import EngineConfig, EngineFacts
-from stepwell.server.options import ServeOptions
-from stepwell.server.serve import print_addresses, serve, tracer
-from stepwell.server.settings import TraceTarget
+from stepwell.server.commands.options import ServeOptions
+from stepwell.server.commands.serve import print_addresses, serve, tracer
+from stepwell.server.commands.settings import TraceTarget
 from tests.base.test_shapes import NEXT_80B
 from tests.engine.scripted import SLOW
 from tests.server.harness import eventually, tokenizer_directory
@@ -36,9 +36,9 @@ PROGRAM = """
 import logging, sys
 from rich.console import Console
 from stepwell.engine.config import EngineConfig
-from stepwell.server.options import Endings, ServeOptions
-from stepwell.server.serve import serve, tracer
-from stepwell.server.settings import TraceTarget
+from stepwell.server.commands.options import Endings, ServeOptions
+from stepwell.server.commands.serve import serve, tracer
+from stepwell.server.commands.settings import TraceTarget
 logging.basicConfig(level="WARNING")
 config = EngineConfig(sys.argv[1], served_model_name="tiny", max_num_seqs=7)
 options = ServeOptions(
@@ -331,7 +331,7 @@ def test_command_line_names_what_is_wrong(empty_model: str) -> None:
 
 def without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    for name in [name for name in sys.modules if name.startswith(("opentelemetry.", "stepwell.server.otlp"))]:
+    for name in [name for name in sys.modules if name.startswith(("opentelemetry.", "stepwell.server.observe.otlp"))]:
         monkeypatch.delitem(sys.modules, name)
 
 

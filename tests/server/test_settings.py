@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from stepwell.base.errors import ConfigError
 from stepwell.cli import app, serve
-from stepwell.server import flags
-from stepwell.server.serve_settings import ENVIRONMENT, ServeSettings
-from stepwell.server.settings import TraceTarget, expect_variables, read_settings, trace_target
+from stepwell.server.commands import flags
+from stepwell.server.commands.serve_settings import ENVIRONMENT, ServeSettings
+from stepwell.server.commands.settings import TraceTarget, expect_variables, read_settings, trace_target
 
 KNOWN = {"max_queue": False, "api_key": True, "device_memory": False}
 

@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from stepwell.base.clock import VirtualClock
-from stepwell.server.starting import Front, Starting
+from stepwell.server.http.starting import Front, Starting
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/v1/messages", "/"])

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from openai._streaming import SSEDecoder
 from starlette.types import Message, Scope
 
-from stepwell.server.streams import EventStream, note_direct_send
+from stepwell.server.http.streams import EventStream, note_direct_send
 
 
 class Wire:

@@ -21,8 +21,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import Field, TypeAdapter, ValidationError
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.generate import Choice
-from stepwell.server.streams import EventStream
+from stepwell.server.generation.generate import Choice
+from stepwell.server.http.streams import EventStream
 from tests.engine.scripted import CONTEXT
 from tests.server.harness import MODEL, Running, eventually, running
 from tests.server.templates import talking_tokenizer
@@ -287,7 +287,7 @@ def test_what_is_sent_in_silence_is_an_event_that_the_client_knows(
     talking: Running, path: str, body: Any, check: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a prompt waits, and in the middle of an answer: an event that adds nothing, and no comment."""
-    monkeypatch.setattr("stepwell.server.calls.EventStream", partial(EventStream, seconds=0.01))
+    monkeypatch.setattr("stepwell.server.routes.calls.EventStream", partial(EventStream, seconds=0.01))
     asked = body("hello, " * 4, 20, False, False)
     talking.loop.gate.clear()
     text = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from stepwell.server.times import Times
+from stepwell.server.observe.times import Times
 
 BOUNDS = (0.01, 0.5, 1, 30)
 SEEN = (0.0, 0.01, 0.011, 0.5, 0.75, 1.0, 2.0, 30.0, 31.0, 1e9)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from llguidance import LLMatcher
 
-from stepwell.server import trial
-from stepwell.server.trial import Trials
+from stepwell.server.read import trial
+from stepwell.server.read.trial import Trials
 
 GOOD = LLMatcher.grammar_from_regex("a+")
 ENDLESS = LLMatcher.grammar_from_lark(

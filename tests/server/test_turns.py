@@ -15,8 +15,8 @@ import torch
 from stepwell.engine.build import build_engine
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.heads import APART
-from stepwell.server.template_use import TemplateUse
+from stepwell.server.prompt.heads import APART
+from stepwell.server.prompt.template_use import TemplateUse
 from stepwell.testing.agents import TEMPLATE, forgetful, write_agent_tokenizer
 from stepwell.testing.checkpoint import write_checkpoint
 from tests.engine.scripted import CONTEXT, VOCAB

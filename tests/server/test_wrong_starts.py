@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stepwell.base.errors import ConfigError
-from stepwell.server.preflight import expect_template
+from stepwell.server.commands.preflight import expect_template
 from stepwell.testing.checkpoint import write_checkpoint
 
 _PROGRAM = """

@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.base.errors import RequestError
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.dialect import Dialect
+from stepwell.server.prompt.dialect import Dialect
 from stepwell.talk import blocks, items
 from stepwell.talk.conversation import conversation
 from stepwell.talk.order import Manners, led_by

@@ -20,13 +20,13 @@ from starlette.responses import FileResponse
 from starlette.types import Message
 
 from stepwell.base.errors import RequestError
-from stepwell.server import schema
 from stepwell.server.batches.store import OPEN, Batch, BatchStore, FileInfo, NoRoom
 from stepwell.server.batches.worker import Handler, Worker
-from stepwell.server.errors import ApiError, Problem
-from stepwell.server.gate import caller_of
-from stepwell.server.parts import Parts
-from stepwell.server.reading import CallReader
+from stepwell.server.http.errors import ApiError, Problem
+from stepwell.server.http.gate import caller_of
+from stepwell.server.http.parts import Parts
+from stepwell.server.read import schema
+from stepwell.server.read.reading import CallReader
 
 _FRAME = 1 << 16  # bytes of a form around its file
 _MOST = 100  # items of a list

@@ -20,10 +20,10 @@ from stepwell.sched.request import MAX_PRIORITY
 from stepwell.server.batches.lines import Line, answered, append, calls, faults_of
 from stepwell.server.batches.store import OPEN, Batch, BatchStore, NoRoom
 from stepwell.server.batches.turns import LOOK, Turns, wake_after
-from stepwell.server.errors import any_problem
-from stepwell.server.gate import with_caller
-from stepwell.server.keys import Caller
-from stepwell.server.parts import Parts
+from stepwell.server.http.errors import any_problem
+from stepwell.server.http.gate import with_caller
+from stepwell.server.http.keys import Caller
+from stepwell.server.http.parts import Parts
 
 log = logging.getLogger("stepwell.server")
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepwell.base.errors import RequestError
-from stepwell.server.hosted import LeftOut
 from stepwell.server.messages.schema import Choice, CountCall, MessagesCall
-from stepwell.server.tools import Tool, as_function
+from stepwell.server.read.hosted import LeftOut
+from stepwell.server.read.tools import Tool, as_function
 from stepwell.talk.blocks import chat_messages
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 from pydantic_core import from_json
 
-from stepwell.server.errors import Problem
-from stepwell.server.generate import Choice, Generation, Piece
-from stepwell.server.items import Change, Closed, Grew, Item, Items, Opened
-from stepwell.server.lines import line
+from stepwell.server.generation.generate import Choice, Generation, Piece
+from stepwell.server.http.errors import Problem
+from stepwell.server.write.items import Change, Closed, Grew, Item, Items, Opened
+from stepwell.server.write.lines import line
 
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS = {

@@ -10,18 +10,18 @@ import orjson
 from fastapi import Request, Response
 
 from stepwell.base.errors import RequestError
-from stepwell.server.calls import GenerationRoutes, Wish
-from stepwell.server.errors import renamed
-from stepwell.server.gate import caller_of
-from stepwell.server.hosted import LeftOut
+from stepwell.server.http.errors import renamed
+from stepwell.server.http.gate import caller_of
+from stepwell.server.http.parts import Parts
 from stepwell.server.messages.chat import chat_fields
 from stepwell.server.messages.events import MessagesForm
 from stepwell.server.messages.marks import check_marks
 from stepwell.server.messages.schema import CountCall, MessagesCall
-from stepwell.server.parts import Parts
-from stepwell.server.prompts import PromptReader
-from stepwell.server.reading import CallReader
-from stepwell.server.schema import MAX_NAME, TokenizeCall, parse
+from stepwell.server.prompt.prompts import PromptReader
+from stepwell.server.read.hosted import LeftOut
+from stepwell.server.read.reading import CallReader
+from stepwell.server.read.schema import MAX_NAME, TokenizeCall, parse
+from stepwell.server.routes.calls import GenerationRoutes, Wish
 
 _NAMES = {"response_format": "output_config.format"}
 _COUNTED = ("messages", "tools", "chat_template_kwargs", "reasoning_effort", "continue_final_message")

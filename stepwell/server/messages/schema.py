@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from stepwell.server.schema import MAX_STOP_LENGTH, MAX_STOPS, Effort, Strict, Translated
+from stepwell.server.read.schema import MAX_STOP_LENGTH, MAX_STOPS, Effort, Strict, Translated
 
 _TEXT = {
     "type": "object",

@@ -1,5 +1,4 @@
-"""From what a model writes to what its caller gets: thoughts, text, calls of tools.
+"""From the bytes of a request to a checked call: what it may say, how tokens are chosen, which tools and which grammar it brings.
 
-Any text is read, in pieces of any size, in time that grows with its length alone. A call that is handed out as finished has arguments that
-are strict JSON; every other one is said to be cut. This package knows how models write. It does not know how an API sends what was read.
+This package knows fields and their bounds. It does not know how a conversation becomes tokens: that is in `stepwell.server.prompt`.
 """

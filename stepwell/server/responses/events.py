@@ -8,12 +8,12 @@ from typing import Any, Literal, TypeAlias
 
 import orjson
 
-from stepwell.server.errors import Problem
-from stepwell.server.generate import Generation, Piece
-from stepwell.server.items import Change, Closed, Grew, Item, Items, Opened
-from stepwell.server.lines import line
+from stepwell.server.generation.generate import Generation, Piece
+from stepwell.server.http.errors import Problem
 from stepwell.server.responses.kept import KeptResponses, Message, Stored, Turn
 from stepwell.server.responses.tools import Declarations, InputText, input_of
+from stepwell.server.write.items import Change, Closed, Grew, Item, Items, Opened
+from stepwell.server.write.lines import line
 from stepwell.talk.items import read_items
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]

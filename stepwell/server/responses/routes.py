@@ -11,18 +11,18 @@ import orjson
 from fastapi import Request, Response
 
 from stepwell.base.errors import RequestError
-from stepwell.server.calls import GenerationRoutes
-from stepwell.server.errors import ApiError, Problem, renamed
-from stepwell.server.gate import caller_of
-from stepwell.server.hosted import LeftOut
-from stepwell.server.parts import Parts
-from stepwell.server.reading import CallReader
+from stepwell.server.http.errors import ApiError, Problem, renamed
+from stepwell.server.http.gate import caller_of
+from stepwell.server.http.parts import Parts
+from stepwell.server.read.hosted import LeftOut
+from stepwell.server.read.reading import CallReader
+from stepwell.server.read.schema import MAX_NAME
 from stepwell.server.responses.chat import NAMES, chat_fields
 from stepwell.server.responses.events import Place, ResponsesForm
 from stepwell.server.responses.kept import KeptResponses, Stored
 from stepwell.server.responses.schema import ResponsesCall
 from stepwell.server.responses.tools import declarations
-from stepwell.server.schema import MAX_NAME
+from stepwell.server.routes.calls import GenerationRoutes
 from stepwell.talk.items import chat_messages
 
 _GONE = "it was not stored, was deleted, or has made room for others (--response-store)"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from stepwell.server.schema import Effort, Name, Strict, Translated
+from stepwell.server.read.schema import Effort, Name, Strict, Translated
 
 _STRING = {"type": "string"}
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwell.base.errors import RequestError
-from stepwell.server.hosted import LeftOut
-from stepwell.server.tools import Tool, as_function
+from stepwell.server.read.hosted import LeftOut
+from stepwell.server.read.tools import Tool, as_function
 from stepwell.talk.history import INPUT
 from stepwell.talk.items import flat_name
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from stepwell.base.errors import RequestError
-from stepwell.server import schema
-from stepwell.server.hosted import LeftOut
 from stepwell.server.messages.chat import chat_fields
 from stepwell.server.messages.schema import MessagesCall
+from stepwell.server.read import schema
+from stepwell.server.read.hosted import LeftOut
 
 USER = {"role": "user", "content": "hello"}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}

@@ -10,10 +10,10 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.engine.detokenizer import ByteDecoder, Transcript
 from stepwell.sched.request import Request, SamplingParams
-from stepwell.server.answers import Delivery
-from stepwell.server.deltas import Said
-from stepwell.server.generate import Choice, Piece
+from stepwell.server.generation.answers import Delivery
+from stepwell.server.generation.generate import Choice, Piece
 from stepwell.server.messages.events import MessagesForm
+from stepwell.server.write.deltas import Said
 
 
 def test_a_message_starts_once_it_is_known_what_its_prompt_found_in_the_cache() -> None:

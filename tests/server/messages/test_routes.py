@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.answers import Patience
-from stepwell.server.keys import Keys
+from stepwell.server.generation.answers import Patience
+from stepwell.server.http.keys import Keys
 from tests.engine.scripted import CONTEXT
 from tests.server.harness import MODEL, Running, eventually, running
 from tests.server.templates import talking_tokenizer

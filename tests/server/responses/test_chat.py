@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stepwell.base.errors import RequestError
-from stepwell.server import schema
-from stepwell.server.hosted import LeftOut
+from stepwell.server.read import schema
+from stepwell.server.read.hosted import LeftOut
 from stepwell.server.responses.chat import chat_fields
 from stepwell.server.responses.schema import ResponsesCall
 from stepwell.server.responses.tools import InputText, declarations, input_of

@@ -1,0 +1,327 @@
+"""The front end's side of an engine: requests go out, events come back sorted by caller."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import zmq
+
+from stepwell.base.clock import Clock, WallClock
+from stepwell.base.errors import EngineDead, StepwellError
+from stepwell.base.geometry import Ints
+from stepwell.cache.explain import Explanation
+from stepwell.cache.ladder import Ladder
+from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.engine import messages
+from stepwell.engine.config import EngineFacts
+from stepwell.engine.spawn import EngineLink
+from stepwell.sched.request import Request
+from stepwell.sched.retention import Prefetched, Subject
+from stepwell.server.generation.answers import Answers, Patience
+from stepwell.server.http.errors import ShuttingDown
+from stepwell.server.observe.inflight import InFlight
+
+log = logging.getLogger("stepwell.server")
+
+AHEAD = "ahead-"
+"""What the ids of requests begin with that nobody waits for."""
+_READ_AT_ONCE = 64  # messages taken before other tasks of the event loop get their turn
+
+
+class Observer(Protocol):
+    """Sees every event of the engine once, whoever reads it."""
+
+    def admitted(self, outcome: AdmissionOutcome) -> None: ...
+
+    def looked_ahead(self, outcome: AdmissionOutcome) -> None: ...
+
+    def generated(self, tokens: int) -> None: ...
+
+    def measured(self, stats: messages.Stats) -> None: ...
+
+    def retry_after(self, waiting: int) -> int: ...
+
+
+class EngineClient:
+    """Owns the list of open sequences. Lives in one event loop."""
+
+    def __init__(
+        self,
+        link: EngineLink,
+        observer: Observer,
+        patience: Patience | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._link = link
+        self._observer = observer
+        self._patience = patience or Patience()
+        self._answers: dict[str, Answers] = {}
+        self.in_flight = InFlight(clock or WallClock())
+        self._numbers = itertools.count(1)
+        self._ahead: Answers | None = None
+        self._questions: dict[int, asyncio.Future[messages.Answer]] = {}
+        self._facts: asyncio.Future[EngineFacts] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.stats = messages.Stats()
+        self.starting = ""
+        self.dead: str | None = None
+        self._end: type[EngineDead] = EngineDead  # what is raised once it is
+        self._closed = False
+        # The descriptor tells of changes only: `_read` therefore always reads until nothing is left.
+        self._descriptor = int(link.answers.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._read)
+        self._loop.call_soon(self._read)
+
+    @property
+    def open(self) -> int:
+        """Sequences that have not ended, and for which somebody waits."""
+        return len(self._answers) - (self._ahead is not None and any(i.startswith(AHEAD) for i in self._answers))
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have not been admitted."""
+        return self.in_flight.queued
+
+    def is_queued(self, request_id: str) -> bool:
+        """Whether a sequence has not been admitted."""
+        return self.in_flight.is_queued(request_id)
+
+    def retry_after(self) -> int:
+        """Seconds after which whoever was refused for the queue's sake may try again."""
+        return self._observer.retry_after(self.waiting)
+
+    async def ready(self) -> EngineFacts:
+        """Wait until the engine is built. Raises EngineDead where it never will be."""
+        return await asyncio.shield(self._facts)
+
+    def submit(self, requests: Sequence[Request]) -> Answers:
+        """Send the sequences of one call. Raises EngineDead at once if the engine has ended."""
+        self._end_ahead()
+        answers = self._send(requests)
+        for request in requests:
+            self.in_flight.sent(request.id, len(request.prompt))
+        answers.limit(self._patience)
+        return answers
+
+    def ahead(self, request: Request) -> Answers:
+        """Send a request that nobody waits for, whose id begins with `AHEAD`. The next `submit` ends it: it then raises StepwellError.
+
+        Raises EngineDead at once if the engine has ended.
+        """
+        self._end_ahead()
+        self._ahead = self._send([request])
+        return self._ahead
+
+    def _send(self, requests: Sequence[Request]) -> Answers:
+        if self.dead is not None:
+            raise self._end(self.dead)
+        answers = Answers(self, [request.id for request in requests])
+        for request in requests:
+            assert request.id not in self._answers, "request ids are never used twice"
+            self._answers[request.id] = answers
+            self._link.send(messages.submit_of(request))
+        return answers
+
+    def _end_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+            ahead.fail(StepwellError("a call has come that somebody waits for"))
+
+    async def explain(self, salt: str, prompt: Ints, read: bool) -> Explanation:
+        """What `prompt` would get if it came now. Raises EngineDead."""
+        number = next(self._numbers)
+        asked = messages.Explain(number, prompt.astype(np.int32).tobytes(), salt, read)
+        answer = await self._ask(number, asked)
+        assert isinstance(answer, messages.Explained)
+        return answer.explanation
+
+    async def reset(self, salt: str | None) -> dict[str, int]:
+        """Drop what nobody holds, under one salt or under all; pages freed by tier. Raises EngineDead."""
+        number = next(self._numbers)
+        answer = await self._ask(number, messages.Reset(number, salt))
+        assert isinstance(answer, messages.WasReset)
+        return answer.freed
+
+    async def pin(self, subject: Subject, seconds: float) -> int:
+        """Let what is cached of it go last. Returns the tokens that are pinned. Raises EngineDead."""
+        return await self._pin(subject, seconds)
+
+    async def unpin(self, subject: Subject) -> int:
+        """End such a pin. Returns the tokens that were pinned. Raises EngineDead."""
+        return await self._pin(subject, None)
+
+    async def _pin(self, subject: Subject, seconds: float | None) -> int:
+        number = next(self._numbers)
+        answer = await self._ask(number, messages.Pin(number, messages.about(subject), seconds))
+        assert isinstance(answer, messages.Pinned)
+        return answer.tokens
+
+    async def prefetch(self, subject: Subject) -> Prefetched:
+        """Bring it to the device; comes back once it is there, or will not be. Raises EngineDead."""
+        number = next(self._numbers)
+        answer = await self._ask(number, messages.Prefetch(number, messages.about(subject)))
+        assert isinstance(answer, messages.Fetched)
+        return answer.done
+
+    async def ladders(self, count: int, owner: str) -> Sequence[Ladder]:
+        """The paths that were used last, of one owner's salts or of all. Raises EngineDead."""
+        number = next(self._numbers)
+        answer = await self._ask(number, messages.Watch(number, count, owner))
+        assert isinstance(answer, messages.Watched)
+        return answer.ladders
+
+    async def _ask(self, number: int, question: messages.Command) -> messages.Answer:
+        if self.dead is not None:
+            raise self._end(self.dead)
+        future: asyncio.Future[messages.Answer] = self._loop.create_future()
+        self._questions[number] = future
+        self._link.send(question)
+        try:
+            return await future
+        finally:
+            del self._questions[number]
+
+    def forget(self, ids: Sequence[str]) -> None:
+        """Abort sequences and drop whatever still arrives for them."""
+        known = [i for i in ids if self._answers.pop(i, None) is not None]
+        for request_id in known:
+            self.in_flight.gone(request_id)
+        if known and self.dead is None:
+            self._link.send(messages.Abort(known))
+
+    def die(self, reason: str) -> None:
+        """The engine has ended: every open call hears it, new ones are refused. The first reason stands."""
+        if self.dead is not None:
+            return
+        while (answer := self._heard()) is not None:  # its last words know better than its exit status
+            self._handle(answer)
+        if self.dead is None:
+            self._lament(reason)
+            self._mark_dead(reason)
+
+    def close(self) -> None:
+        """End every open call, with ShuttingDown where the engine lives, and leave the event loop."""
+        if self.dead is None:
+            self._end = ShuttingDown
+            self._mark_dead("the server is shutting down")
+        self._closed = True
+        self._loop.remove_reader(self._descriptor)
+
+    def _lament(self, reason: str) -> None:
+        if self._facts.done():  # before that, whoever waits for the engine tells it
+            log.error("the engine has stopped: %s", reason)
+
+    def _mark_dead(self, reason: str) -> None:
+        self.dead = reason
+        for answers in set(self._answers.values()):
+            answers.fail(self._end(reason))
+        self._answers.clear()
+        self.in_flight.clear()
+        for future in self._questions.values():
+            if not future.done():
+                future.set_exception(self._end(reason))
+        if not self._facts.done():
+            self._facts.set_exception(self._end(reason))
+            self._facts.exception()  # whoever waits is told; nobody waiting is no fault
+
+    def _read(self) -> None:
+        for _ in range(0 if self._closed else _READ_AT_ONCE):
+            answer = self._heard()
+            if answer is None:
+                return
+            self._handle(answer)
+        if not self._closed:
+            self._loop.call_soon(self._read)
+
+    def _heard(self) -> messages.Answer | None:
+        """The next message, or None where none waits. One that cannot be read ends the engine: what it said may be missed by a caller."""
+        try:
+            return self._link.receive()
+        except msgspec.DecodeError as error:
+            self._lament(reason := f"a message of the engine cannot be read ({error})")
+            self._mark_dead(reason)
+            return None
+
+    def _handle(self, answer: messages.Answer) -> None:
+        match answer:
+            case messages.Batch(events, stats):
+                tokens = 0
+                for event in events:
+                    if isinstance(event, messages.Tokens):
+                        tokens += 0 if event.id.startswith(AHEAD) else len(event.tokens)
+                        self._deliver(event)
+                    else:
+                        self._dispatch(event)
+                if tokens:
+                    self._observer.generated(tokens)
+                if stats is not None:
+                    self.stats = stats
+                    self._observer.measured(stats)
+            case (
+                messages.Explained(number)
+                | messages.WasReset(number)
+                | messages.Pinned(number)
+                | messages.Fetched(number)
+                | messages.Watched(number)
+            ):
+                future = self._questions.get(number)
+                if future is not None and not future.done():
+                    future.set_result(answer)
+            case messages.Starting(phase):
+                self.starting = phase
+            case messages.Ready(facts):
+                if not self._facts.done():
+                    self._facts.set_result(facts)
+            case messages.Dead(reason):
+                if self.dead is None:
+                    self._lament(reason)
+                    self._mark_dead(reason)
+
+    def _deliver(self, event: messages.Tokens) -> None:
+        answers = self._answers.get(event.id)
+        if answers is not None:  # it was not aborted meanwhile
+            self.in_flight.generated(event.id, len(event.tokens))
+            answers.delivery(event.id).add(event)
+
+    def _dispatch(self, event: messages.WireEvent) -> None:
+        answers = self._answers.get(event.id)  # None: aborted meanwhile
+        match event:
+            case messages.Loads(request_id, at):
+                self.in_flight.loading(request_id)
+                if answers is not None:
+                    answers.delivery(request_id).loads_at = at
+            case messages.Admitted(request_id, outcome, at):
+                if request_id.startswith(AHEAD):
+                    self._observer.looked_ahead(outcome)
+                    return
+                self._observer.admitted(outcome)
+                if log.isEnabledFor(logging.DEBUG):
+                    log.debug("%s", outcome.explain(), extra={"sequence": request_id})
+                self.in_flight.admitted(outcome)
+                if answers is not None:
+                    delivery = answers.delivery(request_id)
+                    delivery.outcome, delivery.admitted_at = outcome, at
+            case messages.Accepted(request_id):
+                if answers is not None:
+                    answers.accept(request_id)
+            case messages.Finished(request_id, reason, message):
+                if answers is not None:
+                    delivery = answers.delivery(request_id)
+                    delivery.end, delivery.message = reason, message
+                    self._drop(request_id, answers)
+            case messages.Rejected(request_id):
+                if answers is not None:
+                    answers.fail(messages.rejection_error(event))
+                    self._drop(request_id, answers)
+
+    def _drop(self, request_id: str, answers: Answers) -> None:
+        del self._answers[request_id]
+        self.in_flight.gone(request_id)
+        answers.end(request_id)

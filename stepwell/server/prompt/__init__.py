@@ -1,0 +1,4 @@
+"""From a checked call to the tokens of its prompt: the chat template, and where conversations tend to part.
+
+Templates run beside the event loop. This package knows templates and the tokenizer. It does not know what the cache holds.
+"""

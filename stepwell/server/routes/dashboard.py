@@ -1,0 +1,73 @@
+"""GET /dashboard/events: the numbers that the dashboard shows, as server-sent events.
+
+Numbers, the beginnings of request ids, digests of sessions and the name of the model: no text, no salts, no sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+
+from stepwell.engine.stats import COPIES
+from stepwell.server.http.gate import caller_of
+from stepwell.server.http.parts import Parts
+from stepwell.server.http.streams import EventStream
+from stepwell.server.observe.ladders import Ladders
+from stepwell.server.observe.recent import SECONDS, SLICES
+
+_EVERY = 1.0  # seconds between two events
+_ROWS = 40
+
+
+class DashboardRoutes:
+    """One method a route."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._began = parts.clock.now()
+        self._ladders = Ladders(parts.client, parts.clock)
+
+    async def events(self, request: Request) -> Response:
+        return EventStream(self._states(caller_of(request).salt), _nothing, {})
+
+    async def _states(self, owner: str) -> AsyncIterator[bytes]:
+        """The whole window first, then what has changed since; ends with the server. Of paths, those of `owner` alone where
+        every key has a cache of its own."""
+        seen = -1
+        while True:
+            ladders = await self._ladders.rows(owner)
+            yield b"data: " + orjson.dumps({**self._state(seen), "ladders": ladders}) + b"\n\n"
+            if self._parts.client.dead is not None:
+                return
+            seen = self._parts.metrics.recent.now - 1
+            await asyncio.sleep(_EVERY)
+
+    def _state(self, after: int) -> dict[str, Any]:
+        parts, stats = self._parts, self._parts.client.stats
+        copied = stats.copied or [0] * len(COPIES)
+        return {
+            "model": parts.facts.model,
+            "dead": parts.client.dead,
+            "draining": not parts.door.open,
+            "seconds": round(parts.clock.now() - self._began),
+            "slice": {"now": parts.metrics.recent.now, "seconds": SECONDS, "count": SLICES},
+            "points": parts.metrics.recent.points(after),
+            "pages": stats.pages,
+            "page_bytes": stats.gauges.get("page_bytes", 0),
+            "queues": stats.queues,
+            "gauges": stats.gauges,
+            "counters": stats.counters,
+            "copied": [[source, target, count] for (source, target), count in zip(COPIES, copied, strict=True)],
+            "totals": parts.metrics.totals(),
+            "joint": stats.joint,
+            "requests": parts.client.in_flight.rows(_ROWS),
+            "open": parts.client.open,
+        }
+
+
+def _nothing() -> None:
+    """A page that is closed leaves nothing behind."""
