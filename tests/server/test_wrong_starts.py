@@ -8,7 +8,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +41,46 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@dataclass(slots=True)
+class Starter:
+    """Starts servers in a process that has no PyTorch, one after the other."""
+
+    child: subprocess.Popen[str] | None = None
+
+    def __call__(self, arguments: list[str], given: dict[str, str]) -> tuple[int, str]:
+        """Status and output of a start that must fail. One that does not is ended, and the next has a new process."""
+        if self.child is None:
+            environment = {**os.environ, "COLUMNS": "300", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self.child = subprocess.Popen([sys.executable, "-c", _PROGRAM], env=environment, **pipes)
+        child = self.child
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(json.dumps({"arguments": arguments, "environment": given}) + "\n")
+        child.stdin.flush()
+        deadline = threading.Timer(60, child.kill)
+        deadline.start()
+        line = child.stdout.readline()
+        deadline.cancel()
+        if not line:
+            self.close()
+            pytest.fail(f"no answer within 60 s: has `stepwell serve {' '.join(arguments)}` begun to serve?")
+        status, output, error = json.loads(line)
+        assert "SystemExit" in error, error
+        return status, output
+
+    def close(self) -> None:
+        if self.child is not None:
+            with self.child as child:
+                child.kill()
+            self.child = None
+
+
 @pytest.fixture(scope="module")
 def starter() -> Iterator[Callable[..., tuple[int, str]]]:
     """Starts a server in a process that has no PyTorch, and gives status and output."""
-    environment = {**os.environ, "COLUMNS": "300", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", _PROGRAM], env=environment, **pipes) as child:
-
-        def start(arguments: list[str], given: dict[str, str]) -> tuple[int, str]:
-            assert child.stdin is not None and child.stdout is not None
-            child.stdin.write(json.dumps({"arguments": arguments, "environment": given}) + "\n")
-            child.stdin.flush()
-            status, output, error = json.loads(child.stdout.readline())
-            assert "SystemExit" in error, error
-            return status, output
-
-        yield start
-        assert child.stdin is not None
-        child.stdin.close()
+    one = Starter()
+    yield one
+    one.close()
 
 
 def edited(name: str, **fields: Any) -> Callable[[Path], None]:
