@@ -30,7 +30,7 @@ from torch import Tensor
 
 from stepwell.engine.batching import Layout, lay_out
 from stepwell.engine.wishes import Wishes
-from stepwell.model import torch_backend
+from stepwell.model import torch_forward
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.loading import dummy_decoder
@@ -122,14 +122,14 @@ class Sequences:
 
 def watch_router(chosen: list[Any]) -> None:
     """Have every layer's choice of experts recorded."""
-    route = torch_backend.route
+    route = torch_forward.route
 
     def watched(*arguments: Any) -> Any:
         answer = route(*arguments)
         chosen.append(answer[1])
         return answer
 
-    torch_backend.route = watched
+    torch_forward.route = watched
 
 
 def share_of_uniform(chosen: list[Any], rows: int, experts: int, top: int) -> float:

@@ -124,7 +124,7 @@ def _attention(shape: Shape) -> Iterator[tuple[str, float]]:
             y[used] = filled.view(-1, BLOCK, shape.kv_heads, HEAD_DIM)
     for splits in (1, 16):
         found = attention.paged_decode(q, *pages, table, lengths, gate, splits=splits)
-        yield f"decode_{splits}", error(found, twins.paged_decode(q, *pages, table, lengths, gate, WIDE))
+        yield f"decode_{splits}", error(found, twins.paged_decode(q, *pages, table, lengths, gate, wide=WIDE))
     made = []
     for ops in (attention, twins):
         rows_out = [torch.zeros(5001, shape.kv_heads, HEAD_DIM, device=DEVICE).bfloat16() for _ in "kv"]

@@ -22,6 +22,7 @@ from stepwell.engine.events.publisher import Publisher
 from stepwell.engine.grammar.grammars import Grammars
 from stepwell.engine.grammar.guide import Guides
 from stepwell.engine.grammar.vocabulary import GuideError
+from stepwell.engine.kv_scales import Naming
 from stepwell.engine.owned import Growing, OwnedLoop
 from stepwell.engine.phases import Phases
 from stepwell.engine.ranks.start import start_ranks, take_folder
@@ -117,8 +118,10 @@ def _make_workers(config: EngineConfig, frame: Frame, owned: ExitStack, phases: 
         key = take_folder(config, frame, owned)
         return lambda masks: start_ranks(config, frame, masks, key, owned, phases)
     place = frame.directory, frame.model.shape, frame.geometry, frame.precision, frame.device.type
-    tier = open_disk(config, frame.geometry, identity(*place, config.dummy_seed) if config.disk_cache else {}, owned)
-    return lambda masks: (Workers.of(build_worker(config, frame, tier, masks, owned, phases)), tier)
+    parts = identity(*place, config.dummy_seed) if config.disk_cache else {}
+    naming = Naming.of(config, frame.model.shape, parts)
+    tier = open_disk(config, frame.geometry, parts | (naming.parts if naming else {}), owned)
+    return lambda masks: (Workers.of(build_worker(config, frame, tier, masks, owned, phases, naming)), tier)
 
 
 def _publisher(config: EngineConfig, owned: ExitStack) -> Publisher | None:

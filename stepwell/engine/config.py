@@ -56,7 +56,9 @@ class EngineConfig:
     """How to build an engine. Field `a_b` is the flag `--a-b`; a value that cannot work raises ConfigError, naming the flag.
 
     model                   directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)
-    kv_cache_dtype          type of keys and values: "auto", the model's own; "fp8": e4m3 with scale 1
+    kv_cache_dtype          type of keys and values: "auto", the model's own; "fp8": e4m3, with scale 1 unless `calculate_kv_scales`
+    calculate_kv_scales     a scale for each head of FP8 KV, calibrated on a prompt before the first page is published and kept with the
+                            disk cache
     tensor_parallel_size    devices that share the model, each with a process of its own; 1: this process computes
     worker_timeout          seconds without a sign of life of such a process after which the engine ends; 0: it never ends for that
     disable_custom_all_reduce  sum over GPUs by NCCL alone, never in each other's memory
@@ -97,6 +99,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    calculate_kv_scales: bool = False
     state_dtype: str = "float32"
     load_format: str = "auto"
     block_size: int = 16
@@ -165,6 +168,8 @@ class EngineConfig:
             raise ConfigError(f"--dtype {self.dtype!r} is unknown: use one of {', '.join(DTYPES)}")
         if self.kv_cache_dtype not in KV_DTYPES:
             raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype!r} is unknown: use one of {', '.join(KV_DTYPES)}")
+        if self.calculate_kv_scales and not self.kv_cache_dtype.startswith("fp8"):
+            raise ConfigError("--calculate-kv-scales is for keys and values in FP8: give --kv-cache-dtype fp8, too")
         if self.state_dtype not in STATE_DTYPES:
             raise ConfigError(f"--state-dtype {self.state_dtype!r} is unknown: use one of {', '.join(STATE_DTYPES)}")
         if self.load_format not in LOAD_FORMATS:

@@ -24,6 +24,7 @@ from stepwell.model.backend import Backend, Prepared
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.drafter import DraftBackend
+from stepwell.model.kv_scales import KvScales
 from stepwell.ops.adjust import Rated
 from stepwell.ops.sampling import NO_TOKEN
 from stepwell.sched.step import Done, Fresh, FromImage, Pass, Step, StepResult, Work
@@ -83,9 +84,10 @@ class TorchRunner:
         sampler: Sampler,
         drafts: int = 0,
         forced: float | None = None,
+        scales: KvScales | None = None,
     ) -> None:
         """`drafts` tokens are drafted behind each that is drawn; the decoder must be one that drafts, and the live states keep inputs.
-        `forced`: the share of them that is accepted whatever is drawn, for benches."""
+        `forced`: the share of them that is accepted whatever is drawn, for benches. `scales` are those of KV in FP8."""
         self._decoder = decoder
         self._arena = arena
         self._live = live
@@ -97,7 +99,7 @@ class TorchRunner:
         states = States(live.conv, live.recurrent, live.hidden)
         guesses = draws.new_zeros(live.slots + 1, drafts)
         self._memory = Memory(
-            arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws, guesses
+            arena.keys, arena.values, states, live.committed, live.pending, live.rings, draws, guesses, scales
         )
         self._drafting = Drafting(decoder, self._memory, forced) if drafts else None
         self.drafted: torch.cuda.Event | None = None

@@ -23,6 +23,7 @@ from stepwell.engine.ahead import compile_ahead
 from stepwell.engine.compiles import Compiles
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, disk_mover
+from stepwell.engine.kv_scales import Naming, calibrated, calibration_tokens, settled
 from stepwell.engine.link import Endpoint
 from stepwell.engine.measure import measure_copies, measure_prefill
 from stepwell.engine.phases import Phases
@@ -35,6 +36,7 @@ from stepwell.model.backend import Backend
 from stepwell.model.backends import backend_for, has_kernels
 from stepwell.model.config import HybridConfig
 from stepwell.model.decoder import HybridDecoder
+from stepwell.model.kv_scales import KvScales
 from stepwell.model.loading import DTYPES, dummy_decoder, load_decoder
 from stepwell.ops.ranks import ALONE, Ranks
 from stepwell.sched.step import Mover
@@ -136,9 +138,11 @@ class Worker:
 
 
 def build_worker(
-    config: EngineConfig, frame: Frame, tier: DiskTier[DiskStore] | None, masks: Masks, owned: ExitStack, phases: Phases
-) -> Worker:
-    """Load the model, take the memory, start the copies, measure. What has to be closed is, with `owned`. Raises ConfigError."""
+    config: EngineConfig, frame: Frame, tier: DiskTier[DiskStore] | None, masks: Masks, owned: ExitStack, phases: Phases,
+    naming: Naming | None = None,
+) -> Worker:  # fmt: skip
+    """Load the model, take the memory, start the copies, measure. What has to be closed is, with `owned`. `naming`: KV is stored with
+    these scales, or with those that are calibrated here. Raises ConfigError."""
     model, device, compiles = frame.model, frame.device, Compiles()
     if device.type == "cuda":
         compiles.listen()
@@ -151,7 +155,8 @@ def build_worker(
         sizes = sizes_of(config, model.max_positions, frame.geometry, device, rings, frame.ranks)
         arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, frame.precision, device)
         live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device, depth)
-    runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, masks), frame.drafts)
+    scales = None if naming is None else _scales(config, frame, naming, decoder, live, phases)
+    runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, masks), frame.drafts, scales=scales)
     planned = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     asked = wanted(config, ceil_div(sizes.max_model_len, sizes.geometry.block), device.type == "cuda")
     if has_kernels(model, frame.dtype, device):
@@ -178,6 +183,7 @@ def build_worker(
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier.store, arena, host, live)))
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
+    notes += () if scales is None else (_told(scales),)
     names = decoder.backend.names + decoder.notes + notes + ((frame.ranks.name,) if frame.ranks.name else ())
     compiles.serve()
     counts = Counts(compiles, device, planned)
@@ -210,6 +216,26 @@ def _decoder(config: EngineConfig, frame: Frame, phases: Phases) -> HybridDecode
         return dummy_decoder(*place, seed=config.dummy_seed, make=make, drafts=drafts, ranks=frame.ranks)
     with reading_progress(WallClock()) as progress:
         return load_decoder(*place, progress=progress, make=make, drafts=drafts, ranks=frame.ranks)
+
+
+def _scales(
+    config: EngineConfig, frame: Frame, naming: Naming, decoder: HybridDecoder, live: LiveStates, phases: Phases
+) -> KvScales:  # fmt: skip
+    """Of keys and values: as they were kept, or calibrated now, on pages of their own."""
+    with phases("calibrating KV"):
+        most = config.max_num_batched_tokens
+
+        def calibrate() -> KvScales:
+            tokens = calibration_tokens(config, frame.model.shape.vocab)
+            return calibrated(decoder, tokens, live, frame.geometry, frame.precision, most)
+
+        return settled(naming, frame.ranks, calibrate).to(frame.device)
+
+
+def _told(scales: KvScales) -> str:
+    least, most = scales.exponents
+    scaled = f"keys and values: e4m3, scaled head by head by 2^{least} to 2^{most}"
+    return f"{scaled}; every kernel reads them, since queries and results are scaled instead"
 
 
 def _host(config: EngineConfig, sizes: Sizes, device: torch.device) -> HostArena | None:

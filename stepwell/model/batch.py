@@ -9,6 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from stepwell.base.geometry import Ints
+from stepwell.model.kv_scales import KvScales
 from stepwell.ops.pending import Ring
 
 Longs = npt.NDArray[np.int64]
@@ -43,6 +44,7 @@ class Memory:
     rings         of each linear layer; none where tokens are folded at once
     draws         int64 [slots + 1], the token that each slot drew last
     drafts        int64 [slots + 1, drafts], what is thought to follow each slot's last draw; a guess, and any token as good as none
+    scales        by which keys and values are divided before they are stored; None: they are stored as they are
     """
 
     keys: tuple[Tensor, ...]
@@ -53,6 +55,7 @@ class Memory:
     rings: tuple[Ring, ...]
     draws: Tensor
     drafts: Tensor
+    scales: KvScales | None = None
 
 
 @dataclass(frozen=True, slots=True)

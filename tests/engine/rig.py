@@ -15,6 +15,7 @@ from stepwell.engine.torch_runner import TorchRunner
 from stepwell.model.backend import Forward, Output
 from stepwell.model.batch import Behind, Memory
 from stepwell.model.decoder import HybridDecoder
+from stepwell.model.kv_scales import KvScales
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Carry, Cut, Fresh, Sample, StateStart, Step, StepResult, Work
 from stepwell.store.device import DeviceArena, LiveStates, Precision
@@ -60,6 +61,7 @@ class Rig:
         block: int = 16,
         depth: int = 0,
         drafts: int = 0,
+        scales: KvScales | None = None,
     ) -> None:
         """`drafts` need a depth of twice as many, and two."""
         precision = replace(Precision.of(decoder.dtype, kv), state=state)
@@ -71,7 +73,7 @@ class Rig:
             memory.view(torch.uint8).fill_(poison)
         self.recorder = Recorder(decoder)
         recorder: Any = self.recorder
-        self.runner = TorchRunner(recorder, self.arena, self.live, Sampler(eos), drafts)
+        self.runner = TorchRunner(recorder, self.arena, self.live, Sampler(eos), drafts, scales=scales)
         self._free = np.random.default_rng(seed).permutation(pages).astype(np.int32)
 
     def take(self, count: int) -> Ints:

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepwell.model import torch_backend  # noqa: E402
+from stepwell.model import torch_forward  # noqa: E402
 from stepwell.model.loading import dummy_decoder  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 
@@ -77,12 +77,12 @@ def test_experts_are_drawn_as_evenly_as_chance_draws_them(tmp_path: Path, monkey
     filled = Filled(dummy_decoder(shape))
     chosen: list[Any] = []
 
-    def watched(*arguments: Any, route: Any = torch_backend.route) -> Any:
+    def watched(*arguments: Any, route: Any = torch_forward.route) -> Any:
         answer = route(*arguments)
         chosen.append(answer[1])
         return answer
 
-    monkeypatch.setattr(torch_backend, "route", watched)
+    monkeypatch.setattr(torch_forward, "route", watched)
     filled.answers()
     assert len(chosen) == 8
     for rows in (8, ROWS):

@@ -26,6 +26,7 @@ from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, identity, open_disk
+from stepwell.engine.kv_scales import Naming
 from stepwell.engine.logs import set_up
 from stepwell.engine.phases import Phases
 from stepwell.engine.ranks.heartbeat import Heartbeat, Tally
@@ -129,9 +130,10 @@ def _built(begin: Begin, tell: object, owned: ExitStack) -> tuple[Worker, SentMa
     place = frame.directory, frame.model.shape, frame.geometry, frame.precision, device.type
     with phases("opening the disk cache"):
         parts = identity(*place, config.dummy_seed, count, begin.rank) if config.disk_cache else {}
-        tier = open_disk(config, frame.geometry, parts, owned)
+        naming = Naming.of(config, frame.model.shape, parts)
+        tier = open_disk(config, frame.geometry, parts | (naming.parts if naming else {}), owned)
     masks = SentMasks(frame.model.shape.vocab)
-    return build_worker(config, frame, tier, masks, owned, phases), masks, tier
+    return build_worker(config, frame, tier, masks, owned, phases, naming), masks, tier
 
 
 def _ranks(config: EngineConfig, device: torch.device) -> ProcessRanks:

@@ -89,16 +89,18 @@ class CudaForward:
     def attention(self, layer: Attention, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         q, gate = self._store(layer, x)
         k_pages, v_pages = self.memory.keys[layer.index], self.memory.values[layer.index]
+        _, v_scale = self._scales(layer)
         y, first = torch.empty_like(gate, memory_format=torch.contiguous_format), 0
         if (d := self.decodes) is not None:
             first = d.rows
             attention.paged_decode(
                 q[:first], k_pages, v_pages, d.table, d.lengths, gate[:first],
-                splits=d.splits, counts=d.counts, out=y[:first],
+                splits=d.splits, counts=d.counts, out=y[:first], v_scale=v_scale,
             )  # fmt: skip
         if self.prompts is not None:
             attended = self._attend(q[first:], k_pages, v_pages, self.prompts)
-            norm.sigmoid_gate(attended.flatten(1), gate[first:], y[first:])
+            scale = None if v_scale is None else v_scale.repeat_interleave(layer.heads // layer.kv_heads)
+            norm.sigmoid_gate(attended.flatten(1), gate[first:], y[first:], scale)
         return self._close(layer.out, y, residual, then)
 
     def _store(self, layer: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,9 +111,15 @@ class CudaForward:
         assert layer.gated and layer.qk_norm is not None, "others are unfit for the kernels"
         q_norm, k_norm = layer.qk_norm.weight[0], layer.qk_norm.weight[layer.heads]
         q = attention.qkv_step(
-            qk, v, q_norm, k_norm, self.cos, self.sin, k_pages, v_pages, self.page, self.offset, layer.qk_norm.eps
+            qk, v, q_norm, k_norm, self.cos, self.sin, k_pages, v_pages, self.page, self.offset, layer.qk_norm.eps,
+            *self._scales(layer),
         )  # fmt: skip
         return q, gate
+
+    def _scales(self, layer: Attention) -> tuple[Tensor | None, Tensor | None]:
+        """Of keys and values, float32 [kv_heads]; None where they are stored as they are."""
+        scales = self.memory.scales
+        return (None, None) if scales is None else (scales.keys[layer.index], scales.values[layer.index])
 
     def before(self, x: Tensor) -> Tensor:
         c = self.carrying

@@ -2,6 +2,8 @@
 
     k_pages, v_pages   [pages, block, kv_heads, head_dim]: one layer's view into the arena, strided over the pages; of the model's type,
                        or e4m3 values as they are
+    k_scale, v_scale   float32 [kv_heads], powers of two: pages hold keys and values divided by them; None: as they are. Whoever reads such
+                       pages has queries that were multiplied by the scales of keys, and multiplies the result by those of values
 
 Query heads come in groups that share a KV head: query head h reads KV head h // (heads / kv_heads).
 """
@@ -26,9 +28,9 @@ def _stored(x, pages):
 
 @triton.jit
 def _qkv_kernel(
-    qk, qk_row, v, v_row, q_norm, k_norm, cos, sin, q_out, k_pages, v_pages, page_stride, page, offset, eps,
+    qk, qk_row, v, v_row, q_norm, k_norm, cos, sin, q_out, k_pages, v_pages, page_stride, page, offset, k_scale, v_scale, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    SCALED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -38,6 +40,8 @@ def _qkv_kernel(
     if head >= HEADS + KV_HEADS:
         value_head = head - HEADS - KV_HEADS
         raw = tl.load(v + row * v_row + value_head * DIM + i, mask=mask)
+        if SCALED:
+            raw = raw.to(tl.float32) / tl.load(v_scale + value_head)
         tl.store(v_pages + place + value_head * DIM, _stored(raw, v_pages), mask=mask)
     else:
         own = qk + row * qk_row + head * DIM
@@ -53,6 +57,9 @@ def _qkv_kernel(
         c = tl.load(cos + row * half + i % half, mask=turns, other=1.0)
         s = tl.load(sin + row * half + i % half, mask=turns, other=0.0)
         x = x * c + y * tl.where(i < half, -s, s)
+        if SCALED:
+            by = tl.load(k_scale + tl.where(head < HEADS, head // (HEADS // KV_HEADS), head - HEADS))
+            x = tl.where(head < HEADS, x * by, x / by)
         if head < HEADS:
             tl.store(q_out + (row * HEADS + head) * DIM + i, x, mask=mask)
         else:
@@ -62,6 +69,7 @@ def _qkv_kernel(
 def qkv_step(
     qk: Tensor, v: Tensor, q_norm: Tensor, k_norm: Tensor, cos: Tensor, sin: Tensor,
     k_pages: Tensor, v_pages: Tensor, page: Tensor, offset: Tensor, eps: float,
+    k_scale: Tensor | None = None, v_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Norm queries and keys, rotate them, store keys and values in their pages; returns queries [rows, heads, head_dim].
 
@@ -74,11 +82,12 @@ def qkv_step(
     rows, (kv_heads, dim) = qk.shape[0], k_pages.shape[2:]
     heads = qk.shape[1] // dim - kv_heads
     assert k_pages.stride() == v_pages.stride() and k_pages.stride(1) == kv_heads * dim
+    assert (k_scale is None) == (v_scale is None)
     q_out = torch.empty(rows, heads, dim, dtype=qk.dtype, device=qk.device)
     _qkv_kernel[(heads + 2 * kv_heads, rows)](
         qk, qk.stride(0), v, v.stride(0), q_norm, k_norm, cos, sin, q_out, k_pages, v_pages, k_pages.stride(0),
-        page, offset, eps, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=2 * cos.shape[1],
-        BLOCK=triton.next_power_of_2(dim), num_warps=1, **overlap(qk, rows),
+        page, offset, q_norm if k_scale is None else k_scale, q_norm if v_scale is None else v_scale, eps, HEADS=heads, KV_HEADS=kv_heads,
+        DIM=dim, ROTARY=2 * cos.shape[1], BLOCK=triton.next_power_of_2(dim), SCALED=k_scale is not None, num_warps=1, **overlap(qk, rows),
     )  # fmt: skip
     return q_out
 
@@ -165,8 +174,8 @@ def _decode_kernel(
 
 @triton.jit
 def _merge_kernel(
-    acc, tops, sums, gate, gate_row, out, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, GATED: tl.constexpr, OVERLAP: tl.constexpr,
+    acc, tops, sums, gate, gate_row, v_scale, out, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, GATED: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     item, s, d = row * HEADS + head, tl.arange(0, BLOCK), tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
@@ -180,6 +189,8 @@ def _merge_kernel(
     parts = tl.load(acc + (item * SPLITS + s)[:, None] * DIM + d[None, :], mask=used[:, None], other=0.0)
     total = tl.sum(share * weight, 0)
     y = tl.sum(parts * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    if SCALED:
+        y = y * tl.load(v_scale + head // GROUP)
     if GATED:
         y = y * tl.sigmoid(tl.load(gate + row * gate_row + head * DIM + d).to(tl.float32))
     tl.store(out + item * DIM + d, y)
@@ -216,7 +227,7 @@ def _filled(programs: int) -> float:
 
 def paged_decode(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, gate: Tensor | None, *,
-    splits: int, counts: Tensor | None = None, tile: int | None = None, out: Tensor | None = None,
+    splits: int, counts: Tensor | None = None, tile: int | None = None, out: Tensor | None = None, v_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of the last tokens of each sequence over its pages, times sigmoid(gate): [rows, heads · head_dim].
 
@@ -252,7 +263,8 @@ def paged_decode(
         out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
     width = min(64, dim)
     _merge_kernel[(dim // width, heads, rows)](
-        acc, tops[0], tops[1], q if gate is None else gate, 0 if gate is None else gate.stride(0), out, HEADS=heads, DIM=dim,
-        SPLITS=splits, BLOCK=triton.next_power_of_2(splits), WIDTH=width, GATED=gate is not None, num_warps=4, **overlap(q, rows),
+        acc, tops[0], tops[1], q if gate is None else gate, 0 if gate is None else gate.stride(0), acc if v_scale is None else v_scale, out,
+        HEADS=heads, DIM=dim, SPLITS=splits, BLOCK=triton.next_power_of_2(splits), WIDTH=width, GATED=gate is not None, GROUP=group,
+        SCALED=v_scale is not None, num_warps=4, **overlap(q, rows),
     )  # fmt: skip
     return out

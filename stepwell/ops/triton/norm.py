@@ -90,21 +90,38 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, out: Ten
 
 
 @triton.jit
-def _gate_kernel(x, gate, gate_row, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def _gate_kernel(
+    x, gate, gate_row, scale, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, OVERLAP: tl.constexpr
+):
     row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < WIDTH
     follow(OVERLAP)
     z = tl.load(gate + row * gate_row + i, mask=mask, other=0.0).to(tl.float32)
     y = tl.load(x + row * WIDTH + i, mask=mask, other=0.0).to(tl.float32) * tl.sigmoid(z)
+    if SPAN > 0:
+        y = y * tl.load(scale + i // SPAN, mask=mask, other=1.0)
     tl.store(out + row * WIDTH + i, y, mask=mask)
 
 
-def sigmoid_gate(x: Tensor, gate: Tensor, out: Tensor | None = None) -> Tensor:
-    """`x · sigmoid(gate)`, [rows, width], into `out` if it is given. Both are contiguous; rows of `gate` may be strided."""
+def sigmoid_gate(x: Tensor, gate: Tensor, out: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """`x · sigmoid(gate)`, [rows, width], into `out` if it is given. Both are contiguous; rows of `gate` may be strided.
+
+    scale   float32 [n]: each of the n equal parts of a row is multiplied by its own, too; None: by nothing
+    """
     rows, width = x.shape
     out = torch.empty_like(x) if out is None else out
+    span = 0 if scale is None else width // scale.numel()
     _gate_kernel[(triton.cdiv(width, 1024), rows)](
-        x, gate, gate.stride(0), out, WIDTH=width, BLOCK=1024, num_warps=4, **overlap(x, rows)
+        x,
+        gate,
+        gate.stride(0),
+        x if scale is None else scale,
+        out,
+        WIDTH=width,
+        BLOCK=1024,
+        SPAN=span,
+        num_warps=4,
+        **overlap(x, rows),
     )
     return out

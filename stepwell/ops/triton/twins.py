@@ -69,7 +69,8 @@ def delta_step(
 
 def qkv_step(
     qk: Tensor, v: Tensor, q_norm: Tensor, k_norm: Tensor, cos: Tensor, sin: Tensor,
-    k_pages: Tensor, v_pages: Tensor, page: Tensor, offset: Tensor, eps: float, wide: torch.dtype = torch.float32,
+    k_pages: Tensor, v_pages: Tensor, page: Tensor, offset: Tensor, eps: float, k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None, wide: torch.dtype = torch.float32,
 ) -> Tensor:  # fmt: skip
     kv_heads, dim = k_pages.shape[2:]
     both = qk.unflatten(1, (-1, dim)).to(wide)
@@ -79,8 +80,12 @@ def qkv_step(
     first, second, rest = both.split((half, half, dim - 2 * half), -1)
     c, s = cos.to(wide)[:, None], sin.to(wide)[:, None]
     both = torch.cat((first * c - second * s, second * c + first * s, rest), -1)
-    write_kv(both[:, heads:], v.unflatten(1, (kv_heads, dim)), k_pages, v_pages, places(page, offset, k_pages))
-    return both[:, :heads].to(qk.dtype)
+    q, k, v = both[:, :heads], both[:, heads:], v.unflatten(1, (kv_heads, dim))
+    if k_scale is not None and v_scale is not None:
+        q = q * k_scale.repeat_interleave(heads // kv_heads).to(wide)[:, None]
+        k, v = k / k_scale.to(wide)[:, None], v.to(wide) / v_scale.to(wide)[:, None]
+    write_kv(k, v, k_pages, v_pages, places(page, offset, k_pages))
+    return q.to(qk.dtype)
 
 
 def gather_kv(
@@ -93,7 +98,7 @@ def gather_kv(
 
 def paged_decode(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, gate: Tensor | None,
-    counts: Tensor | None = None, wide: torch.dtype = torch.float32,
+    counts: Tensor | None = None, wide: torch.dtype = torch.float32, v_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Rows of padding are left 0."""
     rows, heads, dim = q.shape
@@ -110,6 +115,8 @@ def paged_decode(
             groups = q[row].to(wide).unflatten(0, (kv_heads, -1))
             chances = torch.softmax(torch.einsum("hgd,thd->hgt", groups, k[:seen]) * dim**-0.5, -1)
             out[row] = torch.einsum("hgt,thd->hgd", chances, v[:seen]).flatten(0, 1)
+    if v_scale is not None:
+        out = out * v_scale.repeat_interleave(heads // kv_heads).to(wide)[:, None]
     flat = out.flatten(1)
     return (flat if gate is None else flat * gate.to(wide).sigmoid()).to(q.dtype)
 
@@ -150,8 +157,9 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, wide: to
     return (_normed(x, weight, eps, wide).flatten(1) * F.silu(gate.to(wide))).to(gate.dtype)
 
 
-def sigmoid_gate(x: Tensor, gate: Tensor, wide: torch.dtype = torch.float32) -> Tensor:
-    return (x.to(wide) * gate.to(wide).sigmoid()).to(x.dtype)
+def sigmoid_gate(x: Tensor, gate: Tensor, wide: torch.dtype = torch.float32, scale: Tensor | None = None) -> Tensor:
+    y = x.to(wide) * gate.to(wide).sigmoid()
+    return (y if scale is None else y * scale.to(wide).repeat_interleave(x.shape[1] // scale.numel())).to(x.dtype)
 
 
 def _lanes(lanes: Lanes) -> zip[tuple[int, ...]]:

@@ -132,7 +132,7 @@ FLAGS: tuple[PeerFlag, ...] = (
     _row("--lora-modules --lora-paths", MANY, _ADAPTERS),
     _row("--max-loras --max-lora-rank --max-cpu-loras --lora-dtype", 1, _ADAPTERS),
     _row("--lora-target-modules", MANY, _ADAPTERS),
-    _row("--is-embedding --calculate-kv-scales", 0, _MODEL),
+    _row("--is-embedding", 0, _MODEL),
     _row("--task --runner", 1, Only(("auto", "generate"), _SAME)),
     _row("--convert", 1, Only(("auto", "none"), _SAME)),
     # Memory and the batch.

@@ -144,6 +144,9 @@ class ServeSettings:
     kv_cache_dtype: Annotated[
         str, _memory("Type of keys and values: auto, the model's own, or fp8, which takes half of bfloat16's memory.")
     ] = "auto"
+    calculate_kv_scales: Annotated[
+        bool, _memory("Scale FP8 keys and values head by head, calibrated on a prompt at the start; else by 1.")
+    ] = False
     state_dtype: Annotated[
         str,
         _memory(

@@ -19,6 +19,7 @@ from stepwell.model.backends import backend_for, sizes_up_to  # noqa: E402
 from stepwell.model.config import HybridConfig  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend, unfit  # noqa: E402
 from stepwell.model.cuda.forward import KernelLinear  # noqa: E402
+from stepwell.model.kv_scales import KvScales  # noqa: E402
 from stepwell.model.loading import dummy_decoder  # noqa: E402
 from stepwell.model.torch_backend import TorchBackend  # noqa: E402
 from stepwell.sched.step import LAST_DRAW, Cut, FromImage  # noqa: E402
@@ -62,11 +63,15 @@ def test_prompts_images_and_decodes_agree(rigs: tuple[Rig, Rig]) -> None:
 
 
 @pytest.mark.usefixtures("e4m3_as_on_a_gpu")
-def test_kv_in_fp8_is_stored_and_read_alike(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scaled", [False, True])
+def test_kv_in_fp8_is_stored_and_read_alike(tmp_path: Path, scaled: bool) -> None:
     """By prompts, which gather it, and by decodes. A value between two of e4m3 may become either: a step that is small in an answer."""
     directory = written(tmp_path)
     kernels = dummy_decoder(directory, torch.float32, make=CudaBackend)
-    rigs = Rig(kernels, pages=60, kv="fp8"), Rig(dummy_decoder(directory, torch.float32), pages=60, kv="fp8")
+    plain, heads = dummy_decoder(directory, torch.float32), kernels.config.shape.kv_heads
+    each = torch.tensor([[2.0**-3, 2.0, 0.5, 4.0][i % 4] for i in range(heads)])[None]
+    scales = KvScales(each, each.flip(1) / 8) if scaled else None
+    rigs = Rig(kernels, pages=60, kv="fp8", scales=scales), Rig(plain, pages=60, kv="fp8", scales=scales)
     first, second = rigs[0].table(40), rigs[0].table(20)
     steps: list[list[Any]] = [
         [work(TOKENS, first, 0, 19), work(TOKENS[5:], second, 0, 3, slot=3)],

@@ -70,6 +70,33 @@ def test_what_is_too_large_for_fp8_is_stored_as_its_largest_value() -> None:
         assert close(found.float(), expected.float())
 
 
+@pytest.mark.usefixtures("e4m3_as_on_a_gpu")
+def test_scales_of_heads_divide_what_is_stored_and_multiply_queries_and_results() -> None:
+    """Powers of two, so nothing is rounded more: in the model's own type, attention is the same to the last bit with and without them."""
+    made, rows, of_keys, of_values = Made(5), 5, torch.tensor([4.0, 0.125]), torch.tensor([0.5, 64.0])
+    qk, v = made.strided(rows, (HEADS + KV_HEADS) * DIM), made.strided(rows, KV_HEADS * DIM)
+    norms, angle, gate = made.normal(2, DIM), made.normal(rows, 3), made.strided(1, HEADS * DIM)
+    page, offset = torch.zeros(rows, dtype=torch.int64), torch.arange(rows) % BLOCK
+    page[BLOCK:] = 1
+    table, lengths = torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([rows], dtype=torch.int32)
+    asked, found = (qk, v, *norms, angle.cos(), angle.sin()), []
+    for scales in ((None, None), (of_keys, of_values)):
+        mine, other = arena(), arena()
+        q = attention.qkv_step(*asked, *mine, page, offset, 1e-6, *scales)
+        assert close(q, twins.qkv_step(*asked, *other, page, offset, 1e-6, *scales))
+        assert close(mine[0][page, offset], other[0][page, offset]) and close(mine[1], other[1])
+        y = attention.paged_decode(q[-1:], *mine, table, lengths, gate, splits=2, tile=16, v_scale=scales[1])
+        assert close(y, twins.paged_decode(q[-1:], *mine, table, lengths, gate, v_scale=scales[1]))
+        found.append((y, mine[0][page, offset], mine[1][page, offset]))
+    (plain, k_plain, v_plain), (scaled, k_scaled, v_scaled) = found
+    assert torch.equal(plain, scaled)
+    assert torch.equal(k_plain, k_scaled * of_keys[:, None]) and torch.equal(v_plain, v_scaled * of_values[:, None])
+    pages = [in_fp8(pages) for pages in arena()]
+    attention.qkv_step(qk, v * 1000, *asked[2:], *pages, page, offset, 1e-6, of_keys, of_values)
+    stored, exact = pages[1][page, offset].float()[:, 1], (v * 1000 / 64).unflatten(1, (KV_HEADS, DIM))[:, 1]
+    assert float(((stored - exact).abs() / exact.abs()).max()) < 1 / 16, "no value of this head is clamped"
+
+
 def test_gathered_tokens_are_contiguous_and_nothing_else_is_read() -> None:
     lengths = [9, 1, 4]
     k_pages, v_pages, table = filled(Made(1), lengths)

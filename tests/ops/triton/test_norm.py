@@ -43,6 +43,12 @@ def test_a_gate_is_a_sigmoid(rows: int, width: int) -> None:
     made = Made(3)
     x, gate = made.normal(rows, width), made.strided(rows, width)
     assert close(norm.sigmoid_gate(x, gate), twins.sigmoid_gate(x, gate))
+    scale = made.normal(4).exp2()
+    assert close(norm.sigmoid_gate(x, gate, scale=scale), twins.sigmoid_gate(x, gate, scale=scale))
+    assert close(
+        twins.sigmoid_gate(x, gate, scale=scale).view(rows, 4, -1)[:, 2],
+        (scale[2] * x * gate.sigmoid()).view(rows, 4, -1)[:, 2],
+    )
 
 
 def test_parts_are_summed_before_they_are_added() -> None:
