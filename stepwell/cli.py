@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.base.extras import expect_extra
 from stepwell.later import LaterCommand
 from stepwell.server.commands import flags
 from stepwell.server.commands.launch import LaunchCommand
@@ -38,6 +40,11 @@ _LATER = (
         "Judge answers twice: computed cold, and resumed from a tier of the cache.",
     ),
     ("bench", "stepwell.bench.command:bench_app", "Measure this machine."),
+    (
+        "demo",
+        "stepwell.demo.__main__:demo_command",
+        "Serve a small model that comes along, and show what the cache does.",
+    ),
 )
 
 
@@ -88,6 +95,7 @@ def serve(ctx: typer.Context, **values: Any) -> None:
         set_up(values["log_level"], values["log_format"])
         expect_variables(os.environ, _variables(ctx))
         _allow_faults(values["faults"])
+        expect_extra("engine", "stepwell serve")
         expect_checkpoint(values["model"])
         from stepwell.server.commands.preflight import (
             preflight,  # before other libraries are imported, which takes seconds
@@ -108,6 +116,8 @@ def serve(ctx: typer.Context, **values: Any) -> None:
 @flags.like(ServeSettings)
 def doctor(ctx: typer.Context, **values: Any) -> None:
     """Look for what would go wrong with `stepwell serve` and the same flags, and say what to do about it."""
+    with _errors_told():
+        expect_extra("engine", "stepwell doctor")
     from stepwell.server.commands.doctor import examine, show
     from stepwell.server.commands.options import options_from, with_local_model
 
@@ -128,16 +138,25 @@ def chat(
     temperature: flags.Temperature = 0.7,
     device_memory: flags.DeviceMemory = None,
     host_memory: flags.HostMemory = "4GiB",
+    history: flags.History = "~/.local/state/stepwell/chat-history",
 ) -> None:
-    """Talk to the server at TARGET, or to the checkpoint in directory TARGET in this process."""
-    from stepwell.server.commands.chat import chat as talk
-    from stepwell.server.commands.chat import open_talker
+    """Talk to the server at TARGET, which may be any of the OpenAI API, or to the checkpoint in directory TARGET in this process.
+
+    Answers are drawn as Markdown; below each stands what the cache saved, and how full the context is. Ctrl-C stops an answer;
+    /branch goes back to an earlier question, /save writes the conversation, /help says the rest.
+    """
+    from pathlib import Path
+
+    from stepwell.chat.keyboard import open_keyboard
+    from stepwell.chat.session import COMMANDS, Session
+    from stepwell.chat.talkers import open_talker
 
     console = Console()
     with _errors_told():
         memory = {"device_memory": device_memory, "host_memory": host_memory}
         with open_talker(target, api_key, max_tokens, temperature, memory) as talker:
-            talk(talker, console, console.input, system)
+            keyboard = open_keyboard(console, tuple(COMMANDS), Path(history).expanduser() if history else None)
+            Session.begin(talker, console, system).talk(keyboard)
 
 
 @app.command(context_settings=_ENVIRONMENT)
@@ -156,6 +175,7 @@ def batch(
 
     console = Console(stderr=True)
     with _errors_told():
+        expect_extra("client", "stepwell batch")
         server = Server(url, api_key=api_key.split()[0] if api_key.split() else "none")
         faults = run_batch(Path(file), Path(output or f"{file}.out"), server, at_once, console)
     raise typer.Exit(1 if faults else 0)
@@ -176,6 +196,10 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 
 def _allow_faults(faults: list[str] | None) -> None:
+    if faults and find_spec("stepwell.testing") is None:
+        raise ConfigError(
+            "--fault breaks things on purpose, by a part that only a clone of the repository has: leave it out"
+        )
     if faults and os.environ.get(_TEST_BUILD) != "1":
         raise ConfigError(
             "--fault breaks things on purpose: leave it out, or set STEPWELL_TEST_BUILD=1 for a server under test"

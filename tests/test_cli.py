@@ -64,14 +64,16 @@ def test_help_and_wrong_paths_are_answered_before_libraries_are_imported(
 ) -> None:
     program = f"""
 import sys
-for name in ("numpy", "torch", "transformers", "fastapi", "zmq"):
-    sys.modules[name] = None
 from stepwell.cli import app
-app({arguments!r})
+try:
+    app({arguments!r})
+finally:
+    print("imported:", sorted({{"numpy", "torch", "transformers", "fastapi", "zmq"}} & set(sys.modules)))
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "300"})
     assert done.returncode == status and words in done.stdout + done.stderr, done.stdout + done.stderr
+    assert "imported: []" in done.stdout
 
 
 def test_commands_that_are_imported_later_take_their_own_flags() -> None:

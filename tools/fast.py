@@ -84,9 +84,12 @@ def build(words: list[str]) -> None:
     from mypyc.build import mypycify  # here: the other commands do without them
     from setuptools import setup
 
+    sys.path.insert(0, str(ROOT))
+    from setup import told
+
     paths = [str(path.relative_to(ROOT)) for path in sources(ROOT)]
     modules = mypycify([*UNSEEN, *paths], opt_level=LEVEL, debug_level="0", group_name=GROUP)
-    setup(ext_modules=modules, script_args=["--quiet", *words])
+    setup(ext_modules=modules, **told(""), script_args=["--quiet", *words])
 
 
 if __name__ == "__main__":

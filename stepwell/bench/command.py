@@ -15,6 +15,7 @@ from rich.table import Table
 
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.base.extras import expect_extra
 from stepwell.base.shapes import ModelShape, Widths
 from stepwell.bench.sizes import Sizes
 from stepwell.replay.cost import CostModel
@@ -55,6 +56,7 @@ def calibrate(
     engine |= {"max_num_batched_tokens": max_num_batched_tokens}
     engine |= {} if device_memory is None else {"device_memory": device_memory}
     try:
+        expect_extra("engine", "stepwell bench calibrate")
         with errors.status("starting the engine") as status:
             profile = measured(model, engine, Sizes.up_to(longest, rounds), disk_dir, status.update)
         write_profile(profile, out)

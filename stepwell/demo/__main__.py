@@ -1,4 +1,4 @@
-"""`python -m stepwell.demo`: exit status 0 where every answer through the cache equals the cold one, else 1."""
+"""`stepwell demo`, and `python -m stepwell.demo`: exit status 0 where every answer through the cache equals the cold one, else 1."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from stepwell.base.errors import StepwellError
+from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.base.extras import expect_extra
 from stepwell.demo.client import Answer, ask, call, connect
 from stepwell.demo.report import Row, complaints, summarise, table
 from stepwell.demo.script import Script, Turn, speaking_order, write_scripts
@@ -30,8 +32,8 @@ FLAGS = (
     *("--max-num-batched-tokens", "1024", "--max-num-seqs", "4", "--log-level", "info"),
 )
 _START_SECONDS = 90.0
-TRAINED = Path(__file__).resolve().parents[2] / "tiny" / "model"
-"""The small trained model of a checkout; an installed package has none."""
+MODEL = Path(__file__).resolve().parent / "model"
+"""The small trained model, which is a part of the package (`tiny/model` in the repository)."""
 _ASKED = ("Who are you?", "What is a rung?", "Which day comes after Friday?", "What is 47 + 35?")
 _WEATHER = {
     "type": "function",
@@ -43,14 +45,27 @@ _WEATHER = {
 }
 
 
+def demo_command() -> None:
+    """Serve a small trained hybrid model, which comes with the package, and push agent conversations through its cache.
+
+    Shows for every turn where its prompt came from, the time to its first token, the same without the cache, and whether the answers
+    agree. Needs no GPU and no network; takes about two minutes on two cores.
+    """
+    raise typer.Exit(main())
+
+
 def main() -> int:
     """Run the demo; returns the exit status."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     console = Console()
     try:
+        expect_extra("engine", "stepwell demo")
         with tempfile.TemporaryDirectory(prefix="stepwell-demo-") as folder:
             return _run(console, Path(folder))
+    except ConfigError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 2
     except ServerFailed as failed:
         console.print(failed.log, markup=False, highlight=False)
         console.print(f"[bold red]The demo failed:[/] {failed}")
@@ -65,13 +80,12 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _run(console: Console, folder: Path) -> int:
-    model = TRAINED if TRAINED.exists() else _random_model(console, folder / "model")
     port = free_port()
-    console.print(f"stepwell serve {model.name} {' '.join(FLAGS)}", highlight=False, soft_wrap=True)
-    with Server(serve_command(model, port, FLAGS), port, folder / "server.log") as server:
+    console.print(f"stepwell serve {MODEL} {' '.join(FLAGS)}", highlight=False, soft_wrap=True)
+    with Server(serve_command(MODEL, port, FLAGS), port, folder / "server.log") as server:
         with console.status("Starting the server"):
             server.wait_until_healthy(_START_SECONDS)
-        rows, said = _converse(console, server, talks=model == TRAINED)
+        rows, said = _converse(console, server)
     joint = joint_line(server)
     console.print(table(rows))
     for question, answer in said:
@@ -85,15 +99,8 @@ def _run(console: Console, folder: Path) -> int:
     return 1 if found else 0
 
 
-def _random_model(console: Console, folder: Path) -> Path:
-    from stepwell.testing.checkpoint import write_checkpoint
-
-    with console.status("Writing a small hybrid model (random weights, Qwen3.5 architecture)"):
-        return write_checkpoint(folder, arch="qwen3_5", layers=4, seed=0)
-
-
-def _converse(console: Console, server: Server, *, talks: bool) -> tuple[list[Row], list[tuple[str, str]]]:
-    """The turns of all conversations; of a model that `talks`, also some questions outside of them with their answers."""
+def _converse(console: Console, server: Server) -> tuple[list[Row], list[tuple[str, str]]]:
+    """The turns of all conversations, and some questions outside of them with their answers."""
     from openai import OpenAIError
 
     scripts = write_scripts(CONVERSATIONS, TURNS)
@@ -103,7 +110,7 @@ def _converse(console: Console, server: Server, *, talks: bool) -> tuple[list[Ro
         with connect(server.base_url) as client, Progress(*columns, console=console, transient=True) as progress:
             model = client.models.list().data[0].id
             rows = converse(client, model, scripts, order, progress)
-            return rows, small_talk(client, model) if talks else []
+            return rows, small_talk(client, model)
     except (OpenAIError, StepwellError) as error:
         raise server.failure(f"a request failed: {error}") from error
 

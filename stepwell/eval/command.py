@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.base.extras import expect_extra
 from stepwell.cache.moves import Tier
 from stepwell.eval.task import SHOTS, TEST, Form, read_problems, write_questions
 from stepwell.server.commands import flags
@@ -164,6 +165,10 @@ def _expect_one(url: str | None, model: str | None) -> None:
 
     if (url is None) == (model is None):
         raise ConfigError("give either MODEL, the directory of a checkpoint, or --url, and not both")
+    if url is not None:
+        expect_extra("client", "stepwell eval --url")
+    else:
+        expect_extra("engine", "stepwell eval MODEL")
     if model is not None:
         expect_checkpoint(model)
 
@@ -171,8 +176,6 @@ def _expect_one(url: str | None, model: str | None) -> None:
 def judge(wanted: Wanted, url: str | None, api_key: str, engine: dict[str, Any]) -> int:
     """Run it and show what was found; returns the exit status."""
     _expect_one(url, engine.get("model"))  # before libraries are imported, which takes seconds
-    from stepwell.engine.config import engine_config
-    from stepwell.eval.local import LocalSubject
     from stepwell.eval.remote import RemoteSubject
     from stepwell.eval.run import evaluate, show
     from stepwell.replay.wire import Server
@@ -187,6 +190,9 @@ def judge(wanted: Wanted, url: str | None, api_key: str, engine: dict[str, Any])
         remote = RemoteSubject(Server(url, api_key=api_key or "none"), wanted.max_tokens, wanted.at_once)
         verdict = evaluate(remote, asked, wanted.tier, wanted.passes, 0, console)
     else:
+        from stepwell.engine.config import engine_config
+        from stepwell.eval.local import LocalSubject
+
         with LocalSubject(engine_config(engine), wanted.tier, wanted.max_tokens, wanted.at_once) as local:
             verdict = evaluate(local, asked, wanted.tier, wanted.passes, min(wanted.scored, len(asked)), console)
     show(verdict, console)

@@ -6,18 +6,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from stepwell.cache.moves import Tier
-from stepwell.eval.controls import Losses, measure
-from stepwell.eval.local import LocalSubject
 from stepwell.eval.report import Marks, Matched, identical, matched_table, pass_table
 from stepwell.eval.subject import Answer, Subject, Told
 from stepwell.eval.task import Question
+
+if TYPE_CHECKING:
+    from stepwell.eval.controls import Losses
 
 _SECONDS = 10.0
 
@@ -82,7 +83,11 @@ def evaluate(
     after = subject.failed_loads()
     failed = None if before is None or after is None else after - before
     losses = None
-    if isinstance(subject, LocalSubject) and scored:
+    if scored:
+        from stepwell.eval.controls import measure
+        from stepwell.eval.local import LocalSubject
+
+        assert isinstance(subject, LocalSubject), "a server's losses cannot be seen"
         with told_by_bar(console, "losses and controls", scored) as told:
             losses = measure(subject, questions, scored, told)
     marks = tuple(Marks.of(questions, one) for one in answers)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from stepwell.base.errors import ConfigError, StepwellError
+from stepwell.base.extras import expect_extra
 from stepwell.replay import flags
 from stepwell.replay.compare import compared, document, json_line, show_compared
 from stepwell.replay.compare_page import compare_page
@@ -74,6 +75,8 @@ def replay_command(
 
 def _run(params: Params, console: Console, errors: Console) -> None:
     try:
+        if params["live"] is not None:
+            expect_extra("client", "stepwell replay --live")
         names = _policies(params)
         _expect_bound(params)
         expect_folders(params["json_file"], params["html"])

@@ -53,11 +53,9 @@ class Usage:
 
 @asynccontextmanager
 async def connected(server: Server) -> AsyncIterator[AsyncOpenAI]:
-    """A client without retries and past any proxy. Raises ConfigError where `openai` is not installed."""
-    try:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-    except ImportError as error:
-        raise ConfigError("this needs the `openai` package: pip install 'stepwell[engine]'") from error
+    """A client without retries and past any proxy. Needs `openai`, which the extra `client` brings."""
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
     http = DefaultAsyncHttpxClient(trust_env=False, timeout=server.timeout)
     async with AsyncOpenAI(
         base_url=f"{server.base}/v1", api_key=server.api_key, max_retries=0, http_client=http, timeout=server.timeout

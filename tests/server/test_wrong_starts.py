@@ -21,14 +21,13 @@ from stepwell.server.commands.preflight import expect_template
 from stepwell.testing.checkpoint import write_checkpoint
 
 _PROGRAM = """
-import contextlib, io, json, os, sys
-for name in ("torch", "transformers"):
-    sys.modules[name] = None
+import json, sys
 from typer.testing import CliRunner
 from stepwell.cli import app
 for line in sys.stdin:
     case = json.loads(line)
     done = CliRunner().invoke(app, ["serve", *case["arguments"]], env=case["environment"])
+    assert not {"torch", "transformers"} & set(sys.modules)
     print(json.dumps([done.exit_code, done.output, repr(done.exception)]), flush=True)
 """
 
@@ -43,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(slots=True)
 class Starter:
-    """Starts servers in a process that has no PyTorch, one after the other."""
+    """Starts servers in a process that imports no PyTorch, one after the other."""
 
     child: subprocess.Popen[str] | None = None
 

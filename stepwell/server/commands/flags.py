@@ -47,3 +47,6 @@ ChatTokens = Annotated[
     typer.Option(help="Most tokens of an answer. Default: what the context has room for.", show_envvar=False),
 ]
 Temperature = Annotated[float, typer.Option(help="0 for the likeliest token each time.", min=0, show_envvar=False)]
+History = Annotated[
+    str, typer.Option(help='File that keeps what you typed, for the arrow keys; "" for none.', show_envvar=False)
+]

@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from stepwell.base.errors import ConfigError
+from stepwell.chat.session import Session
+from stepwell.chat.talkers import LocalTalker, Piece, RemoteTalker, Talker, Turn
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.llm import LocalEngine
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.commands.chat import LocalTalker, Piece, RemoteTalker, Talker, Turn, chat
 from stepwell.server.http.keys import Keys
 from tests.engine.scripted import CONTEXT, VOCAB, ScriptedLoop
-from tests.server.harness import Running, running
+from tests.server.harness import running
 from tests.server.test_gate import KEY
 
 
-def keyboard(*lines: str) -> Callable[[str], str]:
-    """Someone who types these lines and then Ctrl-D."""
-    left: Iterator[str] = iter(lines)
+class Typist:
+    """Someone who types these lines and then Ctrl-D. `below`: what stood under each line."""
 
-    def read(prompt: str) -> str:
-        line = next(left, None)
-        if line is None:
-            raise EOFError
-        return line
+    def __init__(self, *lines: str) -> None:
+        self.below: list[str] = []
+        self._left: Iterator[str] = iter(lines)
 
-    return read
+    def line(self, below: Callable[[], str]) -> str | None:
+        self.below.append(below())
+        return next(self._left, None)
 
 
 def screen(talker: Talker, *lines: str, system: str = "") -> str:
     out = io.StringIO()
-    chat(talker, Console(file=out, width=200), keyboard(*lines), system)
+    Session.begin(talker, Console(file=out, width=200), system).talk(Typist(*lines))
     return out.getvalue()
 
 
@@ -42,11 +44,13 @@ def local(tokenizer: Tokenizer, loop: ScriptedLoop, max_tokens: int = 20) -> Loc
     return LocalTalker(LocalEngine(loop, tokenizer, EngineFacts("tiny", CONTEXT, VOCAB)), max_tokens, 0.0)
 
 
-def test_a_server_answers_and_each_turn_tells_what_was_cached(server: Running) -> None:
-    shown = screen(RemoteTalker(server.url, "", 12, 0.0), "the water and the land", "and again")
+def test_a_server_answers_and_each_turn_tells_what_was_cached(tokenizer: Tokenizer) -> None:
+    with running(tokenizer) as server:
+        shown = screen(RemoteTalker(server.url, "", 12, 0.0), "the water and the land", "and again")
     assert shown.count("prompt tokens cached") == 2 and shown.count("12 tokens") == 2
     assert "tiny" in shown and "first after" in shown
     assert "device" in shown.splitlines()[-1], "the second turn begins with the first"
+    assert f"of {CONTEXT:,} tokens" in shown, "the server tells how long a conversation may be"
 
 
 def test_an_engine_in_this_process_answers_the_same_way(tokenizer: Tokenizer) -> None:
@@ -67,13 +71,14 @@ def test_commands_start_afresh_and_end(tokenizer: Tokenizer) -> None:
     assert len(prompts) == 3
     assert "be kind" in prompts[0] and "be kind" in prompts[1] and "one" not in prompts[1]
     assert "be brief" in prompts[2] and "be kind" not in prompts[2]
-    assert shown.count("/quit ends") == 2
+    assert shown.count("ends, as Ctrl-D does") == 1, "a command that is none is answered by those there are"
 
 
 class Impatient:
     """A talker whose listener presses Ctrl-C, or whose server fails, after the first word."""
 
     name = "impatient"
+    context = 100
 
     def __init__(self, error: type[BaseException]) -> None:
         self.heard: list[list[dict[str, str]]] = []
@@ -110,3 +115,56 @@ def test_a_key_is_sent_and_a_missing_server_is_told(tokenizer: Tokenizer) -> Non
         url = server.url
     with pytest.raises(ConfigError, match="no server answers"):
         RemoteTalker(url, "", 2, 0.0)
+
+
+class Echo:
+    """Answers with the number of the questions it has heard."""
+
+    name, context = "echo", 1000
+
+    def __init__(self) -> None:
+        self.heard: list[list[str]] = []
+
+    def answer(self, messages):  # type: ignore[no-untyped-def]
+        self.heard.append([m["content"] for m in messages])
+        yield Piece(f"answer {len(self.heard)}")
+        return Turn(100 * len(messages), 0, 0, 0, 50, 0.1, 0.2)
+
+
+def test_a_branch_leaves_before_a_question_and_the_other_one_stays() -> None:
+    talker = Echo()
+    shown = screen(talker, "one", "two", "/branch 2", "three", "/switch 1", "four", "/branches", "/branch", "five")
+    assert talker.heard[2] == ["one", "answer 1", "three"], "the second question is not part of the branch"
+    assert talker.heard[3] == ["one", "answer 1", "two", "answer 2", "four"], "the first branch goes on where it was"
+    assert talker.heard[4] == ["one", "answer 1", "two", "answer 2", "five"], (
+        "without a number: before the last question"
+    )
+    assert "→ 1: 3 questions, last: four" in shown and "  2: 2 questions, last: three" in shown
+
+
+def test_wrong_commands_are_told_and_change_nothing(tmp_path: Path) -> None:
+    talker = Echo()
+    lines = ("/branch", "one", "/branch 7", "/branch x", "/switch 2", "/save", f"/save {tmp_path}/no/talk.md", "two")
+    shown = screen(talker, *lines)
+    assert shown.count("error:") == 6
+    assert "there is no question 7: 1 were asked" in shown and "there is no branch 2: there are 1" in shown
+    assert "cannot write" in shown and talker.heard[1] == ["one", "answer 1", "two"]
+
+
+def test_a_conversation_is_saved_as_messages_or_as_text(tmp_path: Path) -> None:
+    screen(Echo(), "one [b]", f"/save {tmp_path}/talk.json", f"/save {tmp_path}/talk.md", system="be kind")
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert [(m["role"], m["content"]) for m in saved] == [
+        ("system", "be kind"),
+        ("user", "one [b]"),
+        ("assistant", "answer 1"),
+    ]
+    assert (tmp_path / "talk.md").read_text().startswith("## Instructions\n\nbe kind\n\n## You\n\none [b]\n")
+
+
+def test_what_is_below_the_line_tells_how_full_the_context_is() -> None:
+    typist = Typist("one", "/branch 1")
+    Session.begin(Echo(), Console(file=io.StringIO())).talk(typist)
+    assert typist.below[0] == "a new conversation"
+    assert typist.below[1] == "context ██░░░░░░░░░░ 15%, 150 of 1,000 tokens"
+    assert typist.below[2] == "branch 2 of 2"
