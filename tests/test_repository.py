@@ -42,6 +42,7 @@ FOREIGN_FLAGS = frozenset(
         "--input-file",
         "--isl",
         "--max-positions",
+        "--no-deps",
         "--osl",
         "--output-format",
         "--request-count",
