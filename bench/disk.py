@@ -39,9 +39,9 @@ from stepwell.cache.names import DIGEST, Names
 from stepwell.cache.recall import recall
 from stepwell.store.arena import PlainArena, Rows
 from stepwell.store.disk.gate import MemoryGate
-from stepwell.store.disk.layout import Kind, Layout
 from stepwell.store.disk.manifest import Manifest, Row, SegmentRow
 from stepwell.store.disk.mover import DiskMover
+from stepwell.store.disk.record import Kind, Layout
 from stepwell.store.disk.store import BATCH_BYTES, LARGEST_SEGMENT, DiskStore
 
 BLOCK, CHUNK, IMAGE_PAGES = 16, 256, 100

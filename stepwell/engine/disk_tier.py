@@ -22,12 +22,11 @@ from stepwell.engine.config import EngineConfig
 from stepwell.model.identity import config_digest, fingerprint, weights_digest
 from stepwell.store.arena import Arena, PlainArena
 from stepwell.store.device import DeviceArena, LiveStates, Precision
+from stepwell.store.disk.folder import read_speed
 from stepwell.store.disk.gate import Gate, MemoryGate
-from stepwell.store.disk.layout import Layout
+from stepwell.store.disk.health import DiskStats
 from stepwell.store.disk.mover import DiskMover
-from stepwell.store.disk.record import VERSION
-from stepwell.store.disk.speed import read_speed
-from stepwell.store.disk.stats import DiskStats
+from stepwell.store.disk.record import VERSION, Layout
 from stepwell.store.disk.store import DiskStore, Options
 from stepwell.store.host import HostArena
 from stepwell.store.stream_gate import StreamGate

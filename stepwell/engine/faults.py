@@ -15,7 +15,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Move, Report, Task, Tier
 from stepwell.sched.step import Mover
 from stepwell.store.arena import Rows
-from stepwell.store.disk.points import Point
+from stepwell.store.disk.files import Point
 from stepwell.testing.disk import FaultyFiles
 from stepwell.testing.faults import FaultyMover
 from stepwell.testing.faultspec import Corruption, Faults, files_of, plan_of, point_of

@@ -24,7 +24,7 @@ from stepwell.sched.loop import IDLE_WAIT, EngineLoop
 from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Guidance, Mover, Runner
-from stepwell.store.disk.stats import DiskStats
+from stepwell.store.disk.health import DiskStats
 
 
 class Growing(Protocol):

@@ -33,7 +33,7 @@ from rich.table import Table
 from stepwell.base.geometry import Ints
 from stepwell.cache.check import check
 from stepwell.cache.moves import Tier
-from stepwell.store.disk.points import POINTS
+from stepwell.store.disk.files import POINTS
 from stepwell.store.disk.store import Options
 from stepwell.testing.onfiles import VOCAB, OnFiles
 from stepwell.testing.shelves import Verdict, judge

@@ -9,7 +9,7 @@
     WHAT   kv, image, *           TIER  device, host, disk
     ROUTE  FROM->TO or *; FROM is a TIER or *; TO is a TIER, live (a live state) or *
 
-`seconds` belongs to delay, `copied` to fail. Points are those of `stepwell.store.disk.points`.
+`seconds` belongs to delay, `copied` to fail. Points are those of `stepwell.store.disk.files`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias, get_args
 from stepwell.base.errors import ConfigError
 from stepwell.base.units import parse_size
 from stepwell.cache.moves import Tier
-from stepwell.store.disk.points import POINTS, Point
+from stepwell.store.disk.files import POINTS, Point
 from stepwell.testing.disk import READ_ONLY, Call, FaultyFiles
 from stepwell.testing.faults import LIVE, Copied, FaultPlan, Where
 

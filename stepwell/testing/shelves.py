@@ -15,9 +15,8 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.names import Names
 from stepwell.store.arena import Rows
-from stepwell.store.disk.layout import Kind
 from stepwell.store.disk.manifest import Manifest, Row
-from stepwell.store.disk.record import Damaged, decode, page_sums
+from stepwell.store.disk.record import Damaged, Kind, decode, page_sums
 from stepwell.store.disk.store import DiskStore
 from stepwell.testing.onfiles import CHUNK, SIZES, layout
 from stepwell.testing.telltale import Memory, content

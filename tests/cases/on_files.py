@@ -28,8 +28,8 @@ from stepwell.sched.request import Admitted, Finished, Request, SamplingParams, 
 from stepwell.store.arena import PlainArena, Rows
 from stepwell.store.copier import HostCopier
 from stepwell.store.disk.gate import MemoryGate
-from stepwell.store.disk.layout import Layout
 from stepwell.store.disk.mover import DiskMover
+from stepwell.store.disk.record import Layout
 from stepwell.store.disk.store import DiskStore
 from stepwell.store.mover import CopyMover
 from stepwell.store.route import RoutingMover

@@ -18,7 +18,7 @@ from stepwell.engine.owned import OwnedLoop
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.server.observe.disk_metrics import disk_metrics
-from stepwell.store.disk.stats import DiskStats
+from stepwell.store.disk.health import DiskStats
 from stepwell.testing import telltale
 from stepwell.testing.faults import InstantMover, ManualMover
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.geometry import Ints
-from stepwell.store.disk.points import POINTS
+from stepwell.store.disk.files import POINTS
 from stepwell.testing import crash
 from stepwell.testing.crash import Crashes, Sums, working_folder
 from stepwell.testing.onfiles import VOCAB, OnFiles

@@ -12,7 +12,7 @@ import pytest
 
 from stepwell.base.errors import ConfigError
 from stepwell.cache.moves import Extent, LiveState, Move, Tier
-from stepwell.store.disk.points import POINTS
+from stepwell.store.disk.files import POINTS
 from stepwell.testing.faults import LIVE, Fate, Where
 from stepwell.testing.faultspec import (
     Corruption,

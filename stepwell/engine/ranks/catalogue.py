@@ -10,7 +10,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.catalogue import Dormant
 from stepwell.cache.moves import Name
 from stepwell.engine.ranks.wire import Adopt, Drop, Filing
-from stepwell.store.disk.stats import DiskStats
+from stepwell.store.disk.health import DiskStats
 
 File: TypeAlias = Callable[[Filing], None]
 """Tells all ranks what becomes of records."""

@@ -15,7 +15,7 @@ from stepwell.engine.sampler import Masks
 from stepwell.engine.wire import StepWriter, read_result
 from stepwell.engine.wire_moves import read_reports, write_tasks
 from stepwell.sched.step import Step, StepResult
-from stepwell.store.disk.stats import DiskStats
+from stepwell.store.disk.health import DiskStats
 from stepwell.store.ranks import JointMover, RankCount
 
 

@@ -14,7 +14,7 @@ import msgspec
 from stepwell.cache.catalogue import Dormant
 from stepwell.cache.config import Costs
 from stepwell.engine.config import EngineConfig
-from stepwell.store.disk.stats import DiskStats
+from stepwell.store.disk.health import DiskStats
 
 STEP, TASKS, CATALOGUE, GIVE_WAY, STOP = b"step", b"tasks", b"catalogue", b"way", b"stop"
 """Kinds of orders: a step and its masks; tasks; what becomes of dormant records; whether copies go before page-locking; the end."""

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.catalogue import Dormant
-from stepwell.store.disk.health import Health, is_ruin
+from stepwell.store.disk.health import Counts, Health, is_ruin
 from stepwell.store.disk.inbox import Inbox
-from stepwell.store.disk.layout import Kind, Layout
+from stepwell.store.disk.ledger import Places
 from stepwell.store.disk.manifest import Manifest, Place, Row
-from stepwell.store.disk.places import Places
+from stepwell.store.disk.record import Kind, Layout
 from stepwell.store.disk.segments import Segments
-from stepwell.store.disk.stats import Counts
 
 MOST_UNDER = 1024
 """Digests at most in one question: as many ways to go on as blocks in a chunk, and far fewer than SQLite takes."""

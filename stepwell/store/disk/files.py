@@ -1,13 +1,16 @@
-"""The calls to the operating system that touch the store's bytes, in one place, so that tests can make them fail."""
+"""Where the store meets the operating system, and where it can die, so that tests can make it fail and kill it.
+
+`OsFiles` makes every call that touches the store's bytes. POINTS names the moments between which a process can die.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 Buffers = Sequence[memoryview]
 _WORTH_A_WORD = 256 << 10
@@ -153,3 +156,37 @@ def disk_usage(files: Files, path: Path) -> int:
     except OSError:
         return 0
     return size
+
+
+Point: TypeAlias = Callable[[str], None]
+"""Called with one of POINTS as it is passed. What it raises is treated as a failure of the system at that place."""
+
+POINTS = (
+    "segment.before",  # a new segment's file is about to be made
+    "segment.made",  # it is there, its name perhaps not yet durable
+    "segment.after",
+    "write.before",  # per record
+    "write.half",
+    "write.after",
+    "verify.before",
+    "verify.after",
+    "sync.before",  # per batch
+    "sync.after",
+    "insert.before",  # inside the transaction of a batch
+    "insert.after",
+    "commit.after",
+    "unlink.before",  # a segment without live pages
+    "unlink.after",
+    "compact.before",  # a segment is about to be rewritten
+    "compact.copied",
+    "compact.synced",
+    "compact.committed",
+    "compact.unlinked",
+    "remove.before",  # a whole namespace of another model or format
+    "remove.after",
+)
+"""In the order in which a write meets them; numbered by their place here."""
+
+
+def no_point(name: str) -> None:
+    """Passes every point."""

@@ -1,4 +1,4 @@
-"""The folder that `--disk-cache` names: its lock, its key, and one namespace for each model that has used it.
+"""The folder that `--disk-cache` names: its lock, its key, one namespace for each model that has used it, and how fast it is read.
 
 PATH/LOCK                held while an engine runs; the pid of the last one
 PATH/key                 32 random bytes, without which no name can be computed
@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,8 @@ from pathlib import Path
 from blake3 import blake3
 
 from stepwell.base.errors import ConfigError
-from stepwell.store.disk.files import Files, OsFiles, disk_usage
-from stepwell.store.disk.layout import Layout
-from stepwell.store.disk.points import Point
+from stepwell.store.disk.files import Files, OsFiles, Point, disk_usage
+from stepwell.store.disk.record import Layout
 
 FORMAT = 1
 KEY_BYTES = 32
@@ -216,3 +216,53 @@ def _open(path: Path, flags: int) -> int:
         raise ConfigError(
             f"--disk-cache: {path} cannot be opened ({error.strerror}): check who owns the folder and what is in it"
         ) from error
+
+
+TYPICAL = 1e9
+"""Bytes a second where nothing can be measured: a slow NVMe drive or a good network file system."""
+_NAME = "speed.trial"
+_PIECE = 4 << 20
+_MOST = 64 << 20
+_PATIENCE = 1.0  # seconds of writing
+
+
+def read_speed(folder: Path, budget: int) -> float:
+    """Bytes a second of a plain read of a file just written and dropped from the page cache; TYPICAL where that fails.
+
+    Writes at most 64 MiB and 1/16 of `budget` bytes, for about a second, and removes them. The folder must be locked.
+    """
+    count = min(_MOST, budget // 16) // _PIECE
+    path = folder / _NAME
+    try:
+        if not count:
+            return TYPICAL
+        path.unlink(missing_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            return _measure(fd, count)
+        finally:
+            os.close(fd)
+    except OSError:
+        return TYPICAL
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _measure(fd: int, count: int) -> float:
+    piece = memoryview(os.urandom(_PIECE))
+    began, size = time.monotonic(), 0
+    for _ in range(count):
+        size += os.pwrite(fd, piece, size)
+        os.fdatasync(fd)
+        if time.monotonic() - began > _PATIENCE:
+            break
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    buffer = [memoryview(bytearray(_PIECE))]
+    began, offset = time.monotonic(), 0
+    while offset < size:
+        done = os.preadv(fd, buffer, offset)
+        if not done:
+            break
+        offset += done
+    return offset / max(time.monotonic() - began, 1e-6)

@@ -19,7 +19,7 @@ from stepwell.cache.moves import Extent, LiveState, Move, Report, Task, Tier
 from stepwell.store.arena import Rows
 from stepwell.store.disk.gate import Fence, Gate
 from stepwell.store.disk.inbox import Copy, Job
-from stepwell.store.disk.layout import Kind
+from stepwell.store.disk.record import Kind
 from stepwell.store.disk.store import DiskStore
 from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
 

@@ -10,17 +10,13 @@ import numpy as np
 
 from stepwell.cache.moves import Name
 from stepwell.store.arena import Rows
-from stepwell.store.disk.appending import Appender, Placed
-from stepwell.store.disk.files import Files, disk_usage, read_all
+from stepwell.store.disk.files import Files, Point, disk_usage, read_all
 from stepwell.store.disk.folder import Namespace, others
-from stepwell.store.disk.layout import Kind, Layout
-from stepwell.store.disk.ledger import Ledger
+from stepwell.store.disk.health import Counts
+from stepwell.store.disk.ledger import Ledger, Places
 from stepwell.store.disk.manifest import Manifest, Row
-from stepwell.store.disk.places import Places
-from stepwell.store.disk.points import Point
-from stepwell.store.disk.record import Damaged, Header, decode, page_sums
-from stepwell.store.disk.segments import Gone, Segment, Segments
-from stepwell.store.disk.stats import Counts
+from stepwell.store.disk.record import Damaged, Header, Kind, Layout, decode, page_sums
+from stepwell.store.disk.segments import Appender, Gone, Placed, Segment, Segments
 
 _FULL = 0.98
 """The live share from which rewriting a segment would win next to nothing."""

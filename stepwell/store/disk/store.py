@@ -16,25 +16,19 @@ from stepwell.base.geometry import Ints
 from stepwell.base.units import format_size
 from stepwell.cache.moves import Move, Report
 from stepwell.store.arena import Rows
-from stepwell.store.disk.appending import Appender
-from stepwell.store.disk.batch import Writer
 from stepwell.store.disk.catalogue import DiskCatalogue
-from stepwell.store.disk.files import Files, OsFiles
+from stepwell.store.disk.files import Files, OsFiles, Point, no_point
 from stepwell.store.disk.folder import Lock, enter, names_key, prepare, read_key, usage
 from stepwell.store.disk.gate import Gate
-from stepwell.store.disk.health import Health
+from stepwell.store.disk.health import Counts, DiskStats, Health
 from stepwell.store.disk.inbox import Inbox, Job
-from stepwell.store.disk.layout import Layout
-from stepwell.store.disk.ledger import Ids, Ledger
-from stepwell.store.disk.manifest import Manifest
-from stepwell.store.disk.opening import open_index
-from stepwell.store.disk.places import Places, Stretch
-from stepwell.store.disk.points import Point, no_point
-from stepwell.store.disk.reading import Deliver, Reader
-from stepwell.store.disk.segments import Segments
+from stepwell.store.disk.ledger import Ids, Ledger, Places, Stretch
+from stepwell.store.disk.manifest import Manifest, open_index
+from stepwell.store.disk.reader import Deliver, Reader
+from stepwell.store.disk.record import Layout
+from stepwell.store.disk.segments import Appender, Segments
 from stepwell.store.disk.space import Limits, Space
-from stepwell.store.disk.stats import Counts, DiskStats
-from stepwell.store.disk.tools import Tools
+from stepwell.store.disk.writer import Tools, Writer
 
 PAGE_SHARE = 0.8
 """Of the budget. The rest is for headers, the index, and dead space until a compaction."""

@@ -20,7 +20,7 @@ from stepwell.cache.moves import Extent, Forget, LiveState, Move, Report, Task, 
 from stepwell.cache.names import Names, Trail
 from stepwell.store.arena import Rows
 from stepwell.store.disk.gate import MemoryGate
-from stepwell.store.disk.layout import Layout
+from stepwell.store.disk.record import Layout
 from stepwell.store.disk.store import DiskStore, Options
 from stepwell.store.host import HostArena
 from stepwell.testing.disk import FaultyFiles

@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.base.errors import StoreError
 from stepwell.cache.moves import Divide, Forget, Touch
-from stepwell.store.disk.points import no_point
+from stepwell.store.disk.files import no_point
 from tests.store.disk.rig import Chat, Rig, layout, manifest_in
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from stepwell.cache.moves import Forget
-from stepwell.store.disk.points import POINTS
+from stepwell.store.disk.files import POINTS
 from tests.store.disk.rig import Chat, Rig, layout, manifest_in, segments_in
 
 

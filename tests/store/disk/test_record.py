@@ -10,8 +10,7 @@ import pytest
 import xxhash
 
 from stepwell.cache.moves import Name
-from stepwell.store.disk.layout import Kind, Layout
-from stepwell.store.disk.record import Damaged, decode, encode, page_sums
+from stepwell.store.disk.record import Damaged, Kind, Layout, decode, encode, page_sums
 
 LAYOUT = Layout(64, 4, 3, 16, b"f" * 32)
 NAME = Name(b"r" * 16, b"p" * 16, b"d" * 16, 32, 48)

@@ -13,11 +13,10 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Divide, Extent, Forget, LiveState, Move, Tier
-from stepwell.store.disk.files import Buffers
-from stepwell.store.disk.layout import Layout
-from stepwell.store.disk.points import POINTS
+from stepwell.store.disk.files import POINTS, Buffers
+from stepwell.store.disk.record import Layout
 from tests.store.disk.rig import Chat, Rig, layout, segments_in
-from tests.store.disk.test_batch import Breaking
+from tests.store.disk.test_writer import Breaking
 
 SHAPE = layout(4096, chunk=64)  # records of up to 68 KiB
 BUDGET = 4 << 20

@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.base.errors import ConfigError, StoreError
 from stepwell.cache.moves import Divide, Extent, Forget, LiveState, Move, Tier, Touch
-from stepwell.store.disk.layout import Layout
+from stepwell.store.disk.record import Layout
 from stepwell.store.disk.store import DiskStore
 from tests.store.disk.rig import BLOCK, IMAGE_PAGES, Chat, Rig, ints, layout, segments_in
 

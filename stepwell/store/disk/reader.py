@@ -11,11 +11,10 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Move
 from stepwell.store.arena import Rows
 from stepwell.store.disk.files import read_all
-from stepwell.store.disk.layout import Kind, Layout
-from stepwell.store.disk.places import Places, Stretch
-from stepwell.store.disk.record import Damaged, Header, decode, page_sums
+from stepwell.store.disk.health import Counts
+from stepwell.store.disk.ledger import Places, Stretch
+from stepwell.store.disk.record import Damaged, Header, Kind, Layout, decode, page_sums
 from stepwell.store.disk.segments import Gone, Segments
-from stepwell.store.disk.stats import Counts
 
 _VECTORS = 512
 """Buffers at most in one call to the system."""

@@ -12,8 +12,8 @@ import pytest
 
 from stepwell.base.errors import StoreError
 from stepwell.cache.moves import Forget
-from stepwell.store.disk import appending
-from stepwell.store.disk.points import POINTS
+from stepwell.store.disk import segments as appending
+from stepwell.store.disk.files import POINTS
 from stepwell.testing.disk import FaultyFiles
 from tests.store.disk.rig import Chat, Rig, bytes_in, segments_in
 

@@ -1,4 +1,4 @@
-"""Carrying out a batch of jobs so that either all it publishes is on disk, verified and durable, or none of it can be found.
+"""Carries out a batch of jobs: either all that it publishes is on disk, verified and durable, or none of it can be found.
 
 1  write      each move's records, read back                     points write.* verify.* segment.*
 2  sync       once for all of them                               points sync.*
@@ -11,23 +11,43 @@ then report
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stepwell.base.errors import StoreError
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Divide, Extent, Forget, Move, Name, Report, Touch
 from stepwell.store.arena import Rows, check_slots
-from stepwell.store.disk.appending import Unfaithful
-from stepwell.store.disk.files import read_all
+from stepwell.store.disk.catalogue import DiskCatalogue
+from stepwell.store.disk.files import Point, read_all
 from stepwell.store.disk.gate import Gate
-from stepwell.store.disk.health import is_ruin
+from stepwell.store.disk.health import Counts, Health, is_ruin
 from stepwell.store.disk.inbox import Adopt, Copy, Drop, Job, Strike
-from stepwell.store.disk.layout import Kind, Layout
+from stepwell.store.disk.ledger import Ids, Ledger, Places
 from stepwell.store.disk.manifest import Row
-from stepwell.store.disk.record import Damaged, decode
-from stepwell.store.disk.segments import Gone
-from stepwell.store.disk.tools import Tools
+from stepwell.store.disk.record import Damaged, Kind, Layout, decode
+from stepwell.store.disk.segments import Appender, Gone, Segments, Unfaithful
+from stepwell.store.disk.space import Space
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """`wall` tells wall-clock seconds, for the index alone."""
+
+    layout: Layout
+    slots: int
+    segments: Segments
+    places: Places
+    ledger: Ledger
+    appender: Appender
+    space: Space
+    catalogue: DiskCatalogue
+    health: Health
+    counts: Counts
+    ids: Ids
+    wall: Callable[[], float]
+    point: Point
+
 
 SYSTEM = (OSError, sqlite3.Error, Unfaithful)
 """What stops the writing for a while; any other error is about one move."""
