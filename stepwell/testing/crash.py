@@ -43,6 +43,8 @@ ANSWER = 4
 _FILLING = 50  # prompts that fill a folder
 _SERVED = 12  # prompts of a run
 _STEMS = 6
+_LIFE = 120
+"""Seconds after which a child that has neither died nor ended is taken to hang: what other threads held at the fork nobody lets go of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,8 @@ def _live(folder: Path, prompts: Sequence[Ints], kill: Kill) -> tuple[bool, int]
     child = os.fork()
     if not child:
         with suppress(BaseException):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_LIFE)
             os.close(reader)
             _live_and_die(folder, prompts, kill, writer)
         os._exit(1)  # an error: told from a death by its status
@@ -183,8 +187,9 @@ def _live(folder: Path, prompts: Sequence[Ints], kill: Kill) -> tuple[bool, int]
     with os.fdopen(reader, "rb") as pipe:
         said = pipe.read()
     _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status):
-        raise RuntimeError(f"the child of {kill} ended with status {status} instead of dying")
+    if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+        how = f"did not end within {_LIFE} s" if os.WIFSIGNALED(status) else f"ended with status {status}"
+        raise RuntimeError(f"the child of {kill} {how} instead of dying")
     return b"e" not in said, said.count(b"w")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +95,10 @@ class TestJudge:
             (segment,) = folder.glob("*/segments/*.seg")
             segment.with_name("00000099.seg").write_bytes(bytes(100))
             assert judge(folder, engine.store, [served()]).lost_slots == 1
+
+
+def test_a_child_that_hangs_is_told_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crash, "_LIFE", 1)
+    monkeypatch.setattr(crash, "_live_and_die", lambda *_: signal.sigtimedwait([], 60))
+    with pytest.raises(RuntimeError, match="did not end within 1 s instead of dying"):
+        crash._live(tmp_path, [], crash.Kill("any", 1, False))

@@ -14,6 +14,8 @@ BEAT = 0.25
 """Seconds between two signs."""
 DIGEST_EVERY = 16
 """Results between two digests that are compared."""
+_LAST_WORD = 2.0
+"""Seconds at most that a rank takes to say why it ends."""
 
 
 class Tally:
@@ -44,7 +46,7 @@ class Tally:
 
 
 class Heartbeat:
-    """The thread. `fail` sends why this rank ends, and returns once it is sent."""
+    """The thread. `fail` sends why this rank ends, and returns once it is sent, or cannot be sent in time."""
 
     def __init__(
         self, socket: Callable[[], zmq.Socket[bytes]], rank: int, tally: Tally, state: Callable[[], State]
@@ -61,7 +63,7 @@ class Heartbeat:
     def fail(self, reason: str) -> None:
         self._reason = reason
         self._wake.set()
-        self._thread.join()
+        self._thread.join(_LAST_WORD)
 
     def _beat(self) -> None:
         socket = self._socket()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -62,7 +63,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     begin = msgspec.json.decode(sys.stdin.buffer.readline(), type=Begin)
     set_up(begin.log_level, begin.log_format)
-    threading.Thread(target=_end_with_engine, daemon=True).start()
+    threading.Thread(target=_end_with_engine, args=(begin.directory,), daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     answers = partial(_connected, context, zmq.PUSH, answers_address(begin.directory))
     told = answers()
@@ -85,12 +86,14 @@ def main() -> int:
         gc.freeze()  # what has been built stays, and need not be looked through while the others wait for a sum
         tally = Tally()
         state = partial(_state, worker, tier)
+        orders = context.socket(zmq.PULL)
+        orders.set_hwm(0)
+        orders.bind(orders_address(begin.directory, begin.rank))
         tell(_ready(worker, tier, state()))
         built.set()
         heartbeat = Heartbeat(
             partial(_connected, context, zmq.PUSH, signs_address(begin.directory)), begin.rank, tally, state
         )
-        orders = _connected(context, zmq.PULL, orders_address(begin.directory, begin.rank))
         store = None if tier is None else tier.store
         service = RankService(
             begin.rank, worker.endpoint, masks, store, worker.pinning, tally, orders, answers
@@ -196,10 +199,11 @@ def _show_life(rank: int, answers: Callable[[], zmq.Socket[bytes]], built: threa
             socket.send_multipart((TOLD, bytes([rank]), encode(Here())))
 
 
-def _end_with_engine() -> None:
-    """End this process as soon as standard input closes, which is when the engine has gone."""
+def _end_with_engine(directory: str) -> None:
+    """End this process as soon as standard input closes, which is when the engine has gone; one that was killed has left `directory`."""
     while os.read(0, 4096):
         pass
+    shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
 
 

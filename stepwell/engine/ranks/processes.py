@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 
@@ -75,17 +76,20 @@ class RankProcesses:
         self._answers = self._socket(zmq.PULL)
         self._answers.bind(answers_address(self._directory))
         for rank in range(self._config.tensor_parallel_size):
-            orders = self._socket(zmq.PUSH)
-            orders.bind(orders_address(self._directory, rank))
-            self._orders.append(orders)
             self._processes.append(self._begun(rank))
         ready: dict[int, Ready] = {}
         heard = dict.fromkeys(range(len(self._processes)), self._clock.now())
         while len(ready) < len(self._processes):
             self._wait_for_start(ready, heard, tell)
         self.ready = tuple(ready[rank] for rank in range(len(ready)))
+        for rank in range(len(ready)):
+            # it is the rank that binds: a socket that has connected queues what is sent, one that is bound waits until somebody connects,
+            # for ever where the rank has ended
+            orders = self._socket(zmq.PUSH)
+            orders.connect(orders_address(self._directory, rank))
+            self._orders.append(orders)
         states = [one.state for one in self.ready]
-        self._watch = Watch(self._processes, self._signs, self._config.worker_timeout, states, self._clock)
+        self._watch = Watch(self._processes, self._signs(), self._config.worker_timeout, states, self._clock)
 
     @property
     def states(self) -> Sequence[State]:
@@ -100,7 +104,7 @@ class RankProcesses:
             raise RankError(self._watch.fault)
 
     def send(self, kind: bytes, *data: bytes) -> None:
-        """The same order for every rank; never waits."""
+        """Send every rank the same order. Never waits, whatever has become of the ranks."""
         self.check()
         for socket in self._orders:
             socket.send_multipart((kind, *data))
@@ -140,13 +144,12 @@ class RankProcesses:
                 socket.send_multipart((STOP,))
         deadline = self._clock.now() + (_PATIENCE if well else 0.0)
         for rank, process in enumerate(self._processes):
-            try:
-                process.wait(max(0.0, deadline - self._clock.now()))
-            except subprocess.TimeoutExpired:
+            if not _ends(process, deadline - self._clock.now()):
                 if well:
                     log.warning("rank %d did not end within %g s: it is killed", rank, _PATIENCE)
                 process.kill()
-                process.wait()
+                if not _ends(process, _PATIENCE):
+                    log.error("rank %d (process %d) does not end although it was killed", rank, process.pid)
             assert process.stdin is not None
             process.stdin.close()
         self._context.destroy(linger=0)
@@ -158,12 +161,13 @@ class RankProcesses:
         process = subprocess.Popen(
             command("stepwell.engine.ranks.process"),
             stdin=subprocess.PIPE,
+            bufsize=0,
             env=environment(**own, TORCH_SYMM_MEM_DISABLE_MULTICAST="1"),
         )
         assert process.stdin is not None
         begin = Begin(config_of(self._config, rank), rank, self._directory, *self._logs)
-        process.stdin.write(msgspec.json.encode(begin) + b"\n")
-        process.stdin.flush()  # it stays open: a rank ends when it closes
+        with suppress(BrokenPipeError):  # one that has ended already is told as the others are waited for
+            process.stdin.write(msgspec.json.encode(begin) + b"\n")  # it stays open: a rank ends when it closes
         return process
 
     def _wait_for_start(self, ready: dict[int, Ready], heard: dict[int, float], tell: Callable[[str], None]) -> None:
@@ -200,6 +204,15 @@ class RankProcesses:
         socket = self._socket(zmq.PULL)
         socket.bind(signs_address(self._directory))
         return socket
+
+
+def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait for the end of a process, at most this long; whether it has ended."""
+    try:
+        process.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def config_of(config: EngineConfig, rank: int) -> EngineConfig:

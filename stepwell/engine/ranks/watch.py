@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -88,10 +88,10 @@ class Watch:
     """A thread that hears the ranks' signs and looks at their processes. `fault` and `states` may be read on any thread."""
 
     def __init__(
-        self, processes: Sequence[subprocess.Popen[bytes]], signs: Callable[[], zmq.Socket[bytes]], timeout: float,
+        self, processes: Sequence[subprocess.Popen[bytes]], signs: zmq.Socket[bytes], timeout: float,
         states: Sequence[State], clock: Clock,
     ) -> None:  # fmt: skip
-        """`signs` opens the socket, on the thread that uses it."""
+        """`signs` is the socket on which ranks are heard; from now on it belongs to the thread."""
         self._processes = tuple(processes)
         self._signs = signs
         self._clock = clock
@@ -108,17 +108,26 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        with self._signs() as socket:
+        with self._signs as socket:
             while not (self._closing.is_set() or self.fault):
-                if socket.poll(int(1000 * LOOK)):
-                    self._hear(socket)
-                ended = {rank: status for rank, p in enumerate(self._processes) if (status := p.poll()) is not None}
+                try:
+                    fault = self._look(socket)
+                except Exception as error:  # unwatched ranks could be waited for without end
+                    log.exception("ranks can be watched no more")
+                    fault = f"ranks can be watched no more: {type(error).__name__}: {error}"
                 if not self._closing.is_set():
-                    self.fault = self._judge.fault(ended, self._clock.now())
+                    self.fault = fault
         if self.fault:
             log.error("%s: all ranks are ended", self.fault)
             for process in self._processes:
                 process.kill()
+
+    def _look(self, socket: zmq.Socket[bytes]) -> str:
+        """Wait for signs a while, and look at the processes; what is at fault, empty while all is well."""
+        if socket.poll(int(1000 * LOOK)):
+            self._hear(socket)
+        ended = {rank: status for rank, p in enumerate(self._processes) if (status := p.poll()) is not None}
+        return self._judge.fault(ended, self._clock.now())
 
     def _hear(self, socket: zmq.Socket[bytes]) -> None:
         while socket.poll(0):

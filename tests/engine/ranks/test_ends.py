@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from stepwell.base.children import command, environment  # noqa: E402
 from stepwell.base.errors import ConfigError, RankError  # noqa: E402
+from stepwell.cache.config import Costs  # noqa: E402
 from stepwell.engine import build, private  # noqa: E402
 from stepwell.engine.config import EngineConfig, EngineFacts  # noqa: E402
 from stepwell.engine.ranks import processes as ranks  # noqa: E402
+from stepwell.engine.ranks.watch import Judge  # noqa: E402
+from stepwell.engine.ranks.wire import STEP, Begin, Ready, State, encode  # noqa: E402
 from stepwell.sched.request import Request, SamplingParams  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 
@@ -100,3 +106,58 @@ def test_a_rank_that_is_silent_during_the_start_ends_it(
         with pytest.raises(RankError, match=r"rank 0 and rank 1 gave no sign of life for 0\.1 s of the start"):
             processes.start(lambda phase: None)
     assert not list(tmp_path.iterdir())
+
+
+SAYS_IT_IS_READY = """
+import json, sys, zmq
+begin, context = json.loads(sys.stdin.readline()), zmq.Context()
+told = context.socket(zmq.PUSH)
+told.connect("ipc://" + begin["directory"] + "/answers")
+told.send_multipart([b"told", bytes([begin["rank"]]), bytes.fromhex(sys.argv[1])])
+told.close()
+context.term()
+"""
+
+
+def test_orders_do_not_wait_for_a_rank_that_has_gone(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = encode(Ready(1, 1, 1, Costs(), (), "", State({}, {}, None, True, None), (), 0.0)).hex()
+    monkeypatch.setattr(ranks, "command", lambda module: [sys.executable, "-c", SAYS_IT_IS_READY, ready])
+    monkeypatch.setattr(Judge, "fault", lambda self, ended, now: "")  # nobody has noticed yet
+    told: list[str] = []
+
+    def serve() -> None:
+        with ranks.RankProcesses(config, 20, "text") as processes:
+            processes.start(lambda phase: None)
+            for _ in range(3):
+                processes.send(STEP, b"", b"")
+            told.append("sent")
+            monkeypatch.undo()
+            with pytest.raises(RankError) as raised:
+                processes.result()
+            told.append(str(raised.value))
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    serving.join(20)
+    assert not serving.is_alive(), f"it waits for ever after {told}"
+    assert told[0] == "sent" and "ended with status 0" in told[1]
+
+
+def test_ranks_that_cannot_be_watched_end(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = encode(Ready(1, 1, 1, Costs(), (), "", State({}, {}, None, True, None), (), 0.0)).hex()
+    program = SAYS_IT_IS_READY + "input()"
+    monkeypatch.setattr(ranks, "command", lambda module: [sys.executable, "-c", program, ready])
+    monkeypatch.setattr(Judge, "fault", lambda self, ended, now: 1 / 0)
+    with ranks.RankProcesses(config, 20, "text") as processes:
+        processes.start(lambda phase: None)
+        with pytest.raises(RankError, match="ranks can be watched no more: ZeroDivisionError"):
+            processes.result()
+
+
+def test_a_rank_whose_engine_was_killed_ends_and_removes_the_folder(config: EngineConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "stepwell-ranks-one"
+    folder.mkdir()
+    begin = msgspec.json.encode(Begin(config, 0, str(folder), 40, "text"))
+    # the other rank is not there: this one would wait for it for minutes
+    ended = subprocess.run(command("stepwell.engine.ranks.process"), input=begin + b"\n", env=environment(), timeout=60)
+    assert ended.returncode == 0 and not folder.exists()
