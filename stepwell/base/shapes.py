@@ -80,11 +80,11 @@ class ModelShape:
             heads=heads,
             kv_heads=_kv_heads(text, own, heads),
             head_dim=_head_dim(text, own, heads),
-            conv_kernel=_size(text, "linear_conv_kernel_dim", 4),
-            key_heads=_size(text, "linear_num_key_heads", 16),
-            key_dim=_size(text, "linear_key_head_dim", 128),
-            value_heads=_size(text, "linear_num_value_heads", 32),
-            value_dim=_size(text, "linear_value_head_dim", 128),
+            conv_kernel=_recurrent_size(text, own, "linear_conv_kernel_dim", 4),
+            key_heads=_recurrent_size(text, own, "linear_num_key_heads", 16),
+            key_dim=_recurrent_size(text, own, "linear_key_head_dim", 128),
+            value_heads=_recurrent_size(text, own, "linear_num_value_heads", 32),
+            value_dim=_recurrent_size(text, own, "linear_value_head_dim", 128),
             mlp_width=_size(text, "intermediate_size", 0, least=0),
             experts=_size(text, "num_experts", 0, least=0),
             experts_per_token=_size(text, "num_experts_per_tok", 0, least=0),
@@ -127,6 +127,10 @@ class ModelShape:
 
         Raises ConfigError, naming the size, where ranks would not be alike.
         """
+        if ranks > 1 and self.architecture.qk_norm_whole:
+            raise ConfigError(
+                f"--tensor-parallel-size {ranks}: a {self.model_type} norms over all heads at once, on one device: give 1"
+            )
         for name, count in (
             ("num_attention_heads", self.heads),
             ("linear_num_key_heads", self.key_heads if self.linear_layers else 0),
@@ -241,9 +245,13 @@ def _size(config: Config, name: str, default: int | None = None, least: int = 1,
     return value
 
 
+def _recurrent_size(config: Config, own: Architecture, name: str, usual: int) -> int:
+    return _size(config, name) if own.recurrence.sizes_given else _size(config, name, usual)
+
+
 def _kv_heads(config: Config, own: Architecture, heads: int) -> int:
-    """A Llama whose config.json leaves them out, or null, has as many as heads: Transformers' LlamaConfig."""
-    if own.model_type == "llama" and config.get("num_key_value_heads") is None:
+    """A Llama or OLMo whose config.json leaves them out, or null, has as many as heads, in Transformers as well."""
+    if own.kv_heads_as_heads and config.get("num_key_value_heads") is None:
         return heads
     return _size(config, "num_key_value_heads")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stepwell.base.architectures import Architecture
 from stepwell.base.errors import ConfigError
 from stepwell.base.shapes import Config, ModelShape, text_config
 from stepwell.model.ends import Ends
@@ -22,6 +23,7 @@ _FIXED: tuple[tuple[str, object], ...] = (
 
 _MODELOPT = "hf_quant_config.json"
 """Where packs in NVFP4 and other forms of that tool say what they are; config.json may not."""
+_THETA = 10000.0
 _POSITIONS = 32768
 """Where config.json does not say: what both families are configured with by default."""
 
@@ -30,7 +32,7 @@ _POSITIONS = 32768
 class HybridConfig:
     """A decoder's sizes and constants.
 
-    rotary_dim      leading dimensions of each attention head that are rotated (even)
+    rotary_dim      leading dimensions of each attention head that are rotated (even; 0: none)
     norm_topk       whether the weights of a token's experts are scaled to sum to 1
     dtype           what the checkpoint calls its element type ("bfloat16", "float16", "float32")
     ends            tokens that end an answer: what config.json names and, from a directory, what its other files do
@@ -60,11 +62,11 @@ class HybridConfig:
             found = text.get(name, config.get(name, value))
             if found != value:
                 raise ConfigError(f"config.json has {name} = {found!r}: only {value!r} is supported")
-        theta, share, scaling = _rope(text, own.rotary_share)
+        theta, share, scaling = _rope(text, own)
         positions = int(_number(text, "max_position_embeddings", _POSITIONS))
         stretched = None if scaling is None else _stretched(scaling, positions)
         rotary = int(shape.head_dim * share)
-        if rotary % 2 or not 0 < rotary <= shape.head_dim:
+        if rotary % 2 or not (0 if own.rotary_optional else 1) <= rotary <= shape.head_dim:
             raise ConfigError(
                 f"partial_rotary_factor {share} rotates {rotary} of {shape.head_dim} dimensions: choose an even part"
             )
@@ -104,7 +106,7 @@ class HybridConfig:
         return self.ends.tokens
 
 
-def _rope(text: Config, default_share: float) -> tuple[float, float, Config | None]:
+def _rope(text: Config, own: Architecture) -> tuple[float, float, Config | None]:
     """Base and rotated share, from `rope_parameters` or, in older files, from the top level and `rope_scaling`; and what stretches them."""
     rope = text.get("rope_parameters")
     scaling = rope if rope is not None else text.get("rope_scaling") or {}
@@ -115,8 +117,10 @@ def _rope(text: Config, default_share: float) -> tuple[float, float, Config | No
     if kind not in ("default", "mrope", "yarn", "llama3"):
         raise ConfigError(f"config.json has rope_type {kind!r}: served are {SERVED_ROPES}")
     merged = {**text, **scaling}
-    share = _number(merged, "partial_rotary_factor", default_share)
-    return _number(merged, "rope_theta", 10000.0), share, scaling if kind in ("yarn", "llama3") else None
+    if own.rotary_optional and merged.get("rope_theta") is None:
+        return _THETA, 0.0, None
+    share = _number(merged, "partial_rotary_factor", own.rotary_share)
+    return _number(merged, "rope_theta", _THETA), share, scaling if kind in ("yarn", "llama3") else None
 
 
 def _stretched(scaling: Config, positions: int) -> Yarn | Llama3:

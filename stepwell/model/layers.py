@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from stepwell.model.backend import Forward
@@ -39,7 +40,8 @@ class Attention:
 
     gated    there is an output gate
     into     hidden → heads · d queries, kv_heads · d keys, kv_heads · d values and, if `gated`, heads · d gates
-    qk_norm  over d, [heads + kv_heads, d]: the query norm once for each head, then the key norm; None: neither is normed
+    qk_norm  [heads + kv_heads, d]: the query norm once for each head, then the key norm; None: neither is normed
+    whole    queries are normed over all heads at once, and so are keys; else each head by itself, over d
     """
 
     index: int
@@ -49,6 +51,7 @@ class Attention:
     gated: bool
     into: Linear
     qk_norm: Norm | None
+    whole: bool
     out: Linear
 
     def __call__(self, forward: Forward, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
@@ -64,6 +67,7 @@ class DeltaNet:
     rate      float32 [value_heads], −exp(A_log)
     dt_bias   float32 [value_heads]
     norm      of each value head, over value_dim; plain, not zero-centred
+    beta      what β is at most
     """
 
     index: int
@@ -76,6 +80,7 @@ class DeltaNet:
     rate: Tensor
     dt_bias: Tensor
     norm: Norm
+    beta: float
     out: Linear
 
     def __call__(self, forward: Forward, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
@@ -109,3 +114,16 @@ class Experts:
 
     def __call__(self, forward: Forward, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         return forward.experts(self, x, residual, then)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedAfter:
+    """A half that reads the residual as it is; what it computes is normed before it is added. By what the half before has normed `x` does
+    not matter."""
+
+    half: Half
+    norm: Norm
+
+    def __call__(self, forward: Forward, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        residual.add_(self.half(forward, residual, torch.zeros_like(residual), self.norm))
+        return forward.norm(residual, then)

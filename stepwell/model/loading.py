@@ -21,7 +21,7 @@ from stepwell.model.decoder import HybridDecoder, Layer
 from stepwell.model.drafter import Drafter
 from stepwell.model.dummy import DummyWeights
 from stepwell.model.fp8 import Fp8Weights, cuts_of_scales, with_scales
-from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Half, Norm
+from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Half, Norm, NormedAfter
 from stepwell.model.shares import share, words
 from stepwell.ops.linear import Linear
 from stepwell.ops.ranks import ALONE, Ranks, SideBySide
@@ -183,21 +183,20 @@ class _Loader:
         full = shape.layer_types[index] == "full_attention"
         order = shape.layer_types[:index].count(shape.layer_types[index])
         mixer: Half = self._attention(prefix, order) if full else self._delta_net(prefix, order)
-        return self._layer(prefix, mixer, shape.expert_layers[index], prefix in fused)
+        return self._layer(prefix, shape.layer_types[index], mixer, shape.expert_layers[index], prefix in fused)
 
-    def _layer(self, prefix: str, mixer: Half, experts: bool, fused: bool) -> Layer:
+    def _layer(self, prefix: str, kind: str, mixer: Half, experts: bool, fused: bool) -> Layer:
+        shape = self.config.shape
+        of_mixer, of_mlp = (self.norm(f"{prefix}{name}.weight") for name in names.norms(shape, kind))
         mlp: Half = self._experts(prefix, fused) if experts else self._mlp(f"{prefix}mlp.")
-        return Layer(
-            self.norm(f"{prefix}input_layernorm.weight"),
-            mixer,
-            self.norm(f"{prefix}post_attention_layernorm.weight"),
-            mlp,
-        )
+        if shape.architecture.norm_after and kind == "full_attention":
+            mixer, mlp = NormedAfter(mixer, of_mixer), NormedAfter(mlp, of_mlp)
+        return Layer(of_mixer, mixer, of_mlp, mlp)
 
     def _drafter(self, fused: frozenset[str]) -> Drafter:
         own, prefix, shape = names.DRAFTS, names.DRAFT_LAYER, self.config.shape
         attention = self._attention(prefix, shape.attention_layers)
-        layer = self._layer(prefix, attention, any(shape.expert_layers), prefix in fused)
+        layer = self._layer(prefix, "full_attention", attention, any(shape.expert_layers), prefix in fused)
         return Drafter(
             join=self.linear(f"{own}fc.weight"),
             embedding_norm=self.norm(f"{own}pre_fc_norm_embedding.weight"),
@@ -220,7 +219,11 @@ class _Loader:
             into = taken(into, torch.cat((query.flatten(), rows[2 * inner :], gate.flatten())))
         if s.architecture.qk_norm:
             q_norm, k_norm = (self.norm_weight(f"{own}{name}_norm.weight") for name in "qk")
-            weight = torch.cat((q_norm.expand(s.heads, -1), k_norm.expand(s.kv_heads, -1)))
+            whole = s.architecture.qk_norm_whole
+            each = (s.heads, s.head_dim), (s.kv_heads, s.head_dim)
+            weight = torch.cat(
+                [y.view(n, d) if whole else y.expand(n, d) for y, (n, d) in zip((q_norm, k_norm), each, strict=True)]
+            )
             qk_norm = Norm(weight, self.config.eps)
         return Attention(
             index=order,
@@ -230,22 +233,22 @@ class _Loader:
             gated=s.architecture.gated,
             into=self.backend.linear(into),
             qk_norm=qk_norm,
+            whole=s.architecture.qk_norm_whole,
             out=self.linear(f"{own}o_proj.weight"),
         )
 
     def _delta_net(self, prefix: str, order: int) -> DeltaNet:
-        s, own = self.config.shape, f"{prefix}linear_attn."
-        if s.architecture.by_key_head:
-            wide, narrow = (self.matrix(f"{own}in_proj_{name}.weight") for name in ("qkvz", "ba"))
+        s, own, stored = self.config.shape, f"{prefix}linear_attn.", self.config.shape.architecture.recurrence
+        wide, narrow = (
+            self.matrix(*(f"{own}{name}.weight" for name in parts)) for parts in (stored.wide, stored.narrow)
+        )
+        if stored.by_key_head:
             rows = torch.arange(max(wide.shape[0], narrow.shape[0]), device=self.device)
             wide, narrow = (
                 taken(wide, by_kind(rows[: wide.shape[0]], s)),
                 taken(narrow, by_kind_ba(rows[: narrow.shape[0]], s)),
             )
-        else:
-            wide, narrow = (
-                self.matrix(*(f"{own}in_proj_{name}.weight" for name in parts)) for parts in (("qkv", "z"), ("b", "a"))
-            )
+        conv = torch.cat([self.float32(f"{own}{name}.weight") for name in stored.convs])
         return DeltaNet(
             index=order,
             key_heads=s.key_heads,
@@ -253,11 +256,12 @@ class _Loader:
             value_heads=s.value_heads,
             value_dim=s.value_dim,
             into=self.narrow_behind(wide, narrow),
-            conv=self.float32(f"{own}conv1d.weight").squeeze(1).t().contiguous(),
+            conv=conv.squeeze(1).t().contiguous(),
             rate=self.float32(f"{own}A_log").exp().neg(),
             dt_bias=self.float32(f"{own}dt_bias"),
-            norm=Norm(self.float32(f"{own}norm.weight"), self.config.eps),
-            out=self.linear(f"{own}out_proj.weight"),
+            norm=Norm(self.float32(f"{own}{stored.norm}.weight"), stored.eps or self.config.eps),
+            beta=stored.largest_beta,
+            out=self.linear(f"{own}{stored.out}.weight"),
         )
 
     def _mlp(self, prefix: str) -> DenseMlp:

@@ -24,6 +24,12 @@ def fused_experts(prefix: str) -> str:
     return f"{prefix}mlp.experts.gate_up_proj"
 
 
+def norms(shape: ModelShape, kind: str) -> tuple[str, str]:
+    """Names of the norms of a layer of this kind."""
+    own = shape.architecture
+    return own.norms if kind == "full_attention" else own.recurrence.norms
+
+
 def layer_prefixes(shape: ModelShape) -> list[str]:
     """What the names of each layer's tensors begin with, that of the layer that drafts included."""
     return [*(layer_prefix(i) for i in range(shape.layers)), *([DRAFT_LAYER] if shape.draft_layers else [])]
@@ -65,8 +71,8 @@ def official_fp8(name: str) -> bool:
 
 
 def _layer(shape: ModelShape, prefix: str, kind: str, expert: bool, fused: bool) -> Iterator[tuple[str, Shape]]:
-    yield f"{prefix}input_layernorm.weight", (shape.hidden,)
-    yield f"{prefix}post_attention_layernorm.weight", (shape.hidden,)
+    for norm in norms(shape, kind):
+        yield f"{prefix}{norm}.weight", (shape.hidden,)
     mixer = _attention(shape) if kind == "full_attention" else _linear(shape)
     mlp = _experts(shape, fused) if expert else _mlp("mlp.", shape.hidden, shape.mlp_width)
     for part in (mixer, mlp):
@@ -81,25 +87,28 @@ def _attention(s: ModelShape) -> Iterator[tuple[str, Shape]]:
     yield "self_attn.v_proj.weight", (kv, s.hidden)
     yield "self_attn.o_proj.weight", (s.hidden, inner)
     if s.architecture.qk_norm:
-        yield "self_attn.q_norm.weight", (s.head_dim,)
-        yield "self_attn.k_norm.weight", (s.head_dim,)
+        whole = s.architecture.qk_norm_whole
+        yield "self_attn.q_norm.weight", (inner if whole else s.head_dim,)
+        yield "self_attn.k_norm.weight", (kv if whole else s.head_dim,)
 
 
 def _linear(s: ModelShape) -> Iterator[tuple[str, Shape]]:
-    inner = s.value_heads * s.value_dim
-    if s.architecture.by_key_head:
-        yield "linear_attn.in_proj_qkvz.weight", (s.conv_channels + inner, s.hidden)
-        yield "linear_attn.in_proj_ba.weight", (2 * s.value_heads, s.hidden)
-    else:
-        yield "linear_attn.in_proj_qkv.weight", (s.conv_channels, s.hidden)
-        yield "linear_attn.in_proj_z.weight", (inner, s.hidden)
-        yield "linear_attn.in_proj_b.weight", (s.value_heads, s.hidden)
-        yield "linear_attn.in_proj_a.weight", (s.value_heads, s.hidden)
-    yield "linear_attn.conv1d.weight", (s.conv_channels, 1, s.conv_kernel)
+    own, inner, keys = s.architecture.recurrence, s.value_heads * s.value_dim, s.key_heads * s.key_dim
+    wide = {
+        "in_proj_qkvz": s.conv_channels + inner, "in_proj_qkv": s.conv_channels, "in_proj_z": inner,
+        "q_proj": keys, "k_proj": keys, "v_proj": inner, "g_proj": inner,
+    }  # fmt: skip
+    channels = {"conv1d": s.conv_channels, "q_conv1d": keys, "k_conv1d": keys, "v_conv1d": inner}
+    for name in own.wide:
+        yield f"linear_attn.{name}.weight", (wide[name], s.hidden)
+    for name in own.narrow:
+        yield f"linear_attn.{name}.weight", (2 * s.value_heads // len(own.narrow), s.hidden)
+    for name in own.convs:
+        yield f"linear_attn.{name}.weight", (channels[name], 1, s.conv_kernel)
     yield "linear_attn.A_log", (s.value_heads,)
     yield "linear_attn.dt_bias", (s.value_heads,)
-    yield "linear_attn.norm.weight", (s.value_dim,)
-    yield "linear_attn.out_proj.weight", (s.hidden, inner)
+    yield f"linear_attn.{own.norm}.weight", (s.value_dim,)
+    yield f"linear_attn.{own.out}.weight", (s.hidden, inner)
 
 
 def _mlp(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, Shape]]:

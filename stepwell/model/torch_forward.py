@@ -93,7 +93,9 @@ class TorchForward:
         inner, kv = layer.heads * dim, layer.kv_heads * dim
         qk, v, gate = layer.into(x).split_with_sizes((inner + kv, kv, inner if layer.gated else 0), -1)
         qk = qk.view(rows, -1, dim)
-        normed = qk.float() if layer.qk_norm is None else _normed(qk, layer.qk_norm)
+        normed = (
+            qk.float() if layer.qk_norm is None else _normed(qk, layer.qk_norm, layer.heads if layer.whole else None)
+        )
         both = rotate(normed, self.angles).to(x.dtype)
         q, k = both.split_with_sizes((layer.heads, layer.kv_heads), 1)
         v = v.view(rows, -1, dim)
@@ -109,6 +111,8 @@ class TorchForward:
         heads, inner = layer.value_heads, layer.value_heads * layer.value_dim
         qkv, z, b, a = layer.into(x).split_with_sizes((layer.conv.shape[1], inner, heads, heads), -1)
         beta = b.float().sigmoid()
+        if layer.beta != 1.0:
+            beta = beta * layer.beta
         g = F.softplus(a.float() + layer.dt_bias).mul_(layer.rate)
         y = gated_rms_norm(
             self._mixed(layer, qkv, g, beta), z.view(-1, heads, layer.value_dim), layer.norm.weight, layer.norm.eps
@@ -195,10 +199,13 @@ def _by_query_head(scales: Tensor, layer: Attention) -> Tensor:
     return scales.repeat_interleave(layer.heads // layer.kv_heads).unsqueeze(-1)
 
 
-def _normed(x: Tensor, norm: Norm) -> Tensor:
-    """float32."""
+def _normed(x: Tensor, norm: Norm, queries: int | None) -> Tensor:
+    """float32. Each head by itself; or, with the number of query heads, these at once, and key heads at once."""
     y = x.float()
-    return torch.mul(y, inverse_rms(y, norm.eps)).mul_(norm.weight)
+    if queries is None:
+        return torch.mul(y, inverse_rms(y, norm.eps)).mul_(norm.weight)
+    parts = [part * inverse_rms(part.flatten(1), norm.eps).unsqueeze(-1) for part in y.tensor_split((queries,), 1)]
+    return torch.cat(parts, 1).mul_(norm.weight)
 
 
 def _inputs(layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor) -> DeltaInputs:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from stepwell.base.architectures import ARCHITECTURES, Architecture
 from stepwell.testing.tokenizer import readable, train_tokenizer, write_tokenizer
 
-Arch: TypeAlias = Literal["qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_moe", "llama"]
+Arch: TypeAlias = Literal["qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_moe", "llama", "olmo_hybrid"]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 _NAMES = {
@@ -33,6 +33,7 @@ _NAMES = {
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "llama": ("llama", "LlamaForCausalLM"),
+    "olmo_hybrid": ("olmo_hybrid", "OlmoHybridForCausalLM"),
 }
 _FULL_EVERY = 4  # one layer in four is full attention in hybrids, as in the released models
 
@@ -136,6 +137,7 @@ def _config(sizes: _Sizes, max_positions: int) -> dict[str, Any]:
     model_type, architecture = _NAMES[sizes.arch]
     layers = range(sizes.layers)
     shared = {"partial_rotary_factor": sizes.model.rotary_share} if sizes.model.rotary_share < 1 else {}
+    theta = None if sizes.model.rotary_optional else 1_000_000.0
     config: dict[str, Any] = {
         "architectures": [architecture],
         "attention_bias": False,
@@ -154,7 +156,7 @@ def _config(sizes: _Sizes, max_positions: int) -> dict[str, Any]:
         "num_key_value_heads": sizes.kv_heads,
         "pad_token_id": 0,
         "rms_norm_eps": 1e-06,
-        "rope_parameters": {**shared, "rope_theta": 1_000_000.0, "rope_type": "default"},
+        "rope_parameters": {**shared, "rope_theta": theta, "rope_type": "default"},
         "tie_word_embeddings": False,
         "use_cache": True,
         "vocab_size": sizes.vocab,
@@ -189,8 +191,8 @@ def _shapes(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "lm_head.weight", (sizes.vocab, h)
     for layer in range(sizes.layers):
         prefix = f"model.layers.{layer}."
-        yield prefix + "input_layernorm.weight", (h,)
-        yield prefix + "post_attention_layernorm.weight", (h,)
+        for name in sizes.model.norms if sizes.full(layer) else sizes.model.recurrence.norms:
+            yield f"{prefix}{name}.weight", (h,)
         mixer = _attention(sizes) if sizes.full(layer) else _linear_attention(sizes)
         for name, shape in (*mixer, *_mlp(sizes)):
             yield prefix + name, shape
@@ -212,12 +214,16 @@ def _attention(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "self_attn.v_proj.weight", (sizes.kv_heads * d, h)
     yield "self_attn.o_proj.weight", (h, sizes.heads * d)
     if sizes.model.qk_norm:
-        yield "self_attn.q_norm.weight", (d,)
-        yield "self_attn.k_norm.weight", (d,)
+        whole = sizes.model.qk_norm_whole
+        yield "self_attn.q_norm.weight", (sizes.heads * d if whole else d,)
+        yield "self_attn.k_norm.weight", (sizes.kv_heads * d if whole else d,)
 
 
 def _linear_attention(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     h, heads = sizes.hidden, sizes.linear_value_heads
+    if sizes.arch == "olmo_hybrid":
+        yield from _linear_attention_apart(sizes)
+        return
     if sizes.arch == "qwen3_next":
         yield "linear_attn.in_proj_qkvz.weight", (2 * sizes.keys + 2 * sizes.values, h)
         yield "linear_attn.in_proj_ba.weight", (2 * heads, h)
@@ -231,6 +237,21 @@ def _linear_attention(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "linear_attn.dt_bias", (heads,)
     yield "linear_attn.norm.weight", (sizes.linear_dim,)
     yield "linear_attn.out_proj.weight", (h, sizes.values)
+
+
+def _linear_attention_apart(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """With queries, keys, values and gates each in tensors of their own."""
+    h, heads = sizes.hidden, sizes.linear_value_heads
+    for name, width in (("q", sizes.keys), ("k", sizes.keys), ("v", sizes.values)):
+        yield f"linear_attn.{name}_proj.weight", (width, h)
+        yield f"linear_attn.{name}_conv1d.weight", (width, 1, sizes.kernel)
+    yield "linear_attn.g_proj.weight", (sizes.values, h)
+    yield "linear_attn.b_proj.weight", (heads, h)
+    yield "linear_attn.a_proj.weight", (heads, h)
+    yield "linear_attn.A_log", (heads,)
+    yield "linear_attn.dt_bias", (heads,)
+    yield "linear_attn.o_norm.weight", (sizes.linear_dim,)
+    yield "linear_attn.o_proj.weight", (h, sizes.values)
 
 
 def _mlp(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:

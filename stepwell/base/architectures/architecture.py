@@ -6,6 +6,36 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 ExpertLayers: TypeAlias = Literal["none", "all", "listed"]
+Norms: TypeAlias = tuple[str, str]
+"""Names of a layer's norms: of the half that mixes tokens, and of its MLP."""
+_NORMS = "input_layernorm", "post_attention_layernorm"
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """How the tensors of a layer of the gated delta rule are stored, and what differs in its arithmetic.
+
+    by_key_head   projections are stored key head by key head
+    wide          projections to queries, keys, values and gates, in the order in which their rows are stacked
+    narrow        those to b and a, one number for each value head
+    convs         the convolution's channels, in the order of the projections'
+    norm, out     the norm of what comes out of the state, and the projection behind it
+    norms         of these layers
+    largest_beta  β lies between 0 and this; above 1 the state's sign may turn
+    eps           of that norm, where it is not the model's
+    sizes_given   config.json must name the sizes; else those of the released Qwen models are the defaults
+    """
+
+    by_key_head: bool = False
+    wide: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")
+    narrow: tuple[str, ...] = ("in_proj_b", "in_proj_a")
+    convs: tuple[str, ...] = ("conv1d",)
+    norm: str = "norm"
+    out: str = "out_proj"
+    norms: Norms = _NORMS
+    largest_beta: float = 1.0
+    eps: float | None = None
+    sizes_given: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +45,16 @@ class Architecture:
     model_type     as config.json names it
     wrapper        `model_type` of a vision model that holds this one as its `text_config`
     recurrent      layers are recurrent but for one in `full_attention_interval`, unless `layer_types` says otherwise; else all attend
-    by_key_head    the recurrence's projections are stored key head by key head, in two matrices instead of four
+    recurrence     how these layers are stored
+    kv_heads_as_heads  a config.json without `num_key_value_heads` means as many as heads
     head_dim       where config.json does not say; None: hidden_size / num_attention_heads
     rotary_share   share of each head that is rotated, where config.json does not say
+    rotary_optional  a config.json without `rope_theta` means that nothing is rotated
     gated          attention has an output gate, stored with the queries
     qk_norm        queries and keys are normed, head by head
+    qk_norm_whole  each of the two over all heads at once
+    norms          of attention layers
+    norm_after     in attention layers, norms are for what the halves compute, and not for what they read
     centred        weights of norms are stored about zero: 1 is added
     experts        which layers have experts: "listed" as `decoder_sparse_step` and `mlp_only_layers` say
     shared_expert  a mixture has one more expert that serves every token, behind its own gate
@@ -30,11 +65,16 @@ class Architecture:
     model_type: str
     wrapper: str | None = None
     recurrent: bool = False
-    by_key_head: bool = False
+    recurrence: Recurrence = Recurrence()
+    kv_heads_as_heads: bool = False
     head_dim: int | None = None
     rotary_share: float = 1.0
+    rotary_optional: bool = False
     gated: bool = False
     qk_norm: bool = True
+    qk_norm_whole: bool = False
+    norms: Norms = _NORMS
+    norm_after: bool = False
     centred: bool = False
     experts: ExpertLayers = "none"
     shared_expert: bool = False

@@ -2,4 +2,4 @@
 
 from stepwell.base.architectures.architecture import Architecture
 
-LLAMA = Architecture("llama", qk_norm=False, fixed=(("mlp_bias", False),))
+LLAMA = Architecture("llama", kv_heads_as_heads=True, qk_norm=False, fixed=(("mlp_bias", False),))

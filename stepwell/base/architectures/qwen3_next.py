@@ -1,11 +1,11 @@
 """Qwen3-Next: three layers of the gated delta rule to one of gated attention, dense or with experts."""
 
-from stepwell.base.architectures.architecture import Architecture
+from stepwell.base.architectures.architecture import Architecture, Recurrence
 
 QWEN3_NEXT = Architecture(
     "qwen3_next",
     recurrent=True,
-    by_key_head=True,
+    recurrence=Recurrence(by_key_head=True, wide=("in_proj_qkvz",), narrow=("in_proj_ba",)),
     head_dim=256,
     rotary_share=0.25,
     gated=True,

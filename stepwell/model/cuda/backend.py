@@ -340,7 +340,7 @@ def unfit(config: HybridConfig, dtype: torch.dtype) -> str:
     """Why the kernels cannot compute this model; empty if they can."""
     shape = config.shape
     own = shape.architecture
-    if not (own.recurrent and own.gated and own.qk_norm):
+    if not (own.recurrent and own.gated and own.qk_norm) or own.qk_norm_whole or own.recurrence.largest_beta != 1.0:
         return f"the kernels are for hybrid models with gated attention, not for a {own.model_type}"
     dims = (shape.head_dim, shape.key_dim, shape.value_dim)
     if any(dim & (dim - 1) or dim < 16 for dim in dims):
