@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.store.disk.files import POINTS
 from stepwell.testing import crash
-from stepwell.testing.crash import Crashes, Sums, working_folder
+from stepwell.testing.crash import Run, Sums
 from stepwell.testing.onfiles import VOCAB, OnFiles
 from stepwell.testing.shelves import Verdict, judge
 from stepwell.testing.telltale import answer
@@ -30,12 +33,27 @@ def served(prompt: Ints = PROMPT) -> Ints:
     return np.concatenate([prompt, np.array(answer(prompt, 4, VOCAB), np.int32)])
 
 
+_PROGRAM = """
+import dataclasses, json, logging, sys
+from stepwell.testing.crash import Crashes, working_folder
+logging.getLogger("stepwell").setLevel(logging.ERROR)
+with working_folder() as place:
+    crashes = Crashes(place, seed=1)
+    assert not crashes.unreached
+    print(json.dumps([dataclasses.asdict(crashes.run()) for _ in range(int(sys.argv[1]))]))
+"""
+
+
+def runs_apart(count: int) -> list[Run]:
+    """Runs in a process that has one thread: a child forked from one that has several can hang on what the others held."""
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, str(count)], capture_output=True, text=True, timeout=240)
+    assert not done.returncode, done.stderr
+    return msgspec.json.decode(done.stdout, type=list[Run])
+
+
 @pytest.mark.long
 def test_two_dozen_kills_leave_nothing_wrong() -> None:
-    with working_folder() as place:
-        crashes = Crashes(place, seed=1)
-        assert not crashes.unreached
-        runs = [crashes.run() for _ in range(24)]
+    runs = runs_apart(24)
     sums = Sums.of(runs)
     assert sums == Sums(24, 0, 0, 0), runs
     assert sum(run.died for run in runs) >= 12
@@ -44,9 +62,7 @@ def test_two_dozen_kills_leave_nothing_wrong() -> None:
 
 
 def test_some_kills_leave_nothing_wrong() -> None:
-    with working_folder() as place:
-        crashes = Crashes(place, seed=1)
-        runs = [crashes.run() for _ in range(6)]
+    runs = runs_apart(6)
     assert Sums.of(runs) == Sums(6, 0, 0, 0), runs
     assert sum(run.died for run in runs) >= 3
 
@@ -55,9 +71,11 @@ def test_every_point_is_numbered_once() -> None:
     assert len(set(POINTS)) == len(POINTS)
 
 
-def test_command_ends_with_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert crash.main(["--runs", "2", "--seed", "5"]) == 0
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_command_ends_with_one_line_of_json() -> None:
+    command = [sys.executable, "-m", "stepwell.testing.crash", "--runs", "2", "--seed", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert not done.returncode, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
     assert last == {"runs": 2, "wrong_answers": 0, "unverified_visible": 0, "lost_slots": 0}
 
 
