@@ -39,7 +39,7 @@ from stepwell.cache.life import (
     Pending,
     Standing,
 )
-from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
+from stepwell.cache.moves import DEVICE, DISK, HOST, NATIVE, Tier
 from stepwell.cache.pins import Pins
 from stepwell.cache.pool import Pool, TierUse
 from stepwell.cache.ranking import Offers, Ranking
@@ -54,7 +54,7 @@ class Account:
         self.config = config
         self.archive = archive or Archive()
         self.journal: Journal | None = None  # what can be read is noted there, where somebody wants to know
-        sizes = zip(Tier, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
+        sizes = zip(NATIVE, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
         ready = {HOST: config.host_ready}
         self.pools = {tier: Pool(size, ready.get(tier)) for tier, size in sizes if size}
         self.policy = config.policy

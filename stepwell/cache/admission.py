@@ -10,22 +10,28 @@ An aborted `Loading` keeps its target pages until its last ticket has been repor
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
 
 from stepwell.base.errors import StalePlan
 from stepwell.base.geometry import Ints
 from stepwell.cache.content import publish, touch
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
-from stepwell.cache.moves import DEVICE, DISK, HOST, Extent, LiveState, Move, Report
+from stepwell.cache.moves import DEVICE, DISK, EXTERNAL, HOST, Extent, LiveState, Move, Name, Report, Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
-from stepwell.cache.plan import Option, Plan, losses
+from stepwell.cache.plan import Option, Plan, Source, losses
 from stepwell.cache.shed import secure
-from stepwell.cache.survey import gather
+from stepwell.cache.survey import Survey, gather
 from stepwell.cache.table import BlockTable
+from stepwell.cache.tree import Node
 
 COPY_PAGES = {HOST: 256, DISK: 32}
 """Pages in one copy of a leg: long enough for full speed, short enough that one bad copy condemns little. Copies from disk are
 shorter, so that some are read while others go on to the device."""
+COPY_CHUNKS = 4
+"""Chunks in one copy from an external store."""
 
 _LOSS = {
     Reason.NO_ROOM: Loss.NO_ROOM,
@@ -37,9 +43,13 @@ _LOSS = {
 }
 
 
+Tried: TypeAlias = tuple[tuple[Tier, str, bool], ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """What commit took. `path` holds the resident KV of every option, `images[i]` the image of option i, `sources` what the leg reads."""
+    """What commit took. `path` holds the resident KV of every option, `images[i]` the image of option i, `sources` what legs read, and
+    `legs[i]` is where option i reads its leg. The offer of an external store, if there is one, is leased."""
 
     request_id: str
     plan: Plan
@@ -48,6 +58,7 @@ class Held:
     path: Lease
     images: tuple[Lease | None, ...]
     sources: tuple[Lease, ...]
+    legs: tuple[tuple[Extent, ...], ...]
     table: BlockTable
 
     @property
@@ -61,6 +72,7 @@ class Loading:
     """Option `index` is on its way. `moves` are to be carried out; `waiting` are the tickets not yet reported.
 
     reason, skipped   why the start will not be further, and the boundary that was passed over for it (0: none)
+    tried             loads of the options before that have ended, as `AdmissionOutcome.legs` tells them
     """
 
     held: Held
@@ -70,6 +82,7 @@ class Loading:
     failed: tuple[Move, ...]
     reason: Reason
     skipped: int
+    tried: Tried = ()
 
     @property
     def option(self) -> Option:
@@ -101,13 +114,12 @@ def commit(directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot
     if plan.epoch != directory.epoch:
         raise StalePlan(plan.epoch, directory.epoch)
     aim, found, block = plan.aim, plan.survey, directory.tree.block
-    legs = tuple(Extent(s.tier, gather(found.path, s.tier, s.start, s.end, block)) for s in aim.leg) if aim.leg else ()
+    legs = tuple(tuple(_extent(found, source, block) for source in option.leg) for option in plan.options)
     images = tuple(
         directory.lease(o.foothold.rung.image, o.foothold.tier) if o.foothold is not None else None
         for o in plan.options
     )
-    tiers = sorted({source.tier for source in aim.leg})
-    sources = tuple(directory.lease(next(n for n in found.path if n.end >= aim.leg_end).kv, t) for t in tiers)
+    sources = tuple(directory.lease(node.kv, tier) for tier, node in _leaves(plan))
     path = _lease_path(directory, plan, now)
     table = BlockTable(directory.pages_of(path.item.node, aim.shared))
     directory.promise(table, plan.need)
@@ -115,8 +127,30 @@ def commit(directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot
     secured = secure(directory, pages, force=True)
     assert secured, f"{pages} pages planned, {directory.room()} found"
     directory.grow(table, pages)
-    held = Held(request_id, plan, tokens, slot, path, images, sources, table)
-    return _begin(directory, held, 0, legs, plan.reason, plan.skipped, now)
+    held = Held(request_id, plan, tokens, slot, path, images, sources, legs, table)
+    return _begin(directory, held, 0, plan.reason, plan.skipped, now)
+
+
+def _extent(found: Survey, source: Source, block: int) -> Extent:
+    """Where the pages of `source` are."""
+    if source.tier == EXTERNAL:
+        return _count((source.end - source.start) // block)
+    return Extent(source.tier, gather(found.path, source.tier, source.start, source.end, block))
+
+
+def _count(pages: int) -> Extent:
+    """So many pages of an external store: names say which."""
+    return Extent(EXTERNAL, np.arange(pages, dtype=np.int32))
+
+
+def _leaves(plan: Plan) -> list[tuple[Tier, Node]]:
+    """By native tier, the node that ends the deepest leg that any option reads there."""
+    ends: dict[Tier, int] = {}
+    for option in plan.options:
+        native = [source for source in option.leg if source.tier != EXTERNAL]
+        for source in native:
+            ends[source.tier] = max(ends.get(source.tier, 0), native[-1].end)
+    return [(tier, next(n for n in plan.survey.path if n.end >= ends[tier])) for tier in sorted(ends)]
 
 
 def _lease_path(directory: Directory, plan: Plan, now: float) -> Lease:
@@ -130,21 +164,25 @@ def _lease_path(directory: Directory, plan: Plan, now: float) -> Lease:
 
 
 def _begin(
-    directory: Directory, held: Held, index: int, legs: tuple[Extent, ...], reason: Reason, skipped: int, now: float
+    directory: Directory, held: Held, index: int, reason: Reason, skipped: int, now: float, tried: Tried = ()
 ) -> Ready | Loading:
     """Start option `index`: its moves, or at once where there are none."""
     option = held.plan.options[index]
     if not option.loads:
-        return _ready(directory, held, index, reason, skipped, now)
+        return _ready(directory, held, index, reason, skipped, now, tried)
     moves: list[Move] = []
-    at = option.shared // directory.tree.block
-    for source, extent in zip(option.leg, legs, strict=True):
-        size = COPY_PAGES[source.tier]
+    block, offer = directory.tree.block, option.offer
+    at = option.shared // block
+    for source, extent in zip(option.leg, held.legs[index], strict=True):
+        size = COPY_PAGES[source.tier] if source.tier != EXTERNAL else _chunk_pages(directory) * COPY_CHUNKS
         for first in range(0, len(extent.slots), size):
             part = Extent(source.tier, extent.slots[first : first + size])
             target = Extent(DEVICE, held.table.pages[at : at + len(part.slots)].copy())
-            end = min(source.end, source.start + (first + len(part.slots)) * directory.tree.block)
-            moves.append(Move(directory.ticket(), "kv", part, target, end))
+            end = min(source.end, source.start + (first + len(part.slots)) * block)
+            names: tuple[Name, ...] = ()
+            if source.tier == EXTERNAL and offer is not None:
+                names = tuple(offer.trail.records(end - len(part.slots) * block, end))
+            moves.append(Move(directory.ticket(), "kv", part, target, end, names))
             at += len(part.slots)
     foothold = option.foothold
     if foothold is not None and foothold.tier != DEVICE:
@@ -152,7 +190,15 @@ def _begin(
         assert image is not None, "a leased image stays where it is"
         move = Move(directory.ticket(), "image", Extent(foothold.tier, image), LiveState(held.slot), option.boundary)
         moves.append(move)
-    return Loading(held, index, tuple(moves), frozenset(m.ticket for m in moves), (), reason, skipped)
+    if offer is not None:
+        pages, name = _count(directory.config.geometry.image_pages), offer.trail.image(option.boundary)
+        moves.append(Move(directory.ticket(), "image", pages, LiveState(held.slot), option.boundary, (name,)))
+    return Loading(held, index, tuple(moves), frozenset(m.ticket for m in moves), (), reason, skipped, tried)
+
+
+def _chunk_pages(directory: Directory) -> int:
+    """Pages of a chunk of the external store."""
+    return directory.config.external_chunk // directory.tree.block
 
 
 def reported(loading: Loading, report: Report) -> Loading:
@@ -170,12 +216,24 @@ def settle(directory: Directory, loading: Loading, now: float) -> Ready | Loadin
     assert not loading.waiting
     held, option = loading.held, loading.option
     _share_path(directory, held)
+    tried = (*loading.tried, *_tried(loading))
     if not loading.failed:
-        return _ready(directory, held, loading.index, loading.reason, loading.skipped, now)
+        if directory.external is not None:
+            for move in loading.moves:
+                directory.external.saw(move.what, move.names)
+        return _ready(directory, held, loading.index, loading.reason, loading.skipped, now, tried)
     for move in loading.failed:
         _condemn_source(directory, held, option, move)
     reason = _failed_leg(loading.failed)
-    return _begin(directory, held, loading.index + 1, (), reason, max(loading.skipped, option.boundary), now)
+    skipped = max(loading.skipped, option.boundary)
+    return _begin(directory, held, loading.index + 1, reason, skipped, now, tried)
+
+
+def _tried(loading: Loading) -> Tried:
+    """The legs of a load that has ended, by tier."""
+    failed = {(move.source.tier, move.what) for move in loading.failed}
+    legs = dict.fromkeys((move.source.tier, move.what) for move in loading.moves)
+    return tuple((tier, what, (tier, what) not in failed) for tier, what in legs)
 
 
 def give_up(directory: Directory, loading: Loading) -> Reason:
@@ -205,6 +263,10 @@ def _condemn_source(directory: Directory, held: Held, option: Option, move: Move
     """A failed leg removes its source before the next plan."""
     assert isinstance(move.source, Extent)
     tier = move.source.tier
+    if tier == EXTERNAL:
+        assert directory.external is not None
+        directory.external.forget(move.what, move.names)
+        return
     if move.what == "image":
         assert option.foothold is not None
         directory.condemn(option.foothold.rung.image, tier)
@@ -219,7 +281,9 @@ def _condemn_source(directory: Directory, held: Held, option: Option, move: Move
         directory.condemn(node.kv, tier)
 
 
-def _ready(directory: Directory, held: Held, index: int, reason: Reason, skipped: int, now: float) -> Ready:
+def _ready(
+    directory: Directory, held: Held, index: int, reason: Reason, skipped: int, now: float, tried: Tried = ()
+) -> Ready:
     """Publish the loaded range; let go of every hold but the path and the image to start from."""
     option = held.plan.options[index]
     foothold = option.foothold
@@ -231,9 +295,11 @@ def _ready(directory: Directory, held: Held, index: int, reason: Reason, skipped
     for lease in held.leases:
         if lease is not image:
             directory.release(lease)
+    _end_offer(directory, held)
     touch(directory, held.plan.survey, foothold.rung if foothold else None, option.boundary, now)
     outcome = outcome_of(held.plan, held.request_id, directory.config.geometry.rung_grid, index, reason, skipped)
-    state_loaded = foothold is not None and image is None
+    outcome = replace(outcome, legs=tried) if tried else outcome
+    state_loaded = option.offer is not None or (foothold is not None and image is None)
     return Ready(option.boundary, held.path.item.node.end, held.table, held.path, image, state_loaded, outcome, index)
 
 
@@ -241,7 +307,7 @@ def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reaso
     """How the admission of `plan` ends where its option `index` is what came."""
     option = plan.options[index]
     found, boundary = plan.survey, option.boundary
-    below = {HOST: 0, DISK: 0}
+    below = {HOST: 0, DISK: 0, EXTERNAL: 0}
     for source in option.leg:
         below[source.tier] += max(0, min(source.end, boundary) - max(source.start, found.device))
     why = _LOSS.get(reason, Loss.TOO_SMALL)
@@ -255,12 +321,13 @@ def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reaso
         recomputed=found.tokens - boundary,
         boundary=boundary,
         hit=plan.hit,
-        state_tier=foothold.tier if foothold else None,
+        state_tier=EXTERNAL if option.offer else foothold.tier if foothold else None,
         reason=reason,
         lost=losses(found, boundary, skipped, why, grid) if reason != Reason.NOT_READ else ((why, found.tokens),),
         diverged_at=found.diverged_at,
         loaded=option.loads,
         fallback_weakened=plan.fallback_weakened,
+        external=below[EXTERNAL],
     )
 
 
@@ -268,4 +335,12 @@ def abandon(directory: Directory, held: Held) -> None:
     """Let go of everything: the request ended before it could run. Only once no copy writes its pages any more."""
     for lease in (*held.leases, held.path):
         directory.release(lease)
+    _end_offer(directory, held)
     directory.close(held.table)
+
+
+def _end_offer(directory: Directory, held: Held) -> None:
+    """Nothing is read from the external store any more."""
+    offer = held.plan.aim.offer
+    if offer is not None and directory.external is not None:
+        directory.external.let_go(offer.number)

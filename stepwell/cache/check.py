@@ -10,7 +10,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.life import ARRIVING, CONDEMNED, DIRTY, FREE, GONE, HELD, LEAVING, Standing
-from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
+from stepwell.cache.moves import DEVICE, DISK, HOST, NATIVE, Tier
 from stepwell.cache.tree import Item, Node
 
 
@@ -42,7 +42,7 @@ def _check_node(directory: Directory, node: Node) -> None:
     assert len(node.tokens) == node.end - node.start, f"{node!r} has {len(node.tokens)} tokens"
     assert node.start == parent.end, f"{node!r} does not follow {parent!r}"
     assert parent.children.get(directory.tree.head(node)) is node, f"{node!r} is filed wrongly"
-    for tier in Tier:
+    for tier in NATIVE:
         slots = node.kv.at[tier]
         assert slots is None or len(slots) * block == node.end - node.start, (
             f"{node.kv!r} has an extent of another length"
@@ -50,7 +50,9 @@ def _check_node(directory: Directory, node: Node) -> None:
     if node.kv.at[DEVICE] is not None and parent.parent is not None:
         assert parent.kv.at[DEVICE] is not None, f"{node!r} is on the device below a gap"
     children = [child.kv for child in node.children.values()]
-    assert node.kv.below == [sum(kv.at[t] is not None for kv in children) for t in Tier], f"{node!r} miscounts children"
+    assert node.kv.below == [sum(kv.at[t] is not None for kv in children) for t in NATIVE], (
+        f"{node!r} miscounts children"
+    )
     assert node.kv.soiled == sum(kv.standing == DIRTY for kv in children), f"{node!r} miscounts dirty children"
     assert node.kv.held_up == sum(kv.standing >= HELD for kv in children), f"{node!r} miscounts children that hold it"
     for item in node.items():
@@ -66,7 +68,7 @@ def _check_node(directory: Directory, node: Node) -> None:
 def _check_life(item: Item) -> None:
     """What each copy is, and what is under way, say the same."""
     pending = item.pending
-    for tier in Tier:
+    for tier in NATIVE:
         life, where = item.life[tier], f"{item!r} in {tier.name.lower()}"
         assert (life >= CONDEMNED) == (item.at[tier] is not None), f"{where} has {item.size(tier)} slots"
         assert life != ARRIVING or (pending is not None and pending.tier == tier), f"{where} waits for nothing"
@@ -159,7 +161,7 @@ def _check_locks(directory: Directory, nodes: list[Node]) -> None:
         for held in path:
             expected[id(held), lease.tier] = expected.get((id(held), lease.tier), 0) + 1
     for item in _items([*nodes, *directory.tree.roots.values(), *directory.tree.condemned]):
-        for tier in Tier:
+        for tier in NATIVE:
             count = expected.pop((id(item), tier), 0)
             assert item.locks[tier] == count, f"{item!r}: {item.locks[tier]} locks in {tier.name}, {count} leases"
     assert not expected, f"{len(expected)} leased items are not in the tree"

@@ -7,6 +7,7 @@ from math import sqrt
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
+from stepwell.cache.moves import EXTERNAL, Tier
 from stepwell.cache.policy import Ladder, Policy
 
 
@@ -18,7 +19,8 @@ class CacheConfig:
     host_ready                 slots of host that may be used from the start; `Account.widen` adds the others, until `Account.settle`.
                                None: all
     chunk                      tokens; the copy unit below the device
-    whole_chunks               the store below reads whole chunks only (LMCache); a native store reads single blocks
+    whole_chunks               the store below reads whole chunks only; a native store reads single blocks
+    external_chunk             tokens of a chunk of the external store (LMCache), which reads whole ones only; 0: there is none
     interval                   tokens between insurance rungs
     min_load_tokens            load from a tier only what gains at least this much; None: decide by expected time
     clean_share                share of a tier kept free or already copied below
@@ -37,6 +39,7 @@ class CacheConfig:
     disk_slots: int = 0
     chunk: int = 256
     whole_chunks: bool = False
+    external_chunk: int = 0
     interval: int = 8192
     min_load_tokens: int | None = None
     clean_share: float = 0.05
@@ -58,6 +61,10 @@ class CacheConfig:
             )
         if self.chunk < block or self.chunk % block:
             raise ConfigError(f"chunk {self.chunk} must be a multiple of --block-size {block}")
+        if self.external_chunk % block:
+            raise ConfigError(
+                f"the external store's chunk of {self.external_chunk} tokens must be a multiple of --block-size {block}"
+            )
         if self.host_ready is not None and not 0 <= self.host_ready <= self.host_slots:
             raise ConfigError(f"{self.host_ready} slots of host cannot be ready: there are {self.host_slots}")
         if not 0 <= self.clean_share <= 1:
@@ -74,6 +81,7 @@ class Costs:
 
     prefill_tokens_per_s   the part of prefill that grows with its tokens
     bytes_per_s            per tier, of a copy into the device (the device's own copies count as free)
+    external_bytes_per_s   of a copy from an external store, likewise
     latency_s              fixed price of any load
     attention_s_per_pair   of prefill, for each (query, key) pair of tokens, on top: it grows with the context
     decode_s               a step of decodes alone, as they are now
@@ -86,6 +94,11 @@ class Costs:
     attention_s_per_pair: float = 0.0
     decode_s: float = 0.0
     prompt_step_s: float = 0.0
+    external_bytes_per_s: float = 1e9
+
+    def speed(self, tier: Tier) -> float:
+        """Bytes a second of a copy from `tier` into the device."""
+        return self.external_bytes_per_s if tier == EXTERNAL else self.bytes_per_s[tier]
 
     def prefill_seconds(self, start: int, end: int) -> float:
         """Seconds that tokens [start, end) of a prompt add to a step; `prompt_step_s` comes on top, once a step."""

@@ -15,6 +15,8 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.account import Account
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.external.ledger import External
+from stepwell.cache.external.offer import Offer
 from stepwell.cache.leases import Flight, Lease, lock, lock_path, unlock
 from stepwell.cache.life import CONDEMNED
 from stepwell.cache.moves import DEVICE, DISK, Tier
@@ -30,8 +32,9 @@ from stepwell.cache.tree import Item, Node, Root, Rung, RungKind, Tree
 class Directory(Account):
     """See the module. Mutating methods never fail half way: what they need is asserted before the first change."""
 
-    def __init__(self, config: CacheConfig, archive: Archive | None = None) -> None:
+    def __init__(self, config: CacheConfig, archive: Archive | None = None, external: External | None = None) -> None:
         super().__init__(config, archive)
+        self.external = external
         self.tree = Tree(config.geometry.block)
         self.reserved = self.condemnations = 0  # the latter counts quarantines
         self.leases: set[Lease] = set()
@@ -56,10 +59,10 @@ class Directory(Account):
     def survey(self, salt: str, prompt: Ints) -> Survey:
         return survey(self.tree, salt, prompt)
 
-    def plan(self, salt: str, prompt: Ints, costs: Costs, read: bool = True) -> Plan | Wait:
-        """How a request for `prompt` would start now. Changes nothing, counters included."""
+    def plan(self, salt: str, prompt: Ints, costs: Costs, read: bool = True, offer: Offer | None = None) -> Plan | Wait:
+        """How a request for `prompt` would start now, given what an external store offers. Changes nothing, counters included."""
         found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), None)
-        answer = plan(found, salt, self.epoch, self.room(), self.config, costs)
+        answer = plan(found, salt, self.epoch, self.room(), self.config, costs, offer)
         return answer if read or isinstance(answer, Wait) else answer._replace(reason=Reason.NOT_READ)
 
     def plan_return(self, salt: str, tokens: Ints, computed: int, costs: Costs) -> Plan | Wait | None:

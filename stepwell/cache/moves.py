@@ -11,17 +11,22 @@ from stepwell.base.geometry import Ints
 
 
 class Tier(IntEnum):
-    """Where bytes are. Lower is faster."""
+    """Where bytes are. Lower is faster. The directory knows every slot of the native tiers; an external store has an index of its own,
+    is asked for each prompt anew (`stepwell.cache.external`), and has no slots: an extent there only counts pages."""
 
     DEVICE = 0
     HOST = 1
     DISK = 2
+    EXTERNAL = 3
 
     __hash__ = int.__hash__  # an enum hashes its name, in Python; tiers are looked up on every path
 
 
-DEVICE, HOST, DISK = Tier
+DEVICE, HOST, DISK, EXTERNAL = Tier
 """To look up `Tier.DEVICE` takes twenty times as long in Python 3.11, where enums have a `__getattr__`."""
+
+NATIVE = (DEVICE, HOST, DISK)
+"""The tiers that the directory keeps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +46,8 @@ class LiveState:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What one record on disk holds, told by keyed digests alone (see `stepwell.cache.names`): no token can be had from it.
+    """What one record on disk, or one object in an external store, holds, told by keyed digests alone (see `stepwell.cache.names`): no
+    token can be had from it.
 
     root    digest of the empty prefix of the salt       parent   of the tokens before `start`
     digest  of the tokens before `end`                   An image stands at start == end, and parent == digest.
@@ -61,8 +67,8 @@ class Move:
     what   "kv": slot i of the source goes to slot i of the target.
            "image": the source's slots, in order, hold one image; the target is as many slots, or a live state.
     tokens the position the bytes belong to: end of the range for KV, tokens folded for an image.
-    names  to disk only: the records to be made, in order; each takes as many of the target's slots as it has blocks (or
-           an image pages).
+    names  to disk: the records to be made, in order; each takes as many of the target's slots as it has blocks (or
+           an image pages). To and from an external store: the objects to be stored or read, likewise.
     """
 
     ticket: int

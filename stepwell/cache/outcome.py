@@ -48,6 +48,8 @@ class AdmissionOutcome:
     lost          recomputed tokens by what they were lost to; sums to `recomputed`
     diverged_at   first token that differs from the closest cached prompt; None where the prompt only extends it
     coalesced     tokens below the boundary that another request computed while this one waited for it
+    external      tokens that came from an external store
+    legs          loads that were tried: the tier that was read, "kv" or "image", and whether all of it came
     """
 
     request_id: str
@@ -66,15 +68,19 @@ class AdmissionOutcome:
     fallback_weakened: bool = False
     readmission: bool = False
     coalesced: int = 0
+    external: int = 0
+    legs: tuple[tuple[Tier, str, bool], ...] = ()
 
     @property
     def cached(self) -> int:
         """Prompt tokens that were not recomputed."""
-        return self.device + self.host + self.disk
+        return self.device + self.host + self.disk + self.external
 
     def explain(self) -> str:
         """The resume in one line, for a log or a response header."""
         text = f"resumed {self.cached:,} of {self.prompt:,} tokens: {self.device:,} device + {self.host:,} host + {self.disk:,} disk"
+        if self.external:
+            text += f" + {self.external:,} external"
         if self.diverged_at is not None:
             text += f"; diverged from the closest cached prompt at {self.diverged_at:,}"
         if self.coalesced:

@@ -40,6 +40,8 @@ def prompt_rungs(
     wanted.setdefault(floor_to(tokens - 1, grid), INTERVAL)
     if config.whole_chunks:
         wanted.setdefault(floor_to(tokens - 1, lcm(config.chunk, grid)), PROMPT_END)
+    if config.external_chunk:
+        wanted.setdefault(floor_to(tokens - 1, lcm(config.external_chunk, grid)), PROMPT_END)
     return tuple(sorted((p, kind) for p, kind in wanted.items() if resumed < p))
 
 

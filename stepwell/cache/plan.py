@@ -6,6 +6,8 @@ fail. Everything in the chain is leased at commit, so falling back can neither f
     native store             0 ════ shared ════ K ──── leg ──── B ─── run ───▶
     whole chunks, K inside   0 ═ shared ═ S ─ private ─ K ─ leg ─ B ─ ⌈B⌉       S = ⌊K⌋ on the chunk grid
     resumed below K          0 ═════ shared, read only ═════ K                  [B, K) is recomputed for its state alone
+    external store           0 ═ shared ═ S ─ private ─ K ─ leg ─ B             B on the chunk grid, if native tiers reach no chunk past K
+                             0 ════ shared ════ K ─ native ─ S ─ leg ─ B        S = ⌊union⌋ on the chunk grid, if they do
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import NamedTuple
 
 from stepwell.base.units import ceil_to, floor_to
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
+from stepwell.cache.external.offer import Offer
+from stepwell.cache.moves import DEVICE, DISK, EXTERNAL, HOST, Tier
 from stepwell.cache.outcome import Loss, Reason
 from stepwell.cache.survey import Foothold, Survey, kv_nodes
 
@@ -37,12 +40,14 @@ class Option(NamedTuple):
     foothold  the rung at `boundary` and the tier its image is read from; None at 0
     shared    tokens whose pages are referenced, never written
     leg       KV to be copied into private pages; they end at `leg_end` ≥ boundary
+    offer     of an external store, which the state at `boundary` and perhaps the end of the leg come from; there is no foothold then
     """
 
     boundary: int
     shared: int
     foothold: Foothold | None = None
     leg: tuple[Source, ...] = ()
+    offer: Offer | None = None
 
     @property
     def leg_end(self) -> int:
@@ -51,7 +56,8 @@ class Option(NamedTuple):
     @property
     def loads(self) -> bool:
         """Whether bytes must arrive from below the device first."""
-        return bool(self.leg) or (self.foothold is not None and self.foothold.tier != DEVICE)
+        state = self.foothold is not None and self.foothold.tier != DEVICE
+        return state or bool(self.leg) or self.offer is not None
 
 
 class Room(NamedTuple):
@@ -92,18 +98,25 @@ class Wait:
     available: int
 
 
-def plan(found: Survey, salt: str, epoch: int, room: Room, rules: CacheConfig, costs: Costs) -> Plan | Wait:
-    """The start with the least expected time to first token that fits now; `Wait` if even the hit does not."""
+def plan(
+    found: Survey, salt: str, epoch: int, room: Room, rules: CacheConfig, costs: Costs, offer: Offer | None = None
+) -> Plan | Wait:
+    """The start with the least expected time to first token that fits now, by way of the `offer` of an external store where that gains
+    enough; `Wait` if even the hit does not fit."""
     hit = found.hit
     base = hit.position if hit else 0
     aims, reason, skipped = _aims(found, base, rules, costs)
+    native = aims[0] if aims else None
+    beyond = None if offer is None else _beyond(offer, found, native.boundary if native else base, rules)
+    if beyond is not None:
+        aims, reason, skipped = [beyond, *aims], Reason.COMPLETE, 0
     # every chain shares what is resident, so what that pins is the same for all of them
     spendable = room.free + room.idle - room.reserved - pinned_kv(found, rules.geometry.block)
     for aim in aims:
         need = _need(aim, found.tokens, rules)
         weakest = (aim, Option(0, found.device))
         if need <= spendable - pinned_images(weakest):
-            for weakened, chain in enumerate((*_fallbacks(aim, found, hit), weakest)):
+            for weakened, chain in enumerate((*_chains(aim, native, found, hit), weakest)):
                 if need <= spendable - pinned_images(chain):
                     return Plan(epoch, salt, found, chain, need, base, reason, skipped, weakened > 0)
         skipped = max(skipped, aim.boundary)
@@ -180,6 +193,22 @@ def _option(foothold: Foothold, found: Survey, rules: CacheConfig) -> Option | N
     return Option(boundary, shared, foothold, (Source(HOST, shared, end),))
 
 
+def _beyond(offer: Offer, found: Survey, best: int, rules: CacheConfig) -> Option | None:
+    """How to reach the boundary of `offer`; None where that gains too little over `best`, which native tiers reach, or where they have
+    lost KV since the store was asked. The boundary is on the chunk grid, so no chunk past it is wanted."""
+    boundary, chunk = offer.boundary, rules.external_chunk
+    reach = found.device if rules.whole_chunks else found.union
+    start = floor_to(reach, chunk)
+    if boundary - best < offer.least or boundary >= found.tokens or (start < offer.start and reach < boundary):
+        return None
+    if boundary <= reach:
+        return Option(boundary, found.device, None, _sources(found, found.device, boundary), offer)
+    if start > found.device:
+        native = _sources(found, found.device, start)
+        return Option(boundary, found.device, None, (*native, Source(EXTERNAL, start, boundary)), offer)
+    return Option(boundary, start, None, (Source(EXTERNAL, start, boundary),), offer)
+
+
 def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:
     """KV of [start, end) by tier, neighbours of one tier joined."""
     out: list[Source] = []
@@ -199,10 +228,19 @@ def expected_seconds(option: Option, tokens: int, rules: CacheConfig, costs: Cos
     seconds = costs.prefill_seconds(option.boundary, tokens)
     for source in option.leg:
         pages = (source.end - source.start) // geometry.block
-        seconds += pages * geometry.page_bytes / costs.bytes_per_s[source.tier]
-    if option.foothold is not None:
-        seconds += geometry.image_pages * geometry.page_bytes / costs.bytes_per_s[option.foothold.tier]
+        seconds += pages * geometry.page_bytes / costs.speed(source.tier)
+    if option.foothold is not None or option.offer is not None:
+        tier = EXTERNAL if option.foothold is None else option.foothold.tier
+        seconds += geometry.image_pages * geometry.page_bytes / costs.speed(tier)
     return seconds + (costs.latency_s if option.loads else 0.0)
+
+
+def _chains(aim: Option, native: Option | None, found: Survey, hit: Foothold | None) -> Iterator[tuple[Option, ...]]:
+    """Chains for `aim`, strongest first. One from an external store falls back to the best native load: its pages are those of the aim's
+    leg, so it must not begin below what is shared."""
+    if aim.offer is not None and native is not None and native.shared == found.device:
+        yield from ((aim, *chain) for chain in _fallbacks(native, found, hit))
+    yield from _fallbacks(aim, found, hit)
 
 
 def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tuple[Option, ...]]:
@@ -277,7 +315,8 @@ def losses(found: Survey, boundary: int, skipped: int, why: Loss, grid: int) -> 
 
     boundary ─ skipped or failed load ─ no rung / evicted rung ─ evicted KV ─ new (and the tail past the last possible rung)
     """
-    top = max(boundary, min(found.matched, floor_to(max(found.tokens - 1, 0), grid)))
+    known = max(found.matched, skipped)  # an external store may know more than the tree does
+    top = max(boundary, min(known, floor_to(max(found.tokens - 1, 0), grid)))
     lost = max((p for p in found.lost_rungs if p <= found.union), default=0) if found.lost_rungs else 0
     marks = (
         (why, min(max(skipped, boundary), top)),

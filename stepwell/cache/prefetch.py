@@ -15,7 +15,7 @@ from enum import StrEnum
 from stepwell.cache.directory import Directory
 from stepwell.cache.leases import Lease
 from stepwell.cache.life import FREE
-from stepwell.cache.moves import DEVICE, Move, Tier
+from stepwell.cache.moves import DEVICE, NATIVE, Move, Tier
 from stepwell.cache.shed import begin, secure
 from stepwell.cache.tree import Item, Node
 
@@ -110,7 +110,7 @@ def _missing(part: list[Node]) -> list[Item]:
 
 
 def _need(missing: list[Item]) -> int:
-    return sum(max(map(item.size, Tier)) for item in missing)
+    return sum(max(map(item.size, NATIVE)) for item in missing)
 
 
 def _footing(part: list[Node]) -> list[Node]:

@@ -187,6 +187,8 @@ def landed(directory: Directory, report: Report) -> bool:
         else:
             directory.arrive(item, report.ok and item.has(pending.source))  # of what is condemned, so is the copy
     directory.release(flight.lease)
+    if directory.external is not None:
+        directory.external.landed(report)
     return True
 
 

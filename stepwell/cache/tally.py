@@ -18,6 +18,7 @@ class Tally:
     device: int = 0
     host: int = 0
     disk: int = 0
+    external: int = 0
     recomputed: int = 0
     boundaries: int = 0
     state_device: int = 0
@@ -37,6 +38,7 @@ class Tally:
         self.device += outcome.device
         self.host += outcome.host
         self.disk += outcome.disk
+        self.external += outcome.external
         self.recomputed += outcome.recomputed
         self.weakened += outcome.fallback_weakened
         self.coalesced += outcome.coalesced > 0

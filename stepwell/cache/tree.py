@@ -20,10 +20,10 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.life import ABSENT, DIRTY, GONE, HELD, HERE, REFUSED, Life, Pending, Standing
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import NATIVE, Tier
 from stepwell.cache.names import tenant_of
 
-TIERS = tuple(Tier)
+TIERS = NATIVE
 TOKEN_BYTES = 4
 """Bytes of a token: int32."""
 DIGEST = 32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import NATIVE, Tier
 from stepwell.engine.messages import Stats
 from stepwell.sched.stats import EngineStats
 
@@ -39,7 +39,9 @@ def stats_message(stats: EngineStats) -> Stats:
     """What a front end hears of `stats`."""
     return Stats(
         queues={phase: getattr(stats, phase) for phase in PHASES},
-        pages={tier.name.lower(): {state: getattr(stats.tiers[tier], state) for state in PAGE_STATES} for tier in Tier},
+        pages={
+            tier.name.lower(): {state: getattr(stats.tiers[tier], state) for state in PAGE_STATES} for tier in NATIVE
+        },
         gauges={name: int(getattr(stats, name)) for name in GAUGES},
         counters={name: getattr(stats, name) for name in COUNTERS},
         copied=[stats.pages_copied.get(pair, 0) * stats.page_bytes for pair in _COPIES],

@@ -19,6 +19,7 @@ from stepwell.cache.tree import RungKind
 from stepwell.sched.coalesce import Coalescing, ask_for_rungs, is_behind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Parked, Running, Waiting
+from stepwell.sched.probe import taken
 from stepwell.sched.queues import Queues, enqueue, enter
 from stepwell.sched.request import Admitted, Finished, Loads
 from stepwell.sched.step import Carry, Fresh, FromImage, StateStart
@@ -31,12 +32,12 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
     come, at = coalescing.come(), 0
     while at < len(queues.waiting):
         waiting = queues.waiting[at]
-        if waiting.job in queues.asking or is_behind(waiting.behind, come):
+        if waiting.job in queues.asking or waiting.job in queues.probing or is_behind(waiting.behind, come):
             at += 1
             continue
         if not (queues.slots or waiting.kept or any_suspended(queues)):
             return
-        answer = _plan(directory, config, costs, waiting)
+        answer = _plan(queues, directory, config, costs, waiting)
         if answer is None:  # not worth coming back to: a rung will do
             let_go_at(queues, directory, at)
             continue
@@ -59,6 +60,8 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
         if answer.epoch != directory.epoch:
             continue  # making room has come to nothing, but has changed what there is
         queues.waiting.pop(at)
+        if queues.offers:
+            taken(queues, directory, waiting.job, answer)
         queues.order.served(waiting.job.request, waiting.job.order)
         slot = queues.slots.pop() if waiting.kept is None else waiting.kept.slot
         job, now, tokens = waiting.job, clock.now(), waiting.job.tokens.view
@@ -88,11 +91,14 @@ def _may_end(queues: Queues, directory: Directory) -> bool:
     return bool(held or directory.in_flight or directory.overdue)
 
 
-def _plan(directory: Directory, config: SchedConfig, costs: Costs, waiting: Waiting) -> Plan | Wait | None:
+def _plan(
+    queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, waiting: Waiting
+) -> Plan | Wait | None:
     """How the request would start; None where it was suspended and had better resume at a rung."""
     request, tokens, kept = waiting.job.request, waiting.job.tokens.view, waiting.kept
     if kept is None:
-        return directory.plan(request.salt, tokens, costs, read=config.cache and request.read_cache)
+        offer = queues.offers.get(waiting.job)
+        return directory.plan(request.salt, tokens, costs, config.cache and request.read_cache, offer)
     if kept.condemnations != directory.condemnations:
         return None
     return directory.plan_return(request.salt, tokens, kept.computed, costs)

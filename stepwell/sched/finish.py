@@ -138,6 +138,8 @@ def _apply(
         if job.resumed is not None and running.path.item.node.parent is not None and not job.internal:
             trail = Trail(job.request.salt, job.request.session, job.resumed, now)
             queues.trails.left(running.path.item.node, trail)
+        if directory.external is not None and config.cache and job.request.write_cache and not job.internal:
+            directory.external.leave(job.request.salt, job.tokens.view[: running.path.item.node.end].copy())
         release(queues, directory, running)
         queues.events.append(Finished(job.request.id, reason))
 

@@ -20,6 +20,8 @@ from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.explain import Explanation, explain
+from stepwell.cache.external.behind import store_behind
+from stepwell.cache.external.ledger import External
 from stepwell.cache.ladder import Ladder, ladders
 from stepwell.cache.moves import LiveState, Move, Report, Tier, moves_of
 from stepwell.cache.names import root_number
@@ -40,6 +42,7 @@ from stepwell.sched.job import Draining, Job, Tokens
 from stepwell.sched.meter import Meter
 from stepwell.sched.order import Order
 from stepwell.sched.overdue import Deadlines, expire, is_stranded, refuse_stranded, relieve
+from stepwell.sched.probe import ExternalStore, probe, tell
 from stepwell.sched.queues import Queues, enqueue, withdraw
 from stepwell.sched.request import MAX_PRIORITY, Event, Finished, Request
 from stepwell.sched.retention import Prefetched, Retention, Subject
@@ -76,10 +79,12 @@ class EngineLoop:
         auditor: Auditor | None = None,
         guidance: Guidance = UNGUIDED,
         gain: Gain | None = None,
+        external: External | None = None,
+        store: ExternalStore | None = None,
     ) -> None:
         config.validate(cache.geometry)
         self.config = config
-        self.directory = Directory(cache, archive)
+        self.directory = Directory(cache, archive, external)
         self.meter = Meter(costs or Costs(), config.deterministic)
         self.costs = self.meter.costs
         order = Order(config.priority_ageing, config.fair_salts, self.costs.prefill_tokens_per_s)
@@ -88,6 +93,7 @@ class EngineLoop:
         self.retention = Retention(self.directory, config.load_timeout, config.records_a_turn)
         self._runner = runner
         self._mover = mover
+        self._store = store
         self._guidance = guidance
         self._gain = gain or Always()
         self._clock = clock
@@ -112,8 +118,10 @@ class EngineLoop:
     @property
     def busy(self) -> bool:
         """Whether a step could do anything."""
-        below = len(self.directory.pools) > 1 and self.directory.epoch != self._rested
-        return self.serving or bool(self.directory.in_flight or self.directory.overdue) or below
+        directory, external = self.directory, self.directory.external
+        below = len(directory.pools) > 1 and directory.epoch != self._rested
+        beyond = external is not None and bool(external.behind or self.queues.offers)
+        return self.serving or bool(directory.in_flight or directory.overdue) or below or beyond
 
     @property
     def serving(self) -> bool:
@@ -192,6 +200,8 @@ class EngineLoop:
         self.auditor.begin(self.queues, self.directory)
         if self.queues.asking:
             look_up(self.queues, self.directory, self.config, began)
+        if self._store is not None:
+            probe(self.queues, self.directory, self.config, self._store, began)
         admit(self.queues, self.directory, self.config, self.costs, self._clock)
         refuse_stranded(self.queues, self.directory, self.config, self._clock)
         self.auditor.choose(self.queues, self.directory)
@@ -217,7 +227,7 @@ class EngineLoop:
         if self.queues.running and self._guidance.wait(seconds):
             return
         budgeted = self.busy and not self.serving  # what is left to write to disk has to wait for its turn
-        if self._copying or budgeted:
+        if self._copying or budgeted or self.queues.probing:
             self._mover.wait(seconds)
         elif self.directory.archive.lookups.held:
             self.directory.archive.wait(seconds)
@@ -350,6 +360,7 @@ class EngineLoop:
         """Copies ahead of need; with nothing else to do, to host what it has free slots for, and to disk whatever is worth it."""
         directory, now = self.directory, self._clock.now()
         self.queues.moves.extend(copy_ahead(directory, self.costs, now))
+        self.queues.moves.extend(store_behind(directory))
         if idle and not self.serving and directory.epoch != self._rested:
             copies = copy_idle(directory, self.costs)
             self.queues.moves.extend(copies.moves)
@@ -358,6 +369,7 @@ class EngineLoop:
         self._start_moves()
 
     def _start_moves(self) -> None:
+        tell(self.directory, self._store)
         tasks = [*self.directory.archive.send(), *self.queues.moves]
         self.queues.moves = []
         if tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepwell.cache.config import Costs
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import EXTERNAL, Tier
 from stepwell.sched.step import Step
 
 LEAST_TOKENS = 256
@@ -54,6 +54,10 @@ class Meter:
     def copied(self, source: Tier, size: int, seconds: float) -> None:
         """A copy of `size` bytes from `source` to the device, or the tier above, took `seconds`."""
         if self._frozen or seconds <= 0 or size < LEAST_BYTES:
+            return
+        if source == EXTERNAL:
+            known = self.costs.external_bytes_per_s
+            self.costs = replace(self.costs, external_bytes_per_s=known / _drift(size / known, seconds))
             return
         speeds = list(self.costs.bytes_per_s)
         speeds[source] /= _drift(size / speeds[source], seconds)

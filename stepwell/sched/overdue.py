@@ -54,7 +54,7 @@ def expire(queues: Queues, directory: Directory, config: SchedConfig, clock: Clo
 
 def refuse_stranded(queues: Queues, directory: Directory, config: SchedConfig, clock: Clock) -> None:
     """End the first waiting request if only overdue copies could let it start: after admission, so that it cannot start as things are."""
-    if not queues.waiting or queues.asking or queues.running or queues.leaving:
+    if not queues.waiting or queues.asking or queues.probing or queues.running or queues.leaving:
         return
     if is_stranded(queues, directory, config, clock.now()):
         let_go_all(queues, directory)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.external.offer import Offer, Probe
 from stepwell.cache.ladder import Trails
 from stepwell.cache.moves import Move
 from stepwell.cache.tally import Tally
@@ -26,6 +27,8 @@ class Queues:
     """`waiting` and `running` are in the order of `Job.order`; `slots` are the live states that nobody holds.
 
     asking   of those who wait: the disk is still being asked, since then, what an earlier process left of their prompts; not planned yet
+    probing  of those who wait: an external store is still being asked; not planned yet (`stepwell.sched.probe`)
+    offers   of those who wait and have been asked for: what the external store offers; None: nothing that would gain enough
     drafting answers draft now, where the runner can
     board    where those who run stand      lineup   the decodes of the last step, as long as the same requests run
     """
@@ -35,6 +38,8 @@ class Queues:
     board: Board
     waiting: list[Waiting] = field(default_factory=list)
     asking: dict[Job, float] = field(default_factory=dict)
+    probing: dict[Job, Probe] = field(default_factory=dict)
+    offers: dict[Job, Offer | None] = field(default_factory=dict)
     parked: dict[str, Parked] = field(default_factory=dict)
     draining: list[Draining] = field(default_factory=list)
     running: list[Running] = field(default_factory=list)
@@ -106,6 +111,7 @@ def withdraw(queues: Queues, waiting: Waiting) -> None:
     """Take out one who gives up; if it has not been served at all, who came after it closes up."""
     queues.waiting.remove(waiting)
     queues.asking.pop(waiting.job, None)
+    queues.probing.pop(waiting.job, None)
     gone, order = waiting.job, queues.order
     if gone.starts or gone.given_up is not None:
         return

@@ -25,7 +25,7 @@ class Told:
 def check_outcome(loop: EngineLoop, reference: Reference, request: Request, outcome: AdmissionOutcome) -> None:
     """What an admission claims sums up, and was there once."""
     name, count = request.id, len(request.prompt)
-    parts = (outcome.device, outcome.host, outcome.disk, outcome.recomputed)
+    parts = (outcome.device, outcome.host, outcome.disk, outcome.external, outcome.recomputed)
     require(8, min(parts) >= 0 and sum(parts) == outcome.prompt == count, f"{name}: {outcome} does not sum up")
     require(8, 0 <= outcome.cached <= count - 1, f"{name} claims {outcome.cached} cached tokens of {count}")
     require(8, outcome.cached == outcome.boundary, f"{name} claims {outcome.cached}, resumed at {outcome.boundary}")

@@ -21,7 +21,9 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.archive import Archive
 from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.external.ledger import External
 from stepwell.cache.moves import LiveState, Move, Tier
+from stepwell.cache.names import Names
 from stepwell.cache.persist import persist_rest
 from stepwell.cache.quarantine import quarantine
 from stepwell.cache.shed import demote
@@ -39,6 +41,7 @@ from stepwell.testing.faults import FaultPlan
 from stepwell.testing.guard import Guard
 from stepwell.testing.landing import check_landing
 from stepwell.testing.laws import LawBroken, require
+from stepwell.testing.outside import OutsideStore
 from stepwell.testing.progress import PATIENCE, Masks, Progress, Turn
 from stepwell.testing.ranks import Ranks, Watch
 from stepwell.testing.reference import Reference
@@ -57,8 +60,8 @@ class Harness:
 
     `rank_faults` are each rank's faults, in place of `faults`; with `same_kv` the ranks differ in their states alone. `audit` is the
     share of resumes that are checked; without `checked`, bytes in host have no checksum. What a grammar allows is known up to
-    `slow_masks` turns late. What may come of bytes that a test makes wrong, `suspicion` knows: laws 2, 3 and 10 are judged for everything
-    else.
+    `slow_masks` turns late. With `least`, there is an external store in `outside`, and a load from it gains at least so many tokens. What
+    may come of bytes that a test makes wrong, `suspicion` knows: laws 2, 3 and 10 are judged for everything else.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Harness:
         checked: bool = True,
         slow_masks: int = 0,
         gain: Gain | None = None,
+        least: int | None = None,
     ) -> None:
         sched = sched or SchedConfig(max_num_seqs=4, max_num_batched_tokens=64)
         self.vocab = vocab
@@ -92,6 +96,8 @@ class Harness:
         self.memory = self.memories[0]
         self.reference = Reference(cache.geometry.block)
         self.shelf = Shelf(self.memories, cache.geometry.block, cache.chunk)
+        self.outside = None if least is None else OutsideStore(_outside_names(cache), ranks, cache.geometry.block)
+        self._least = least
         self.past: list[EngineStats] = []
         self.suspicion = Suspicion(cache.geometry.block)
         self._through, self._gain = through, gain
@@ -117,9 +123,9 @@ class Harness:
         guard = Guard(self, self._through(self.runner), self._lazy)
         archive = Archive(self.shelf.names, self.shelf, replace(self._budget))
         auditor = Auditor(self._audit)
-        self.loop = EngineLoop(
-            cache, sched, guard, self._watch, self.clock, self._costs, archive, auditor, self.masks, self._gain
-        )
+        external = None if self.outside is None else External(self.outside.names, self._least or 0)
+        given = archive, auditor, self.masks, self._gain, external, self.outside
+        self.loop = EngineLoop(cache, sched, guard, self._watch, self.clock, self._costs, *given)
 
     # ---- what a caller does -----------------------------------------------------------------------------------
 
@@ -152,7 +158,7 @@ class Harness:
         for before in parked:
             check_landing(self.loop, before, self._watch, self._entered, self.clock.now())
         done = self._ran or bool(events or self._watch.reported) or self.shelf.asked > asked
-        moving = bool(self._watch.outstanding) or self.masks.awaited
+        moving = bool(self._watch.outstanding or self.loop.queues.probing) or self.masks.awaited
         excused = self.ranks.lost and not (self._waited_for and self.loop.config.load_timeout)
         self._progress.check(Turn(waits and self.loop.serving, done, moving, excused), self.loop)
         self._poison()
@@ -196,6 +202,8 @@ class Harness:
             if not isinstance(task, Move):
                 self.shelf.obey(task)
         self.shelf.restart()
+        if self.outside is not None:
+            self.outside.restart_engine()
         for memory in self.memories:
             memory.wipe()
         self._boot(self.loop.directory.config, self.loop.config)
@@ -355,6 +363,10 @@ class Harness:
             self.suspicion.check_copy(move)
         except LawBroken as broken:  # the mover would report it as a failed copy
             self._broken = self._broken or broken
+        external = Tier.EXTERNAL in (move.source.tier, None if isinstance(move.target, LiveState) else move.target.tier)
+        if external and self.outside is not None:
+            self.outside.copy(memory.shard.state, memory, move)
+            return
         memory.copy(move)
         if not isinstance(move.target, LiveState) and move.target.tier == Tier.DISK:
             self.shelf.publish(move)
@@ -398,3 +410,7 @@ class Harness:
     def _waited_for(self) -> bool:
         """Whether a caller waits for a request to end."""
         return any(told.finished is None for told in self.told.values())
+
+
+def _outside_names(cache: CacheConfig) -> Names:
+    return Names(bytes(reversed(range(32))), cache.external_chunk)

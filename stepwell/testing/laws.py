@@ -24,7 +24,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.base.units import ceil_div
 from stepwell.cache.check import check
-from stepwell.cache.moves import LiveState, Move, Tier
+from stepwell.cache.moves import NATIVE, LiveState, Move, Tier
 from stepwell.cache.plan import Plan
 from stepwell.cache.table import BlockTable
 from stepwell.cache.tree import Item, Node
@@ -123,12 +123,17 @@ def check_copy(loop: EngineLoop, move: Move) -> None:
     """Laws 1 and 5 for a copy that is about to be carried out, however late."""
     queues = loop.queues
     where = f"{move.what} copy {move.ticket}"
-    cached = {int(p) for item in cached_items(loop) for p in _slots(item, move.source.tier)}
-    require(5, set(move.source.slots.tolist()) <= cached, f"{where} reads slots that have been let go")
+    native = move.source.tier in NATIVE
+    cached = {int(p) for item in cached_items(loop) for p in _slots(item, move.source.tier)} if native else set()
+    if native:
+        require(5, set(move.source.slots.tolist()) <= cached, f"{where} reads slots that have been let go")
     loads: list[Parked | Draining] = [*queues.parked.values(), *queues.draining]
     load = next((one for one in loads if move.ticket in one.loading.waiting), None)
     if isinstance(move.target, LiveState):
         require(1, load is not None and load.slot == move.target.slot, f"{where} writes a live state not its own")
+        return
+    if move.target.tier == Tier.EXTERNAL:
+        require(1, load is None, f"{where} goes away from the device, but a request waits for it")
         return
     if load is not None:
         own = set(load.loading.held.table.private.tolist())
@@ -268,7 +273,7 @@ def _fingerprint(loop: EngineLoop) -> tuple[object, ...]:
             tuple(i.locks),
             tuple(i.life),
             i.pending is None,
-            *(_slots(i, t).tobytes() for t in Tier),
+            *(_slots(i, t).tobytes() for t in NATIVE),
         )
         for i in cached_items(loop)
     ]
@@ -305,6 +310,11 @@ def check_condemned(loop: EngineLoop, failed: list[Move], adopted: Set[int]) -> 
     """
     for move in failed:
         tier = move.source.tier
+        if tier == Tier.EXTERNAL:
+            external = loop.directory.external
+            known = external is not None and any(external.knows(move.what, name) for name in move.names)
+            require(6, not known, f"{move.names} are believed to be stored, though a load of them failed")
+            continue
         read = set(move.source.slots.tolist()) - (adopted if tier == Tier.DISK else set())
         for item in cached_items(loop):
             found = item.has(tier) and not read.isdisjoint(_slots(item, tier).tolist())
@@ -373,6 +383,9 @@ def check_idle(loop: EngineLoop) -> None:
     """Law 5, once nothing is going on."""
     directory = loop.directory
     require(5, not directory.leases, f"{len(directory.leases)} leases are left when nothing runs")
+    if directory.external is not None:
+        require(5, not directory.external.leases, "leases on an external store are left when nothing runs")
+        require(5, not directory.external.saving, "copies to an external store are left when nothing runs")
     require(5, not directory.reserved, f"{directory.reserved} pages are reserved when nothing runs")
     for tier in directory.pools:
         use = directory.use(tier)
@@ -388,7 +401,7 @@ def check_idle(loop: EngineLoop) -> None:
 def check_counts(loop: EngineLoop) -> None:
     """Law 8 for all admissions together."""
     tally = loop.queues.tally
-    parts = tally.device + tally.host + tally.disk + tally.recomputed
+    parts = tally.device + tally.host + tally.disk + tally.external + tally.recomputed
     require(8, parts == tally.prompt, f"the tally's {parts} tokens by source are not the prompts' {tally.prompt}")
     lost = sum(tally.lost.values())
     require(8, lost == tally.recomputed, f"the tally's {lost} lost tokens are not the {tally.recomputed} recomputed")

@@ -16,7 +16,7 @@ from stepwell.cache.check import check
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.content import leave_rung, publish
 from stepwell.cache.directory import Directory
-from stepwell.cache.moves import Report, Tier
+from stepwell.cache.moves import NATIVE, Report, Tier
 from stepwell.cache.plan import Plan
 from stepwell.cache.shed import demote, landed, secure
 from stepwell.cache.survey import kv_nodes
@@ -179,7 +179,7 @@ def hold(shelf: Directory, count: int) -> BlockTable:
 
 def where(item: Item) -> str:
     """The tiers of the readable copies: "d", "h", "dh" or ""."""
-    return "".join(tier.name[0].lower() for tier in Tier if item.has(tier))
+    return "".join(tier.name[0].lower() for tier in NATIVE if item.has(tier))
 
 
 def content(shelf: Directory) -> list[tuple[str, int, int, str, tuple[str, str, bool] | None]]:

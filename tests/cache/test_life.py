@@ -20,7 +20,7 @@ from stepwell.cache.life import (
     IllegalTransition,
     Life,
 )
-from stepwell.cache.moves import Report, Tier
+from stepwell.cache.moves import NATIVE, Report, Tier
 from stepwell.cache.shed import begin, demote, landed
 from stepwell.cache.tree import Item
 from tests.cache.builders import directory, keep, node_ending, numbers, state_of
@@ -84,7 +84,7 @@ def test_what_a_condemned_copy_was_being_copied_to_comes_to_nothing() -> None:
     shelf.condemn(item, Tier.DEVICE)
     assert lives(item) == (CONDEMNED, ARRIVING, ABSENT)
     landed(shelf, Report(move.ticket, True))
-    assert not any(item.has(tier) or item.at[tier] is not None for tier in Tier)
+    assert not any(item.has(tier) or item.at[tier] is not None for tier in NATIVE)
     check(shelf)
 
 

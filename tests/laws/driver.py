@@ -13,6 +13,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.external.ledger import What
 from stepwell.cache.moves import Tier
 from stepwell.replay.eviction import POLICIES
 from stepwell.sched.config import SchedConfig
@@ -106,6 +107,13 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
     plans = tuple(_faults(rng, seed * ranks + rank, impatient) for rank in range(ranks))
     same_kv = ranks > 1 and chance(rng, 30)
     audit = 0.5 if seed % 4 == 1 else 0.0
+    outside = random.Random(f"outside {seed}")  # drawn apart, as drafts are
+    least = None if corrupt or outside.random() < 0.5 else outside.randint(1, 3 * block)
+    if least is not None:
+        cache = replace(cache, external_chunk=block * outside.choice((1, 2, 4)))
+        if outside.random() < 0.6:  # what leaves the device is nowhere else
+            cache = replace(cache, host_slots=0, disk_slots=0, host_ready=None)
+        sched = replace(sched, lookup_timeout=outside.choice((0.002, 0.01)), offer_seconds=outside.choice((0.003, 1.0)))
     return Harness(
         cache,
         sched,
@@ -121,6 +129,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
         seed=seed,
         slow_masks=(0, 1, 6)[seed % 7 % 3],
         gain=Flickering(seed) if seed % 3 != 1 else None,
+        least=least,
         through=wired if seed % 3 == 1 and _WIRE else lambda runner: runner,
     )
 
@@ -182,6 +191,9 @@ def _faults(rng: Chooser, seed: int, impatient: bool) -> FaultPlan:
 _COPIED: tuple[Copied, ...] = ("none", "half", "all")
 
 
+KINDS: tuple[What, ...] = ("kv", "image")
+
+
 class Driver:
     """Draws one action after another, and carries it out; of a hundred, `hints` are hints. Before `corrupt` of a hundred a byte is made
     wrong somewhere, or what begins like a former prompt is condemned. Of a hundred requests `waits` follow a grammar, and before a
@@ -200,6 +212,7 @@ class Driver:
         self.happened: Counter[str] = Counter()
         self._corrupt, self._noise = corrupt, random.Random(seed)  # of its own: the other actions are those of any run
         self._waits, self._waiting = waits, random.Random(f"waits {seed}")
+        self._fate = random.Random(f"fate {seed}")
         self._count = 0
         self._widening = widening(seed)
         self._stops_early = seed // 36 % 4 == 2  # as where no more memory can be locked
@@ -208,6 +221,7 @@ class Driver:
     def act(self) -> None:
         """One random action."""
         self._widen()
+        self._outside()
         # few loads are in flight at a time, and much can go wrong under them
         loads = 4 if self.harness.loop.queues.parked else 1
         if self._corrupt and chance(self._noise, loads * self._corrupt):
@@ -242,6 +256,23 @@ class Driver:
         directory.widen(Tier.HOST, min(self._widening, host.most - host.total))
         if self._stops_early and host.total >= host.most // 2:
             directory.settle(Tier.HOST)
+
+    def _outside(self) -> None:
+        """Now and then an external store is slow, hangs, loses what it has or has garbage, on any rank."""
+        store, draw = self.harness.outside, self._fate
+        if store is None or not chance(draw, 25):
+            return
+        rank = draw.randint(0, len(store.objects) - 1)
+        store.delay = draw.choice((0, 0, 1, 3, 20))
+        store.silent = chance(draw, 15)
+        store.all_ranks = not chance(draw, 30)
+        roll = draw.randint(1, 100)
+        if roll <= 10:
+            store.lose(draw.choice(KINDS), draw.randint(1, 5), rank, last=chance(draw, 50))
+        elif roll <= 15:
+            store.spoil(draw.choice(KINDS), rank)
+        elif roll <= 17:
+            store.wipe()
 
     def submit(self) -> None:
         harness, rng = self.harness, self.rng

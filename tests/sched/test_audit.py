@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import NATIVE, Tier
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.shed import demote
 from stepwell.cache.tree import Item
@@ -127,7 +127,7 @@ def test_a_copy_under_way_of_what_is_taken_out_is_not_found_either() -> None:
     assert engine.stats().audit_mismatches == 1 and engine.loop.directory.in_flight
     engine.drain()
     engine.trust()
-    assert not any(item.at[tier] is not None for item in items(engine) for tier in Tier)
+    assert not any(item.at[tier] is not None for item in items(engine) for tier in NATIVE)
 
 
 def test_nothing_wrong_nothing_found() -> None:

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from stepwell.base.clock import Clock, WallClock
 from stepwell.cache.config import Costs
-from stepwell.cache.moves import Tier
+from stepwell.cache.moves import NATIVE, Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.cache.prefetch import Status
 from stepwell.cache.tally import Tally
@@ -233,7 +233,7 @@ class _EngineGauges(Collector):
 
     def _numbers(self, stats: Stats) -> Iterator[Metric]:
         pages = GaugeMetricFamily("stepwell_pages", "Pages by tier and state", labels=["tier", "state"])
-        for tier in (t.name.lower() for t in Tier):
+        for tier in (t.name.lower() for t in NATIVE):
             here: Mapping[str, int] = stats.pages.get(tier, {})
             for state in PAGE_STATES:
                 pages.add_metric([tier, state], here.get(state, 0))

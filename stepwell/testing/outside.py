@@ -1,0 +1,168 @@
+"""An external store in memory: objects of each rank by name, faults on demand, no thread and no time.
+
+It is what a store such as LMCache is to the engine: it answers lookups late or never, leases what it has found, loses and spoils objects
+at any moment, and its copies fail where an object is not what its name says. Copies pass through the ranks' movers, with their faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stepwell.base.errors import StoreError
+from stepwell.cache.external.ledger import What
+from stepwell.cache.external.offer import Answer, Query
+from stepwell.cache.moves import Extent, LiveState, Move, Name, Tier
+from stepwell.cache.names import Names
+from stepwell.testing.telltale import Memory, Words
+
+Key = tuple[What, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """One rank's part of a chunk or an image. `sums` is what its bytes were as it was stored."""
+
+    name: Name
+    rows: Words
+    sums: int
+
+
+class OutsideStore:
+    """`objects` are those of each rank.
+
+    delay    polls that an answer takes     silent   nothing is answered, and no copy comes to anything: a server that hangs
+    scope    ranks that a lookup asks: all, or the first alone
+    leases   what each query that was answered holds
+    """
+
+    def __init__(self, names: Names, ranks: int, block: int) -> None:
+        self.names = names
+        self.objects: list[dict[Key, Object]] = [{} for _ in range(ranks)]
+        self.leases: dict[int, tuple[Key, ...]] = {}
+        self.delay = 0
+        self.silent = False
+        self.all_ranks = True
+        self.asked = self.answered = self.stored = self.loaded = 0
+        self._block = block
+        self._waiting: list[tuple[int, Query]] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a query has not been answered."""
+        return bool(self._waiting)
+
+    # ---- what the engine asks ---------------------------------------------------------------------------------
+
+    def look_up(self, query: Query) -> None:
+        self.asked += 1
+        self._waiting.append((self.delay, query))
+
+    def answers(self) -> Sequence[Answer]:
+        if self.silent:
+            return ()
+        due = [query for polls, query in self._waiting if polls <= 0]
+        self._waiting = [(polls - 1, query) for polls, query in self._waiting if polls > 0]
+        self.answered += len(due)
+        return [self._answer(query) for query in due]
+
+    def release(self, number: int) -> None:
+        self.leases.pop(number, None)
+
+    def forget(self, what: What, names: Sequence[Name]) -> None:
+        for name in names:
+            for held in self.objects:
+                held.pop((what, name.digest), None)
+
+    def _answer(self, query: Query) -> Answer:
+        reach = query.start
+        for name in query.kv:
+            if not self._has("kv", name):
+                break
+            reach = name.end
+        found = [name for name in query.images if name.end <= reach and self._has("image", name)]
+        if not found:
+            return Answer(query.number, reach, 0)
+        held: list[Key] = [("kv", name.digest) for name in query.kv if name.end <= found[-1].end]
+        self.leases[query.number] = (*held, ("image", found[-1].digest))
+        return Answer(query.number, reach, found[-1].end)
+
+    def _has(self, what: What, name: Name) -> bool:
+        ranks = self.objects if self.all_ranks else self.objects[:1]
+        return all((what, name.digest) in held for held in ranks)
+
+    # ---- its bytes --------------------------------------------------------------------------------------------
+
+    def copy(self, rank: int, memory: Memory, move: Move) -> None:
+        """Carry out one rank's part of a move to or from here. StoreError names the object, the leg and the rank."""
+        if self.silent:
+            raise StoreError(f"rank {rank}: the store does not answer")
+        if move.source.tier == Tier.EXTERNAL:
+            self._load(rank, memory, move)
+        else:
+            self._store(rank, memory, move)
+
+    def _load(self, rank: int, memory: Memory, move: Move) -> None:
+        parts = [self._read(rank, move.what, name) for name in move.names]
+        rows = np.concatenate(parts)[: len(move.source.slots)]
+        if isinstance(move.target, LiveState):
+            memory.live[move.target.slot] = memory.unpack(rows)
+        else:
+            memory.write(move.target.tier, move.target.slots, rows)
+        self.loaded += 1
+
+    def _read(self, rank: int, what: What, name: Name) -> Words:
+        found = self.objects[rank].get((what, name.digest))
+        where = f"{what} of tokens {name.start} to {name.end}, rank {rank}"
+        if found is None:
+            raise StoreError(f"{where}: not there any more")
+        if found.name != name or found.sums != _sum(found.rows):
+            raise StoreError(f"{where}: not what its name says")
+        return found.rows
+
+    def _store(self, rank: int, memory: Memory, move: Move) -> None:
+        (name,) = move.names
+        rows = memory.arenas[move.source.tier][move.source.slots].copy()
+        pages = (name.end - name.start) // self._block
+        if move.what == "kv" and len(rows) != pages:
+            raise StoreError(f"{len(rows)} pages of a chunk of {pages}")
+        if not memory.intact(move.source.tier, move.source.slots):
+            raise StoreError(f"slots {move.source.slots.tolist()} fail their checksums")
+        assert isinstance(move.target, Extent)
+        self.objects[rank][move.what, name.digest] = Object(name, rows, _sum(rows))
+        self.stored += 1
+
+    # ---- what a test does to it -------------------------------------------------------------------------------
+
+    def lose(self, what: What, count: int = 1, rank: int = 0, last: bool = True) -> int:
+        """Drop objects of one rank, the deepest first or last, leased or not; how many it had."""
+        keys = [key for key in self.objects[rank] if key[0] == what]
+        keys.sort(key=lambda key: self.objects[rank][key].name.end, reverse=last)
+        for key in keys[:count]:
+            del self.objects[rank][key]
+        return len(keys[:count])
+
+    def spoil(self, what: What, rank: int = 0) -> int:
+        """Make a bit wrong in each object of one rank; how many there are."""
+        found = [(key, one) for key, one in self.objects[rank].items() if key[0] == what]
+        for key, one in found:
+            rows = one.rows.copy()
+            rows[0, 0] ^= np.uint64(1)
+            self.objects[rank][key] = replace(one, rows=rows)
+        return len(found)
+
+    def wipe(self) -> None:
+        """The server is restarted, and has nothing."""
+        self.objects = [{} for _ in self.objects]
+        self.leases.clear()
+
+    def restart_engine(self) -> None:
+        """The engine that asked is gone; another takes its place."""
+        self._waiting = []
+        self.leases.clear()
+
+
+def _sum(rows: Words) -> int:
+    return hash(rows.tobytes())
