@@ -218,9 +218,9 @@ def settle(directory: Directory, loading: Loading, now: float) -> Ready | Loadin
     _share_path(directory, held)
     tried = (*loading.tried, *_tried(loading))
     if not loading.failed:
-        if directory.external is not None:
+        if directory.external is not None and option.offer is not None:
             for move in loading.moves:
-                directory.external.saw(move.what, move.names)
+                directory.external.saw(move.what, move.names, option.offer.number)
         return _ready(directory, held, loading.index, loading.reason, loading.skipped, now, tried)
     for move in loading.failed:
         _condemn_source(directory, held, option, move)

@@ -92,8 +92,7 @@ class EngineLoop:
         self.auditor = auditor or Auditor()
         self.retention = Retention(self.directory, config.load_timeout, config.records_a_turn)
         self._runner = runner
-        self._mover = mover
-        self._store = store
+        self._mover, self._store = mover, store
         self._guidance = guidance
         self._gain = gain or Always()
         self._clock = clock
@@ -200,8 +199,7 @@ class EngineLoop:
         self.auditor.begin(self.queues, self.directory)
         if self.queues.asking:
             look_up(self.queues, self.directory, self.config, began)
-        if self._store is not None:
-            probe(self.queues, self.directory, self.config, self._store, began)
+        probe(self.queues, self.directory, self.config, self._store, began)
         admit(self.queues, self.directory, self.config, self.costs, self._clock)
         refuse_stranded(self.queues, self.directory, self.config, self._clock)
         self.auditor.choose(self.queues, self.directory)

@@ -42,8 +42,10 @@ class ExternalStore(Protocol):
         """A load of these has failed: nobody is to be offered them again before they have been stored anew."""
 
 
-def probe(queues: Queues, directory: Directory, config: SchedConfig, store: ExternalStore, now: float) -> None:
+def probe(queues: Queues, directory: Directory, config: SchedConfig, store: ExternalStore | None, now: float) -> None:
     """Take in the answers that have come, give up those that are overdue, and ask for whoever is next in line."""
+    if store is None:
+        return
     for answer in store.answers():
         _take_in(queues, directory, config, store, answer, now)
     for job in [job for job, asked in queues.probing.items() if asked.due <= now]:
@@ -104,7 +106,7 @@ def _take_in(
     external, asked = directory.external, queues.probing.pop(job)
     assert external is not None
     query, reach, boundary = asked.query, answer.reach, answer.boundary
-    external.saw("kv", (name for name in query.kv if name.end <= reach))
+    external.saw("kv", (name for name in query.kv if name.end <= reach), answer.number)
     external.missed("kv", (name for name in query.kv if name.end > reach))
     external.missed("image", (name for name in query.images if boundary < name.end <= reach))
     if not boundary:

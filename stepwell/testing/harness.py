@@ -21,9 +21,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.archive import Archive
 from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.external.ledger import External
 from stepwell.cache.moves import LiveState, Move, Tier
-from stepwell.cache.names import Names
 from stepwell.cache.persist import persist_rest
 from stepwell.cache.quarantine import quarantine
 from stepwell.cache.shed import demote
@@ -41,7 +39,7 @@ from stepwell.testing.faults import FaultPlan
 from stepwell.testing.guard import Guard
 from stepwell.testing.landing import check_landing
 from stepwell.testing.laws import LawBroken, require
-from stepwell.testing.outside import OutsideStore
+from stepwell.testing.outside import OutsideStore, ledger_of
 from stepwell.testing.progress import PATIENCE, Masks, Progress, Turn
 from stepwell.testing.ranks import Ranks, Watch
 from stepwell.testing.reference import Reference
@@ -89,15 +87,13 @@ class Harness:
         self.told: dict[str, Told] = {}
         plans = tuple(rank_faults) or (faults or FaultPlan(), *(FaultPlan() for _ in range(ranks - 1)))
         self.faults = plans[0]
-        self.clock = VirtualClock()
-        self.shards = shards(ranks, same_kv)
+        self.clock, self.shards = VirtualClock(), shards(ranks, same_kv)
         sizes = (cache.geometry, cache.device_pages, cache.host_slots, sched.max_num_seqs)
         self.memories = tuple(Memory(*sizes, shard, cache.disk_slots, checked) for shard in self.shards)
         self.memory = self.memories[0]
         self.reference = Reference(cache.geometry.block)
         self.shelf = Shelf(self.memories, cache.geometry.block, cache.chunk)
-        self.outside = None if least is None else OutsideStore(_outside_names(cache), ranks, cache.geometry.block)
-        self._least = least
+        self.outside = None if least is None else OutsideStore(cache, ranks, least)
         self.past: list[EngineStats] = []
         self.suspicion = Suspicion(cache.geometry.block)
         self._through, self._gain = through, gain
@@ -105,13 +101,11 @@ class Harness:
         self.masks = Masks(seed, slow_masks)
         self._plans, self._costs, self._budget = plans, costs, budget or Budget()
         self._boot(cache, sched)
-        self._truth = laws.Truth()
-        self._step_seconds = step_seconds
-        self._ran = False
+        self._step_seconds, self._ran = step_seconds, False
         self._spoiled: set[str] = set()
         self._entered: dict[tuple[str, int], int] = {}
         self._got: dict[str, int] = {}
-        self._progress = Progress()
+        self._progress, self._truth = Progress(), laws.Truth()
         self._broken: LawBroken | None = None
 
     def _boot(self, cache: CacheConfig, sched: SchedConfig) -> None:
@@ -123,9 +117,8 @@ class Harness:
         guard = Guard(self, self._through(self.runner), self._lazy)
         archive = Archive(self.shelf.names, self.shelf, replace(self._budget))
         auditor = Auditor(self._audit)
-        external = None if self.outside is None else External(self.outside.names, self._least or 0)
-        given = archive, auditor, self.masks, self._gain, external, self.outside
-        self.loop = EngineLoop(cache, sched, guard, self._watch, self.clock, self._costs, *given)
+        more = archive, auditor, self.masks, self._gain, ledger_of(self.outside), self.outside
+        self.loop = EngineLoop(cache, sched, guard, self._watch, self.clock, self._costs, *more)
 
     # ---- what a caller does -----------------------------------------------------------------------------------
 
@@ -158,7 +151,7 @@ class Harness:
         for before in parked:
             check_landing(self.loop, before, self._watch, self._entered, self.clock.now())
         done = self._ran or bool(events or self._watch.reported) or self.shelf.asked > asked
-        moving = bool(self._watch.outstanding or self.loop.queues.probing) or self.masks.awaited
+        moving = bool(self._watch.outstanding or self.loop.queues.probing or self.masks.awaited)
         excused = self.ranks.lost and not (self._waited_for and self.loop.config.load_timeout)
         self._progress.check(Turn(waits and self.loop.serving, done, moving, excused), self.loop)
         self._poison()
@@ -202,8 +195,6 @@ class Harness:
             if not isinstance(task, Move):
                 self.shelf.obey(task)
         self.shelf.restart()
-        if self.outside is not None:
-            self.outside.restart_engine()
         for memory in self.memories:
             memory.wipe()
         self._boot(self.loop.directory.config, self.loop.config)
@@ -363,11 +354,8 @@ class Harness:
             self.suspicion.check_copy(move)
         except LawBroken as broken:  # the mover would report it as a failed copy
             self._broken = self._broken or broken
-        external = Tier.EXTERNAL in (move.source.tier, None if isinstance(move.target, LiveState) else move.target.tier)
-        if external and self.outside is not None:
-            self.outside.copy(memory.shard.state, memory, move)
-            return
-        memory.copy(move)
+        if self.outside is None or not self.outside.carry(memory, move):
+            memory.copy(move)
         if not isinstance(move.target, LiveState) and move.target.tier == Tier.DISK:
             self.shelf.publish(move)
 
@@ -410,7 +398,3 @@ class Harness:
     def _waited_for(self) -> bool:
         """Whether a caller waits for a request to end."""
         return any(told.finished is None for told in self.told.values())
-
-
-def _outside_names(cache: CacheConfig) -> Names:
-    return Names(bytes(reversed(range(32))), cache.external_chunk)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from stepwell.sched.job import Parked
 from stepwell.sched.loop import EngineLoop
 from stepwell.testing.laws import check_condemned, require
+from stepwell.testing.outside import check_forgotten
 from stepwell.testing.ranks import Watch
 
 
@@ -31,6 +32,7 @@ def check_landing(
     bad = [*loading.failed, *(m for m in loading.moves if not reports.get(m.ticket, True))]
     failed = bool(bad)
     check_condemned(loop, bad, watch.shelf.adopted)
+    check_forgotten(loop, bad)
     index = loading.index + failed
     option = loading.held.plan.options[index]
     if failed and option.loads:

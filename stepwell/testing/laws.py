@@ -123,9 +123,8 @@ def check_copy(loop: EngineLoop, move: Move) -> None:
     """Laws 1 and 5 for a copy that is about to be carried out, however late."""
     queues = loop.queues
     where = f"{move.what} copy {move.ticket}"
-    native = move.source.tier in NATIVE
-    cached = {int(p) for item in cached_items(loop) for p in _slots(item, move.source.tier)} if native else set()
-    if native:
+    if move.source.tier != Tier.EXTERNAL:
+        cached = {int(p) for item in cached_items(loop) for p in _slots(item, move.source.tier)}
         require(5, set(move.source.slots.tolist()) <= cached, f"{where} reads slots that have been let go")
     loads: list[Parked | Draining] = [*queues.parked.values(), *queues.draining]
     load = next((one for one in loads if move.ticket in one.loading.waiting), None)
@@ -308,13 +307,7 @@ def check_condemned(loop: EngineLoop, failed: list[Move], adopted: Set[int]) -> 
     adopted  slots of disk that were given to records of an earlier process in this step, after the loads had ended: what was in them
              before is gone. Any other slot that was let go in this step holds nothing that can be found before the next one.
     """
-    for move in failed:
-        tier = move.source.tier
-        if tier == Tier.EXTERNAL:
-            external = loop.directory.external
-            known = external is not None and any(external.knows(move.what, name) for name in move.names)
-            require(6, not known, f"{move.names} are believed to be stored, though a load of them failed")
-            continue
+    for move, tier in ((move, move.source.tier) for move in failed if move.source.tier in NATIVE):
         read = set(move.source.slots.tolist()) - (adopted if tier == Tier.DISK else set())
         for item in cached_items(loop):
             found = item.has(tier) and not read.isdisjoint(_slots(item, tier).tolist())
@@ -383,9 +376,9 @@ def check_idle(loop: EngineLoop) -> None:
     """Law 5, once nothing is going on."""
     directory = loop.directory
     require(5, not directory.leases, f"{len(directory.leases)} leases are left when nothing runs")
-    if directory.external is not None:
-        require(5, not directory.external.leases, "leases on an external store are left when nothing runs")
-        require(5, not directory.external.saving, "copies to an external store are left when nothing runs")
+    require(
+        5, directory.external is None or directory.external.idle, "an external store is waited for when nothing runs"
+    )
     require(5, not directory.reserved, f"{directory.reserved} pages are reserved when nothing runs")
     for tier in directory.pools:
         use = directory.use(tier)

@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stepwell.base.errors import StoreError
-from stepwell.cache.external.ledger import What
+from stepwell.cache.config import CacheConfig
+from stepwell.cache.external.ledger import External, What
 from stepwell.cache.external.offer import Answer, Query
 from stepwell.cache.moves import Extent, LiveState, Move, Name, Tier
 from stepwell.cache.names import Names
+from stepwell.sched.loop import EngineLoop
+from stepwell.testing.laws import require
 from stepwell.testing.telltale import Memory, Words
 
 Key = tuple[What, bytes]
@@ -38,23 +41,25 @@ class OutsideStore:
     leases   what each query that was answered holds
     """
 
-    def __init__(self, names: Names, ranks: int, block: int) -> None:
-        self.names = names
+    def __init__(self, cache: CacheConfig, ranks: int, least: int) -> None:
+        self.names = Names(bytes(reversed(range(32))), cache.external_chunk)
         self.objects: list[dict[Key, Object]] = [{} for _ in range(ranks)]
         self.leases: dict[int, tuple[Key, ...]] = {}
         self.delay = 0
+        self._least = least
         self.silent = False
         self.all_ranks = True
         self.asked = self.answered = self.stored = self.loaded = 0
-        self._block = block
+        self._block = cache.geometry.block
         self._waiting: list[tuple[int, Query]] = []
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a query has not been answered."""
-        return bool(self._waiting)
-
     # ---- what the engine asks ---------------------------------------------------------------------------------
+
+    def begin_anew(self) -> External:
+        """Another engine takes the place of the one that asked."""
+        self._waiting = []
+        self.leases.clear()
+        return External(self.names, self._least)
 
     def look_up(self, query: Query) -> None:
         self.asked += 1
@@ -95,14 +100,20 @@ class OutsideStore:
 
     # ---- its bytes --------------------------------------------------------------------------------------------
 
-    def copy(self, rank: int, memory: Memory, move: Move) -> None:
-        """Carry out one rank's part of a move to or from here. StoreError names the object, the leg and the rank."""
+    def carry(self, memory: Memory, move: Move) -> bool:
+        """Carry out one rank's part of a move to or from here; False for any other move. StoreError names the object, the leg and the
+        rank."""
+        target = None if isinstance(move.target, LiveState) else move.target.tier
+        if Tier.EXTERNAL not in (move.source.tier, target):
+            return False
+        rank = memory.shard.state
         if self.silent:
             raise StoreError(f"rank {rank}: the store does not answer")
         if move.source.tier == Tier.EXTERNAL:
             self._load(rank, memory, move)
         else:
             self._store(rank, memory, move)
+        return True
 
     def _load(self, rank: int, memory: Memory, move: Move) -> None:
         parts = [self._read(rank, move.what, name) for name in move.names]
@@ -158,10 +169,18 @@ class OutsideStore:
         self.objects = [{} for _ in self.objects]
         self.leases.clear()
 
-    def restart_engine(self) -> None:
-        """The engine that asked is gone; another takes its place."""
-        self._waiting = []
-        self.leases.clear()
+
+def ledger_of(store: OutsideStore | None) -> External | None:
+    """What a new engine knows of a store. The one before is gone, and with it its questions and leases."""
+    return None if store is None else store.begin_anew()
+
+
+def check_forgotten(loop: EngineLoop, failed: Sequence[Move]) -> None:
+    """Law 6: what could not be loaded is to be stored again."""
+    external = loop.directory.external
+    for move in failed:
+        known = external is not None and any(external.believes(move.what, name) for name in move.names)
+        require(6, not known, f"{move.names} are believed to be stored, though a load of them failed")
 
 
 def _sum(rows: Words) -> int:

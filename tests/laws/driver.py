@@ -108,12 +108,12 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
     same_kv = ranks > 1 and chance(rng, 30)
     audit = 0.5 if seed % 4 == 1 else 0.0
     outside = random.Random(f"outside {seed}")  # drawn apart, as drafts are
-    least = None if corrupt or outside.random() < 0.5 else outside.randint(1, 3 * block)
+    least = None if corrupt or outside.random() < 0.5 else outside.randint(1, block)
     if least is not None:
-        cache = replace(cache, external_chunk=block * outside.choice((1, 2, 4)))
+        cache = replace(cache, external_chunk=outside.choice((grid, grid, block, 2 * grid)))
         if outside.random() < 0.6:  # what leaves the device is nowhere else
             cache = replace(cache, host_slots=0, disk_slots=0, host_ready=None)
-        sched = replace(sched, lookup_timeout=outside.choice((0.002, 0.01)), offer_seconds=outside.choice((0.003, 1.0)))
+        sched = replace(sched, lookup_timeout=outside.choice((0.004, 0.03)), offer_seconds=outside.choice((0.004, 1.0)))
     return Harness(
         cache,
         sched,
@@ -263,15 +263,15 @@ class Driver:
         if store is None or not chance(draw, 25):
             return
         rank = draw.randint(0, len(store.objects) - 1)
-        store.delay = draw.choice((0, 0, 1, 3, 20))
-        store.silent = chance(draw, 15)
+        store.delay = draw.choice((0, 0, 0, 1, 3, 20))
+        store.silent = chance(draw, 8)
         store.all_ranks = not chance(draw, 30)
         roll = draw.randint(1, 100)
-        if roll <= 10:
+        if roll <= 5:
             store.lose(draw.choice(KINDS), draw.randint(1, 5), rank, last=chance(draw, 50))
-        elif roll <= 15:
+        elif roll <= 10:
             store.spoil(draw.choice(KINDS), rank)
-        elif roll <= 17:
+        elif roll <= 11:
             store.wipe()
 
     def submit(self) -> None:

@@ -72,7 +72,11 @@ def test_a_load_begins_at_any_hit_inside_a_chunk(hit: int, ranks: int) -> None:
         engine.harness.flush(Tier.DEVICE)
     outcome = engine.ask()
     assert (outcome.hit, outcome.boundary, outcome.state_tier) == (hit, 80, Tier.EXTERNAL)
-    assert (outcome.device, outcome.external, outcome.recomputed) == (hit, 80 - hit, 10)  # the partial chunk was resident
+    assert (outcome.device, outcome.external, outcome.recomputed) == (
+        hit,
+        80 - hit,
+        10,
+    )  # the partial chunk was resident
     again = engine.ask()
     assert (again.device, again.external, again.recomputed) == (88, 0, 2)
 

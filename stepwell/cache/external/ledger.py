@@ -58,7 +58,8 @@ class External:
         self._asked = 0
         self._leases: set[int] = set()
         self._known: dict[tuple[What, bytes], int] = {}
-        self._most_known = most_known
+        self._dropped: dict[tuple[What, bytes], int] = {}  # with the number of the last query before
+        self._most = most_known
 
     @property
     def chunk(self) -> int:
@@ -69,6 +70,11 @@ class External:
     def leases(self) -> int:
         """Answers that are held."""
         return len(self._leases)
+
+    @property
+    def idle(self) -> bool:
+        """No answer is held, and no copy into the store is under way."""
+        return not (self._leases or self.saving)
 
     # ---- leases -------------------------------------------------------------------------------------------
 
@@ -93,22 +99,31 @@ class External:
         """Whether the store is believed to have this object, or is getting it."""
         return (what, name.digest) in self._known
 
-    def saw(self, what: What, names: Iterable[Name]) -> None:
-        """The store has these."""
+    def believes(self, what: What, name: Name) -> bool:
+        """Whether the store is believed to have it: a copy of it has ended well, or a query has found it."""
+        return self._known.get((what, name.digest)) == STORED
+
+    def saw(self, what: What, names: Iterable[Name], number: int) -> None:
+        """The store had these when query `number` was answered. What has been forgotten since it was asked stays forgotten, and what is
+        being stored is left to its copy."""
         for name in names:
-            self._note((what, name.digest), STORED)
+            key = what, name.digest
+            if self._known.get(key, STORED) == STORED and self._dropped.get(key, 0) < number:
+                _note(self._known, key, STORED, self._most)
 
     def missed(self, what: What, names: Iterable[Name]) -> None:
         """The store has not got these, unless they are being stored."""
         for name in names:
-            if self._known.get((what, name.digest)) == STORED:
+            if self.believes(what, name):
                 del self._known[what, name.digest]
 
     def forget(self, what: What, names: Iterable[Name]) -> None:
         """A load of these has failed: the store is told to drop them, and they may be stored again. The end of a copy that is storing
         one of them now changes nothing any more."""
         for name in names:
-            self._known.pop((what, name.digest), None)
+            key = what, name.digest
+            self._known.pop(key, None)
+            _note(self._dropped, key, self._asked, self._most)
             self.forgotten.append((what, name))
 
     # ---- copies into the store ----------------------------------------------------------------------------
@@ -126,7 +141,9 @@ class External:
     def begin(self, ticket: int, saving: Saving) -> None:
         """A copy into the store begins."""
         self.saving[ticket] = saving
-        self._note((saving.what, saving.name.digest), ticket)
+        key = saving.what, saving.name.digest
+        self._dropped.pop(key, None)
+        _note(self._known, key, ticket, self._most)
 
     def landed(self, report: Report) -> None:
         """A copy has ended; any ticket that is not one of these is ignored."""
@@ -141,8 +158,10 @@ class External:
         else:
             del self._known[key]
 
-    def _note(self, key: tuple[What, bytes], state: int) -> None:
-        self._known.pop(key, None)  # the newest last
-        self._known[key] = state
-        if len(self._known) > self._most_known:
-            del self._known[next(iter(self._known))]
+
+def _note(known: dict[tuple[What, bytes], int], key: tuple[What, bytes], state: int, most: int) -> None:
+    """Enter `key` as the newest; the oldest goes where there are more than `most`."""
+    known.pop(key, None)
+    known[key] = state
+    if len(known) > most:
+        del known[next(iter(known))]
