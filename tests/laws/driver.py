@@ -52,9 +52,9 @@ def widening(seed: int) -> int:
     return (0, 0, 1, 7)[seed // 3 % 4]
 
 
-def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness:
-    """An engine of random sizes, down to the smallest that is legal; each of its ranks has faults of its own. Where bytes are
-    corrupted (`corrupt`), more resumes are audited, and one engine in four has no checksums in host."""
+def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0, faulty: int | None = None) -> Harness:
+    """An engine of random sizes, down to the smallest that is legal; each of its ranks has faults of its own, or `faulty` alone has. Where
+    bytes are corrupted (`corrupt`), more resumes are audited, and one engine in four has no checksums in host."""
     block = number(rng, 4, 4, 1, 2)
     grid = block * number(rng, 2, 1, 3, 4)
     geometry = telltale.geometry(block, grid, image_pages=number(rng, 2, 1, 3))
@@ -104,7 +104,9 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0) -> Harness
     costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, disk), latency_s=1e-6)
     budget = Budget(number(rng, 2000, 20000), number(rng, 1, 50)) if chance(rng, 25) else Budget()
     impatient = sched.load_timeout > 0
-    plans = tuple(_faults(rng, seed * ranks + rank, impatient) for rank in range(ranks))
+    plans = tuple(
+        _faults(rng, seed * ranks + rank, impatient) if faulty in (None, rank) else FaultPlan() for rank in range(ranks)
+    )
     same_kv = ranks > 1 and chance(rng, 30)
     audit = 0.5 if seed % 4 == 1 else 0.0
     outside = random.Random(f"outside {seed}")  # drawn apart, as drafts are
@@ -203,10 +205,17 @@ class Driver:
     """
 
     def __init__(
-        self, rng: Chooser, seed: int = 0, ranks: int = 1, hints: int = 4, corrupt: int = 0, waits: int = 0
+        self,
+        rng: Chooser,
+        seed: int = 0,
+        ranks: int = 1,
+        hints: int = 4,
+        corrupt: int = 0,
+        waits: int = 0,
+        faulty: int | None = None,
     ) -> None:
         self.hints = hints
-        self.harness = engine(rng, seed, ranks, corrupt)
+        self.harness = engine(rng, seed, ranks, corrupt, faulty)
         self.rng = rng
         self._measured = random.Random(seed)
         self.happened: Counter[str] = Counter()
@@ -429,9 +438,17 @@ class Driver:
         return np.array([start, *(noise.randint(0, VOCAB - 1) for _ in range(count - 1))], np.int32)
 
 
-def fuzz(seed: int, actions: int = 80, ranks: int = 1, hints: int = 4, corrupt: int = 0, waits: int = 0) -> Driver:
+def fuzz(
+    seed: int,
+    actions: int = 80,
+    ranks: int = 1,
+    hints: int = 4,
+    corrupt: int = 0,
+    waits: int = 0,
+    faulty: int | None = None,
+) -> Driver:
     """A whole random run, to its end. Raises what the laws say."""
-    driver = Driver(random.Random(seed), seed, ranks, hints, corrupt, waits)
+    driver = Driver(random.Random(seed), seed, ranks, hints, corrupt, waits, faulty)
     for _ in range(actions):
         driver.act()
     driver.end()

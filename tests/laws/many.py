@@ -2,9 +2,10 @@
 
     python -m tests.laws.many --runs 10000 --jobs 16 --seconds 540      one line of JSON: runs, seconds, depths, broken seeds
     python -m tests.laws.many --seed 3000442                            that run alone, with its traceback
+    python -m tests.laws.many --ranks 2 --runs 10000                    every run over two ranks, with faults on one of them alone
 
-The seed decides everything: ranks, how often a byte goes wrong, and by the driver's own choice all sizes, faults and the depth of
-scheduling. So a seed that was broken on one machine can be run again on any other.
+The seed (and --ranks, where it is given) decides everything: ranks, how often a byte goes wrong, and by the driver's own choice all
+sizes, faults and the depth of scheduling. So a seed that was broken on one machine can be run again on any other.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from types import FrameType
 
+from stepwell.store.ranks import JointMover
 from stepwell.testing.laws import LawBroken
 from tests.laws.driver import Driver, fuzz
 
@@ -32,46 +34,59 @@ PATIENCE = 60
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one run ended: `law` is 0 for an assertion of the code itself or an unexpected exception, None if nothing broke."""
+    """How one run ended: `law` is 0 for an assertion of the code itself or an unexpected exception, None if nothing broke. `faults` befell
+    the copies of `ranks`; `apart` copies failed on one rank and not on another."""
 
     seed: int
     depth: int
     law: int | None = None
     error: str = ""
+    ranks: int = 0
+    faults: int = 0
+    apart: int = 0
 
 
-def run(seed: int, waits: int = 16) -> Driver:
-    """The run of `seed`, in which `waits` of a hundred requests follow a grammar. Raises what the laws say."""
-    return fuzz(seed, ranks=RANKS[seed % len(RANKS)], corrupt=CORRUPT[seed % len(CORRUPT)], waits=waits)
+def run(seed: int, waits: int = 16, ranks: int | None = None) -> Driver:
+    """The run of `seed`, in which `waits` of a hundred requests follow a grammar: over so many `ranks` with faults on one of them, which
+    takes turns, or as the seed will have it. Raises what the laws say."""
+    corrupt = CORRUPT[seed % len(CORRUPT)]
+    if ranks is None:
+        return fuzz(seed, ranks=RANKS[seed % len(RANKS)], corrupt=corrupt, waits=waits)
+    return fuzz(seed, ranks=ranks, corrupt=corrupt, waits=waits, faulty=seed // len(CORRUPT) % ranks)
 
 
-def judge(seed: int, end: float = float("inf")) -> Ended | None:
+def judge(seed: int, ranks: int | None = None, end: float = float("inf")) -> Ended | None:
     """Run `seed`, for at most `PATIENCE` seconds; how that ended. None, and nothing is run, once the monotonic clock is past `end`."""
     if time.monotonic() > end:
         return None
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(PATIENCE)
     try:
-        driver = run(seed)
+        driver = run(seed, ranks=ranks)
     except Exception as error:
         law = error.law if isinstance(error, LawBroken) else 0
         return Ended(seed, -1, law, f"{type(error).__name__}: {error}"[:300])
     finally:
         signal.alarm(0)
-    return Ended(seed, int(driver.harness.loop.config.async_scheduling))
+    harness = driver.harness
+    mover = harness.ranks.mover
+    failed = [count.failed for count in mover.counts()] if isinstance(mover, JointMover) else [0]
+    faults = sum(sum(mover.tally.values()) for mover in harness.ranks.movers)
+    depth = int(harness.loop.config.async_scheduling)
+    return Ended(seed, depth, ranks=len(harness.ranks.movers), faults=faults, apart=max(failed) - min(failed))
 
 
 def _give_up(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"no end after {PATIENCE} s")
 
 
-def many(first: int, runs: int, jobs: int, seconds: float) -> dict[str, object]:
+def many(first: int, runs: int, jobs: int, seconds: float, ranks: int | None = None) -> dict[str, object]:
     """Run the seeds from `first` on, `jobs` at a time; none begins after `seconds`. What the JSON line says."""
     began = time.monotonic()
     ends: list[Ended] = []
     quiet = (logging.CRITICAL,)  # what audits find in bytes that were made wrong is no news
     with multiprocessing.get_context("spawn").Pool(jobs, logging.disable, quiet) as pool:
-        by_time = partial(judge, end=began + seconds)
+        by_time = partial(judge, ranks=ranks, end=began + seconds)
         for ended in pool.imap_unordered(by_time, range(first, first + runs)):
             if ended is None:
                 continue
@@ -85,6 +100,9 @@ def many(first: int, runs: int, jobs: int, seconds: float) -> dict[str, object]:
         "seconds": round(time.monotonic() - began, 1),
         "depth_0": sum(one.depth == 0 for one in ends),
         "depth_1": sum(one.depth == 1 for one in ends),
+        "several_ranks": sum(one.ranks > 1 for one in ends),
+        "faults_on_several": sum(one.ranks > 1 and one.faults > 0 for one in ends),
+        "failed_on_some_alone": sum(one.apart > 0 for one in ends),
         "broken": [asdict(one) for one in broken],
     }
 
@@ -95,12 +113,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=FIRST, help=f"the first seed (default: {FIRST})")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after so many seconds")
+    parser.add_argument("--ranks", type=int, help="ranks of every run, one of which has faults (default: by the seed)")
     parser.add_argument("--seed", type=int, help="run this one alone, in this process")
     options = parser.parse_args()
     if options.seed is not None:
-        run(options.seed)
+        run(options.seed, ranks=options.ranks)
         return 0
-    told = many(options.first, options.runs, options.jobs, options.seconds)
+    told = many(options.first, options.runs, options.jobs, options.seconds, options.ranks)
     print(json.dumps(told))
     return int(bool(told["broken"]))
 
