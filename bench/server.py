@@ -40,7 +40,7 @@ from stepwell.base.clock import WallClock
 from stepwell.cache.config import CacheConfig
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
-from stepwell.engine.garbage import settle_memory
+from stepwell.engine.garbage import settle_front
 from stepwell.engine.owned import OwnedLoop
 from stepwell.engine.process import answers_address, commands_address, serve
 from stepwell.engine.spawn import EngineLink
@@ -134,7 +134,7 @@ async def serve_stepwell(options: argparse.Namespace, tokenizer: Tokenizer) -> s
         metrics = Metrics()
         client = EngineClient(link, metrics)
         facts = await client.ready()
-        settle_memory()
+        settle_front()
         metrics.watch(lambda: client.stats, lambda: client.dead is None)
         try:
             await _serve(create_app(Parts(client, tokenizer, facts, metrics)), engine.pid)

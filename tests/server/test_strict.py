@@ -21,7 +21,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import Field, TypeAdapter, ValidationError
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.generation.generate import Choice
+from stepwell.server.generation.choice import Choice
 from stepwell.server.http.streams import EventStream
 from tests.engine.scripted import CONTEXT
 from tests.server.harness import MODEL, Running, eventually, running

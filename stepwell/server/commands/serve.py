@@ -25,7 +25,7 @@ from rich.table import Table
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, EngineDead
 from stepwell.engine.config import EngineConfig, EngineFacts, flag
-from stepwell.engine.garbage import settle_memory
+from stepwell.engine.garbage import settle_front
 from stepwell.engine.spawn import EngineProcess
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.batches.store import BatchStore
@@ -138,7 +138,7 @@ async def _serve(
             if started is None:
                 return 128 + signals.number
             facts, tokenizer = started
-            settle_memory()
+            settle_front()
             patience = options.endings.engine
             print_start(console, options.config, options.given, facts)
             print_defaults(console, defaults, facts.ends, tokenizer)

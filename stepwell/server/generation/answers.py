@@ -46,20 +46,18 @@ class Delivery:
     are the engine's."""
 
     tokens: list[int] = field(default_factory=list)
+    scores: Sequence[Scored] = ()
+    prompt_scores: Sequence[tuple[int, list[Scored]]] = ()
     loads_at: float | None = None
     outcome: AdmissionOutcome | None = None
     admitted_at: float = 0.0
     end: FinishReason | None = None
     message: str = ""
-    scores: list[Scored] = field(default_factory=list)
-    prompt_scores: list[tuple[int, list[Scored]]] = field(default_factory=list)
 
-    def add(self, news: messages.Tokens) -> None:
-        self.tokens += news.tokens
-        if news.scores:
-            self.scores += news.scores
+    def add_scores(self, news: messages.Tokens) -> None:
+        self.scores = [*self.scores, *news.scores]
         if news.prompt_scores:
-            self.prompt_scores.append((news.prompt_from, news.prompt_scores))
+            self.prompt_scores = [*self.prompt_scores, (news.prompt_from, news.prompt_scores)]
 
 
 class Answers:
@@ -71,7 +69,8 @@ class Answers:
         self._open = set(ids)
         self._ready: dict[str, Delivery] = {}
         self._error: StepwellError | None = None
-        self._reader: asyncio.Future[None] | None = None  # who waits: for every token, so a bare future
+        self._loop = asyncio.get_running_loop()
+        self._reader: asyncio.Future[None] | None = None  # who waits
         self._timers: list[asyncio.TimerHandle] = []
 
     def __enter__(self) -> Self:
@@ -92,7 +91,11 @@ class Answers:
     async def next(self) -> dict[str, Delivery]:
         """What has arrived, by sequence; waits for something to arrive. Raises EngineDead when the engine ends."""
         while not self._ready:
-            await self._wait()
+            if self._error is not None:
+                raise self._error
+            await self._news()
+            if self._error is not None:
+                raise self._error
         ready, self._ready = self._ready, {}
         return ready
 
@@ -117,11 +120,10 @@ class Answers:
 
     def limit(self, patience: Patience) -> None:
         """End the call when it has taken too long; the clock starts now."""
-        loop = asyncio.get_running_loop()
         if patience.queued is not None:
-            self._timers.append(loop.call_later(patience.queued, self._end_if_queued, patience.queued))
+            self._timers.append(self._loop.call_later(patience.queued, self._end_if_queued, patience.queued))
         if patience.whole is not None:
-            self._timers.append(loop.call_later(patience.whole, self._expire, timed_out(patience.whole)))
+            self._timers.append(self._loop.call_later(patience.whole, self._expire, timed_out(patience.whole)))
 
     def _end_if_queued(self, seconds: float) -> None:
         if any(self._client.is_queued(i) for i in self._open):
@@ -136,14 +138,28 @@ class Answers:
     async def _wait(self) -> None:
         if self._error is not None:
             raise self._error
-        assert self._reader is None, "one reader at a time"
-        self._reader = asyncio.get_running_loop().create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
+        await self._news()
         if self._error is not None:
             raise self._error
+
+    def _news(self) -> asyncio.Future[None]:
+        """Done as soon as something has arrived. A bare future, since one is made for every token."""
+        assert self._reader is None or self._reader.done(), "one reader at a time"
+        self._reader = self._loop.create_future()
+        return self._reader
+
+    def hear(self, news: messages.Tokens) -> None:
+        """Take new tokens. Called for every token: their list becomes the delivery's own."""
+        delivery = self._ready.get(news.id)
+        if delivery is None:
+            self._ready[news.id] = delivery = Delivery(news.tokens)
+        else:
+            delivery.tokens += news.tokens
+        if news.scores or news.prompt_scores:
+            delivery.add_scores(news)
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def delivery(self, request_id: str) -> Delivery:
         """Where to put what has arrived for a sequence."""

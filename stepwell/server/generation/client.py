@@ -252,15 +252,7 @@ class EngineClient:
     def _handle(self, answer: messages.Answer) -> None:
         match answer:
             case messages.Batch(events, stats):
-                tokens = 0
-                for event in events:
-                    if isinstance(event, messages.Tokens):
-                        tokens += 0 if event.id.startswith(AHEAD) else len(event.tokens)
-                        self._deliver(event)
-                    else:
-                        self._dispatch(event)
-                if tokens:
-                    self._observer.generated(tokens)
+                self._deliver(events)
                 if stats is not None:
                     self.stats = stats
                     self._observer.measured(stats)
@@ -284,11 +276,22 @@ class EngineClient:
                     self._lament(reason)
                     self._mark_dead(reason)
 
-    def _deliver(self, event: messages.Tokens) -> None:
-        answers = self._answers.get(event.id)
-        if answers is not None:  # it was not aborted meanwhile
-            self.in_flight.generated(event.id, len(event.tokens))
-            answers.delivery(event.id).add(event)
+    def _deliver(self, events: Sequence[messages.WireEvent]) -> None:
+        """Pass on what one turn of the engine had to say: mostly tokens, one event a stream."""
+        count, open_answers, generated = 0, self._answers, self.in_flight.generated
+        for event in events:
+            if not isinstance(event, messages.Tokens):
+                self._dispatch(event)
+                continue
+            name, tokens = event.id, len(event.tokens)
+            if not name.startswith(AHEAD):
+                count += tokens
+            answers = open_answers.get(name)
+            if answers is not None:  # it was not aborted meanwhile
+                generated(name, tokens)
+                answers.hear(event)
+        if count:
+            self._observer.generated(count)
 
     def _dispatch(self, event: messages.WireEvent) -> None:
         answers = self._answers.get(event.id)  # None: aborted meanwhile

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from stepwell.base.clock import Clock
-from stepwell.base.geometry import Ints
-from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.detokenizer import Transcript
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.sched.request import FinishReason, Request, SamplingParams, Scored
+from stepwell.sched.request import FinishReason, Request, SamplingParams
 from stepwell.server.generation.answers import Answers, Delivery
+from stepwell.server.generation.choice import Choice
 from stepwell.server.generation.client import EngineClient
 from stepwell.server.http.errors import GenerationFailed
 from stepwell.server.observe import journal
 from stepwell.server.observe.metrics import Metrics
 from stepwell.server.observe.phases import Course
 from stepwell.server.observe.trace import CallTrace
-from stepwell.server.parse.answer import Answer
 from stepwell.server.parse.reply import Reading, ReplyReader
 from stepwell.server.prompt.prompts import Prompt
-from stepwell.server.prompt.written import Written
-from stepwell.server.write.deltas import CallOpened, Delta, Said, Thought
+from stepwell.server.write.deltas import Delta
 from stepwell.server.write.scores import Entry
 
 _SEEDS = 2**63
@@ -97,158 +92,6 @@ class Job:
         read = self.read_cache and params.prompt_logprobs is None  # what is not computed has no log-probability
         request = Request(f"{self.id}-{index}", prompt.ids, params, self.salt, read, self.write_cache, self.session)
         return replace(request, priority=self.priority, places=prompt.places)
-
-
-class Choice:
-    """One sequence as its caller sees it.
-
-    spoken    characters of text, and calls of tools
-    thoughts  tokens of the answer up to the end of its thought
-    answer    what it is made of
-    tokens    its tokens
-    """
-
-    __slots__ = (
-        "_echo",
-        "_end_of_thought",
-        "_prompt",
-        "_reader",
-        "_silent",
-        "answer",
-        "index",
-        "outcome",
-        "prompt_scores",
-        "request_id",
-        "spoken",
-        "started",
-        "thoughts",
-        "tokens",
-        "transcript",
-    )
-
-    def __init__(
-        self,
-        index: int,
-        request: Request,
-        transcript: Transcript,
-        reader: ReplyReader | None,
-        end_of_thought: int | None = None,
-    ) -> None:
-        """`reader` None: all text is simply said."""
-        self.index = index
-        self.request_id = request.id
-        self.transcript = transcript
-        self.outcome: AdmissionOutcome | None = None
-        self.started: float | None = None
-        self.spoken = 0
-        self.thoughts = 0
-        self.prompt_scores: list[Scored] = []
-        self._prompt = request.prompt
-        self._reader = reader
-        self._end_of_thought = end_of_thought
-        self._echo: str | None = None
-        self._silent = False
-        self.answer = Answer()
-        self.tokens: list[int] = []
-
-    @property
-    def prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self._prompt)
-
-    @property
-    def reason(self) -> FinishReason | None:
-        return self.transcript.reason
-
-    @property
-    def finish(self) -> str | None:
-        """The reason as OpenAI's API names it. An answer with a call that has no end is cut, not finished."""
-        called = self.reason == "stop" and self._reader is not None and self._reader.calls > 0 and not self._reader.cut
-        return "tool_calls" if called else self.reason
-
-    def echo(self, text: str) -> None:
-        """Begin the answer with the prompt's own text."""
-        self._echo = text
-
-    def silence(self) -> None:
-        """Drop the token that the engine has to sample, because it cannot do with none."""
-        self._silent = True
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """The prompt's tokens."""
-        ids: list[int] = self._prompt.tolist()
-        return ids
-
-    def take(self, delivery: Delivery) -> tuple[list[Delta], list[Entry], Sequence[int]]:
-        """What a delivery makes visible, the scores of its tokens, and those tokens of it that belong to the answer.
-
-        Raises GenerationFailed where the engine gave up.
-        """
-        if self.outcome is None:
-            self.outcome = delivery.outcome
-        if delivery.end in ("error", "abort"):
-            raise GenerationFailed(delivery.message or "the engine gave up this request: send it again")
-        for first, scores in delivery.prompt_scores:
-            self.prompt_scores += scores[1 + len(self.prompt_scores) - first :]
-        deltas, entries = self._echoed(delivery)
-        tokens: Sequence[int] = () if self._silent else delivery.tokens
-        end: FinishReason | None = "length" if self._silent and delivery.end else delivery.end
-        before = self.transcript.tokens
-        thinking = self._reader is not None and self._reader.thinking
-        said = self._read(self.transcript.take(tokens, end))
-        self._count_thoughts(tokens, before, thinking or any(isinstance(d, Thought) for d in said))
-        for delta in said:
-            self.spoken += len(delta.text) if isinstance(delta, Said) else isinstance(delta, CallOpened)
-        self.answer.add(said)
-        self.tokens += tokens
-        counted = tokens[: self.transcript.tokens - before]
-        entries += zip(counted, delivery.scores, strict=False)
-        return deltas + said, entries, counted
-
-    def written(self) -> Written | None:
-        """What is to be kept of the calls of an answer that has ended, so that it can stand in later prompts as it was written."""
-        if self._reader is None or self.finish != "tool_calls" or self._reader.over:
-            return None
-        return self.answer.written(self._reader.tail)
-
-    def held(self) -> Ints:
-        """Tokens of the prompt and the answer."""
-        return np.concatenate((self._prompt, np.asarray(self.tokens, np.int32)))
-
-    def prompt_entries(self) -> list[Entry]:
-        """Every token of the prompt with its score, or nothing where they were not asked for."""
-        if len(self.prompt_scores) < len(self._prompt) - 1:
-            return []
-        return list(zip(self._prompt.tolist(), [None, *self.prompt_scores], strict=True))
-
-    def _count_thoughts(self, tokens: Sequence[int], before: int, thought: bool) -> None:
-        """`tokens` follow `before` others; `thought`: some of them are one, or end one.
-
-        Where the mark that ends a thought is no token of its own, tokens that arrive together count together.
-        """
-        if not thought:
-            return
-        self.thoughts = self.transcript.tokens
-        if self._reader is not None and not self._reader.thinking and self._end_of_thought in tokens:
-            self.thoughts = before + tokens.index(self._end_of_thought) + 1
-
-    def _echoed(self, delivery: Delivery) -> tuple[list[Delta], list[Entry]]:
-        if self._echo is None or not delivery.tokens:
-            return [], []
-        text, self._echo = self._echo, None
-        return [Said(text)] if text else [], self.prompt_entries()
-
-    def _read(self, text: str) -> list[Delta]:
-        if self._reader is None:
-            return [Said(text)] if text else []
-        deltas = self._reader.push(text) if text else []
-        ended = self.transcript.reason is not None
-        if ended and not self._reader.over:
-            deltas += self._reader.flush(cut=self.reason == "length" or self.transcript.stop is not None)
-        if self._reader.over or (ended and self._reader.cut and self.transcript.stop is None):
-            self.transcript.reason = "length" if self._reader.cut else "stop"
-        return deltas
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,11 +165,15 @@ class Generation:
         outcome = first.outcome or self._answers.outcome(first.request_id)
         return None if outcome is None else outcome.explain()
 
-    async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """Visible text as it appears, until every choice has ended. Raises GenerationFailed or EngineDead."""
-        while self._by_id:
-            deliveries = await self._answers.next()
-            yield [self._piece(self._by_id[i], delivery) for i, delivery in deliveries.items() if i in self._by_id]
+    @property
+    def open(self) -> bool:
+        """Whether some choice has not ended."""
+        return bool(self._by_id)
+
+    async def pieces(self) -> list[Piece]:
+        """The next visible text, as soon as there is some; call it while `open`. Raises GenerationFailed or EngineDead."""
+        deliveries = await self._answers.next()
+        return [self._piece(self._by_id[i], delivery) for i, delivery in deliveries.items() if i in self._by_id]
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage, with cached tokens by tier and the prefill that they saved. A prompt with several choices counts once."""
@@ -349,30 +196,39 @@ class Generation:
         }
 
     def _piece(self, choice: Choice, delivery: Delivery) -> Piece:
+        if delivery.loads_at is not None or delivery.outcome is not None:
+            self._note_admission(choice, delivery)
+        deltas, scores, tokens = choice.take(delivery)
+        first = self._time(choice, len(delivery.tokens))
+        if first:
+            self._courses[choice.request_id].first = choice.started
+        if choice.transcript.reason is None:
+            return Piece(choice, deltas, scores, tokens, first, None)
+        self._end(choice, choice.transcript.reason, known=delivery.end is not None)
+        return Piece(choice, deltas, scores, tokens, first, choice.finish)
+
+    def _note_admission(self, choice: Choice, delivery: Delivery) -> None:
+        if delivery.outcome is not None:
+            self._courses[choice.request_id].admitted = self._clock.now()
         if self._trace is not None:
             if delivery.loads_at is not None:
                 self._trace.loading(choice.request_id, delivery.loads_at)
             if delivery.outcome is not None:
                 self._trace.admitted(choice.request_id, delivery.outcome, delivery.admitted_at)
+
+    def _end(self, choice: Choice, reason: FinishReason, known: bool) -> None:
+        """A choice has come to its end; `known`: to the engine, too. A stop string, or its one call, may have ended it here."""
+        if not known:
+            self._answers.abort(choice.request_id)
         course = self._courses[choice.request_id]
-        if delivery.outcome is not None:
-            course.admitted = self._clock.now()
-        deltas, scores, tokens = choice.take(delivery)
-        first = self._time(choice, len(delivery.tokens))
-        if first:
-            course.first = choice.started
-        if choice.reason is not None:
-            if delivery.end is None:  # it ended here, by a stop string or its one call; the engine does not know yet
-                self._answers.abort(choice.request_id)
-            self._metrics.finished(choice.reason, empty=choice.spoken == 0)
-            self._metrics.phases.ended(course, self._clock.now(), choice.prompt, choice.transcript.tokens)
-            self._tell(choice, choice.reason)
-            del self._by_id[choice.request_id]
-            if self._trace is not None:
-                self._trace.ended(choice.request_id, choice.reason)
-            if self._ended is not None:
-                self._ended(choice)
-        return Piece(choice, deltas, scores, tokens, first, choice.finish)
+        self._metrics.finished(reason, empty=choice.spoken == 0)
+        self._metrics.phases.ended(course, self._clock.now(), choice.prompt, choice.transcript.tokens)
+        self._tell(choice, reason)
+        del self._by_id[choice.request_id]
+        if self._trace is not None:
+            self._trace.ended(choice.request_id, reason)
+        if self._ended is not None:
+            self._ended(choice)
 
     def _tell(self, choice: Choice, reason: str) -> None:
         outcome = choice.outcome or self._answers.outcome(choice.request_id)

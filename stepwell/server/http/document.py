@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
+from stepwell.server.http.streams import note_direct_send
 from stepwell.server.read.names import ServedNames
 from stepwell.server.read.schema import ChatCall, Named, Translated
 
@@ -43,6 +45,10 @@ class Api(FastAPI):
         super().__init__(title="Stepwell", docs_url=None, redoc_url=None)
         self._names = names
         self._schemas: dict[str, Any] = {"Error": _ERROR}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note_direct_send(scope, send)
+        await super().__call__(scope, receive, send)
 
     def body(self, call: type[Named]) -> dict[str, Any]:
         """What a route says of the body that it reads."""

@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stepwell.base.clock import Clock
 from stepwell.server.http.errors import Problem, shutting_down
 from stepwell.server.http.keys import Caller, Keys
-from stepwell.server.http.streams import note_direct_send
 from stepwell.server.observe.metrics import Metrics
 from stepwell.server.observe.trace import trace_in
 from stepwell.server.routes.page import PAGE_PATHS
@@ -67,7 +66,6 @@ class Gate:
         began = self._clock.now()
         headers = Headers(scope=scope)
         answer = Answer(send, request_id_of(headers))
-        note_direct_send(scope, send)
         try:
             problem = self._refusal(scope, headers, answer.request_id)
             if problem is None:

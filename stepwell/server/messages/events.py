@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 from pydantic_core import from_json
 
-from stepwell.server.generation.generate import Choice, Generation, Piece
+from stepwell.server.generation.choice import Choice
+from stepwell.server.generation.generate import Generation, Piece
 from stepwell.server.http.errors import Problem
 from stepwell.server.write.items import Change, Closed, Grew, Item, Items, Opened
 from stepwell.server.write.lines import line

@@ -12,7 +12,8 @@ from fastapi import Request, Response
 
 from stepwell.base.errors import RequestError, StepwellError
 from stepwell.sched.request import SamplingParams
-from stepwell.server.generation.generate import Choice, Generation, Job
+from stepwell.server.generation.choice import Choice
+from stepwell.server.generation.generate import Generation, Job
 from stepwell.server.generation.look_ahead import LookAhead, Turn
 from stepwell.server.http.errors import GenerationFailed, any_problem, queue_full
 from stepwell.server.http.gate import caller_of
@@ -155,8 +156,8 @@ class GenerationRoutes:
         try:
             for event in form.begin():
                 yield event
-            async for pieces in generation.pieces():
-                events = [event for piece in pieces for event in form.events(piece)]
+            while generation.open:
+                events = [event for piece in await generation.pieces() for event in form.events(piece)]
                 if events:
                     yield b"".join(events)  # what came at once goes out at once
             for event in form.end(generation):
@@ -205,8 +206,8 @@ class GenerationRoutes:
 
 
 async def _whole(generation: Generation, form: Form) -> bytes:
-    async for pieces in generation.pieces():
-        for piece in pieces:
+    while generation.open:
+        for piece in await generation.pieces():
             form.add(piece)
     return form.whole(generation)
 

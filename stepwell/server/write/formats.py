@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 
 from stepwell.engine.tokenizer import Tokenizer
-from stepwell.server.generation.generate import Choice, Generation, Piece
+from stepwell.server.generation.choice import Choice
+from stepwell.server.generation.generate import Generation, Piece
 from stepwell.server.http.errors import Problem
 from stepwell.server.write.deltas import CallClosed, CallGrew, CallOpened, Said, Thought
 from stepwell.server.write.lines import line

@@ -11,7 +11,8 @@ from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.engine.detokenizer import ByteDecoder, Transcript
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.server.generation.answers import Delivery
-from stepwell.server.generation.generate import Choice, Piece
+from stepwell.server.generation.choice import Choice
+from stepwell.server.generation.generate import Piece
 from stepwell.server.messages.events import MessagesForm
 from stepwell.server.write.deltas import Said
 
