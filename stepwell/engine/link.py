@@ -79,7 +79,7 @@ class WiredMover:
         self._endpoint.start(write_tasks(tasks))
 
     def poll(self) -> list[Report]:
-        return read_reports(self._endpoint.poll())
+        return read_reports(self._endpoint.poll()) if self._endpoint.open else []
 
     def wait(self, seconds: float) -> None:
         self._endpoint.wait(seconds)

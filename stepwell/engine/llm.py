@@ -153,7 +153,8 @@ class LocalEngine:
         loop.submit(request)
         try:
             while answer.reason is None:
-                self._turn(loop, {request.id: answer})
+                with whole():
+                    self._turn(loop, {request.id: answer})
                 if text := answer.unheard():
                     yield text
             if answer.error:
@@ -200,12 +201,15 @@ class LocalEngine:
         try:
             for request in requests:
                 loop.submit(request)
-            with _bar(len(requests), progress) as bar:
-                task = bar.add_task("generate", total=len(requests))
-                while open_ones := [a for a in answers.values() if a.reason is None]:
-                    bar.update(task, completed=len(requests) - len(open_ones))
+            with _bar(len(requests), progress) as bar, whole() as may_leave:
+                task, left = bar.add_task("generate", total=len(requests)), len(requests)
+                while left:
                     self._turn(loop, answers)
-                bar.update(task, completed=len(requests))
+                    may_leave()
+                    ended = left - sum(answer.reason is None for answer in answers.values())
+                    if ended:
+                        bar.advance(task, ended)
+                        left -= ended
         except (StepwellError, KeyboardInterrupt):
             self._sweep(loop, answers)
             raise
@@ -221,9 +225,7 @@ class LocalEngine:
     def _turn(self, loop: ServedLoop, answers: Mapping[str, _Answer]) -> None:
         """One step of the engine; each answer takes what is its own."""
         mine: dict[str, list[Event]] = {}
-        with whole():
-            events = loop.step()
-        for event in events:
+        for event in loop.step():
             mine.setdefault(event.request_id, []).append(event)
         for request_id, told in mine.items():
             answer = answers.get(request_id)

@@ -50,9 +50,11 @@ class TorchPass:
     def result(self) -> StepResult:
         if self.ready is not None:
             self.ready.synchronize()
+        told = self.chosen.result(self.works, self.tokens.tolist())
+        if not self.logits and not self.targets:
+            return told
         logits = tuple((i, row.cpu().numpy()) for i, row in self.logits)
         targets = tuple((i, scored(parts)) for i, parts in self.targets)
-        told = self.chosen.result(self.works, self.tokens.tolist())
         return replace(told, logits=logits, target_scores=targets)
 
 

@@ -98,7 +98,7 @@ class Draws:
     @property
     def greedy(self) -> bool:
         """Whether every row takes its likeliest token."""
-        return not self.temperature.any()
+        return not np.count_nonzero(self.temperature)
 
 
 _REALS: Reals = np.empty(0)

@@ -15,7 +15,7 @@ from stepwell.model.config import HybridConfig
 from stepwell.model.download import copied
 from stepwell.model.drafter import Further
 from stepwell.model.torch_forward import TorchForward
-from stepwell.model.torch_plans import Carrying, Folds, Held, Steps
+from stepwell.model.torch_plans import Carrying, Folds, Held, InPlace, Steps
 from stepwell.ops.accept import Drawn, Forced, Standing, settle
 from stepwell.ops.attention import PagedAttention, places
 from stepwell.ops.chunks import Chunks
@@ -171,8 +171,9 @@ class TorchBackend:
         if not memory.rings:
             memory.committed.index_copy_(0, slots, committed + 1)
             assert (batch.counts[: batch.decodes] == 1).all(), "drafts need slots that keep inputs"
-            consecutive = int(numbers[-1]) - int(numbers[0]) == batch.decodes - 1
-            return Steps(batch.decodes, slice(int(numbers[0]), int(numbers[-1]) + 1) if consecutive else slots)
+            first, live = int(numbers[0]), memory.live
+            beside = int(numbers[-1]) - first == batch.decodes - 1 and live.recurrent.dtype == torch.float32
+            return Steps(batch.decodes, InPlace.of(live, first, batch.decodes) if beside else slots)
         memory.committed.index_copy_(0, slots, committed + pending)
         memory.pending.index_fill_(0, slots, 1)
         counts = batch.counts[: batch.decodes]

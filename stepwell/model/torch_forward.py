@@ -12,7 +12,7 @@ from torch import Tensor
 from stepwell.model.backend import Output
 from stepwell.model.batch import Draws, Memory, States
 from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
-from stepwell.model.torch_plans import Carrying, Folds, Held, Steps
+from stepwell.model.torch_plans import Carrying, Folds, Held, InPlace, Steps
 from stepwell.ops.attention import PagedAttention, write_kv
 from stepwell.ops.conv import causal_conv, conv_update
 from stepwell.ops.delta_rule import DeltaInputs, delta_rule, delta_update
@@ -144,19 +144,18 @@ class TorchForward:
         stepped = self._step(layer, qkv[:first], g[:first], beta[:first], self.steps.slots)
         return torch.cat((stepped, self._fold(layer, qkv[first:], g[first:], beta[first:], self.folds)))
 
-    def _step(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, slots: Held | Tensor | slice) -> Tensor:
-        """One token each. Live states move on in place where they lie side by side in float32, else by copies."""
+    def _step(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, slots: Held | InPlace | Tensor) -> Tensor:
+        """One token each; live states move on."""
         if isinstance(slots, Held):
             return self._hold(layer, qkv, g, beta, slots)
+        if isinstance(slots, InPlace):
+            mixed = conv_update(qkv, layer.conv, slots.windows[layer.index])
+            return delta_update(_inputs(layer, mixed, g, beta), slots.states[layer.index])
         conv, recurrent = self.memory.live.conv[layer.index], self.memory.live.recurrent[layer.index]
-        window = conv[slots]
-        mixed = conv_update(qkv, layer.conv, window)
-        state = recurrent[slots].float()
-        out = delta_update(_inputs(layer, mixed, g, beta), state)
-        if not isinstance(slots, slice):
-            conv[slots] = window
-        if not isinstance(slots, slice) or state.dtype != recurrent.dtype:
-            recurrent[slots] = state.to(recurrent.dtype)
+        window, state = conv[slots], recurrent[slots].float()
+        out = delta_update(_inputs(layer, conv_update(qkv, layer.conv, window), g, beta), state)
+        conv[slots] = window
+        recurrent[slots] = state.to(recurrent.dtype)
         return out
 
     def _hold(self, layer: DeltaNet, qkv: Tensor, g: Tensor, beta: Tensor, held: Held) -> Tensor:

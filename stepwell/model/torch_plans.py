@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from stepwell.model.batch import Batch, Longs
+from stepwell.model.batch import Batch, Longs, States
 from stepwell.ops.chunks import Chunks
 from stepwell.ops.conv import ConvLayout
 from stepwell.ops.pending import Lanes
@@ -35,12 +35,26 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class InPlace:
+    """Decodes whose live states lie side by side in float32: views of them, one of each layer. What is written to a view stays."""
+
+    windows: tuple[Tensor, ...]
+    states: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, live: States, first: int, count: int) -> InPlace:
+        """Those of slots `first` … `first + count − 1`."""
+        own = slice(first, first + count)
+        return cls(live.conv[:, own].unbind(0), live.recurrent[:, own].unbind(0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """The decodes: rows 0 … `count` − 1 of the batch. `slots` are the live states that fold at once; a slice where they are consecutive,
-    so that these are updated where they lie."""
+    """The decodes: rows 0 … `count` − 1 of the batch, and their live states: those that keep inputs, views of them, or their numbers,
+    int64 [count]."""
 
     count: int
-    slots: Held | Tensor | slice
+    slots: Held | InPlace | Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -71,7 +71,7 @@ def delta_update(x: DeltaInputs, state: Tensor) -> Tensor:
     key_dim = x.q.shape[-1]
     per_key = heads // x.k.shape[1]
     both = unit(torch.stack((x.q, x.k)).float()).unsqueeze(3)
-    q, k = both.expand(-1, -1, -1, per_key, -1).reshape(2, count * heads, 1, key_dim)
+    q, k = both.expand(-1, -1, -1, per_key, -1).reshape(2, count * heads, 1, key_dim).unbind(0)
     flat = state.view(count * heads, key_dim, value_dim)
     flat.mul_(x.g.exp().view(-1, 1, 1))
     delta = torch.baddbmm(x.v.float().reshape(-1, 1, value_dim), k, flat, alpha=-1).mul_(x.beta.reshape(-1, 1, 1))

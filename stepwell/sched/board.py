@@ -58,6 +58,12 @@ class Board:
         self.named[slot] = len(pages)
         return known
 
+    def is_quiet(self, slots: Ints, block: int) -> bool:
+        """Whether the next step of each of `slots` is a calm decode that neither takes a page nor ends a block."""
+        launched = self.launched[slots]
+        bounds = np.minimum(self.calm[slots], self.named[slots] * block)
+        return bool(np.logical_and(launched < bounds, (launched + 1) % block).all())
+
     def decodes(self, slots: Ints) -> npt.NDArray[np.bool_]:
         """For each of `slots`, whether its next step is a token, the last of a prompt or one of an answer."""
         decodes: npt.NDArray[np.bool_] = self.launched[slots] + 1 >= self.given[slots]

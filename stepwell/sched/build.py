@@ -63,8 +63,10 @@ def build(
     `in_flight`: a launched step has not been collected yet. What it is going to draw is decoded without being known.
     `guidance`: who is held to a grammar joins once it is ready; nobody else waits for that.
     """
-    maker, board, block = _Maker(queues, directory, costs, now), queues.board, directory.tree.block
-    line = queues.line()
+    board, block, line = queues.board, directory.tree.block, queues.line()
+    if len(line) and board.is_quiet(line, block):  # most steps: what follows would find nothing to do
+        return compose(queues, config, (), line)
+    maker = _Maker(queues, directory, costs, now)
     decodes, calm, lacking = board.decodes(line), board.is_calm(line), board.lacks_page(line, block)
     turning = np.flatnonzero(calm & lacking).tolist()
     at_once = _have_room(directory, int(lacking.sum()))

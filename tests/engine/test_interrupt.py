@@ -32,6 +32,17 @@ def test_the_block_is_finished_first() -> None:
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_block_can_be_left_where_it_says_so() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), whole() as may_leave:
+        may_leave()
+        press()
+        done.append("the rest of a step")
+        may_leave()
+        done.append("the next step")
+    assert done == ["the rest of a step"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_without_it_nothing_happens() -> None:
     with whole():
         pass
