@@ -17,6 +17,10 @@ def expect_checkpoint(model: str) -> None:
     directory = Path(model)
     if not directory.exists() and _ID.fullmatch(model):
         return
+    if directory.suffix == ".gguf" or (not (directory / "config.json").exists() and any(directory.glob("*.gguf"))):
+        raise ConfigError(
+            f"{model} is GGUF: safetensors checkpoints are served; docs/models.md says how to unpack it into one"
+        )
     if not directory.is_dir():
         kind = "is a file" if directory.exists() else "does not exist"
         raise ConfigError(
