@@ -29,7 +29,7 @@ RANKS = (1, 1, 2, 1, 3)
 CORRUPT = (12, 6, 25, 0)
 FIRST = 4_000_000
 PATIENCE = 60
-"""Seconds after which a run counts as one that never ends; the longest that ends takes a few."""
+"""Seconds of processor time after which a run counts as one that never ends, however busy the machine is; the longest takes a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +56,19 @@ def run(seed: int, waits: int = 16, ranks: int | None = None) -> Driver:
 
 
 def judge(seed: int, ranks: int | None = None, end: float = float("inf")) -> Ended | None:
-    """Run `seed`, for at most `PATIENCE` seconds; how that ended. None, and nothing is run, once the monotonic clock is past `end`."""
+    """Run `seed`, for at most `PATIENCE` seconds of processor time; how that ended. None, without a run,
+    once the monotonic clock is past `end`."""
     if time.monotonic() > end:
         return None
-    signal.signal(signal.SIGALRM, _give_up)
-    signal.alarm(PATIENCE)
+    signal.signal(signal.SIGPROF, _give_up)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
     try:
         driver = run(seed, ranks=ranks)
     except Exception as error:
         law = error.law if isinstance(error, LawBroken) else 0
         return Ended(seed, -1, law, f"{type(error).__name__}: {error}"[:300])
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     harness = driver.harness
     mover = harness.ranks.mover
     failed = [count.failed for count in mover.counts()] if isinstance(mover, JointMover) else [0]
