@@ -1,0 +1,257 @@
+"""Threads that ask an external store beside the engine. Nothing that they wait for can hold up anything else.
+
+look_up ──▶ ┌ finders ┐ ──▶ answers                       a call that is not back by its deadline counts as failed; what it
+loads   ──▶ │ loaders │ ──▶ memory ─▶ verified ─▶ slots   brings later touches no slot, since its ticket has been closed
+saves   ──▶ └ savers  ┘ ◀── copied from slots at once
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from stepwell.base.clock import Clock, WallClock
+from stepwell.base.errors import StoreError
+from stepwell.cache.external.ledger import What
+from stepwell.cache.external.offer import Answer, Query
+from stepwell.cache.moves import Extent, Move, Name, Report, Task, Tier, moves_of
+from stepwell.store.arena import Rows
+from stepwell.store.disk.gate import Fence, Gate
+from stepwell.store.external import objects
+from stepwell.store.external.backend import Backend
+from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A move under way, to be given up at `due`; not while it is `copying` between memory and slots, which waits for no store."""
+
+    move: Move
+    fence: Fence
+    due: float
+    began: float
+    copying: bool = False
+
+
+class ExternalMover:
+    """A `Mover` for moves from and to an external store, and the `ExternalStore` of the loop (`stepwell.sched.probe`).
+
+    `patience`: seconds after which a copy counts as failed, whatever the store is doing. Every ticket is reported once. `start`, `poll`,
+    `wait`, `look_up`, `answers`, `release`, `forget` and `close` belong to the engine's thread; the backend is not closed with the mover.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        gate: Gate,
+        page_bytes: int,
+        block: int,
+        *,
+        patience: float = 10.0,
+        threads: int = 2,
+        clock: Clock | None = None,
+    ) -> None:
+        self._backend, self._gate = backend, gate
+        self._page_bytes, self._block = page_bytes, block
+        self._patience = patience
+        self._clock = clock or WallClock()
+        self._tickets = Tickets(page_bytes)
+        self._open: dict[int, _Job] = {}
+        self._lock = threading.Lock()  # of `_open`, and of `copying`
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._asked: set[int] = set()
+        self._closing = False
+        self._finds = _Pool("stepwell-external-find", threads, self._find)
+        self._loads = _Pool("stepwell-external-load", threads, self._load)
+        self._saves = _Pool("stepwell-external-save", 1, self._save)
+        self._orders = _Pool("stepwell-external-order", 1, self._obey)
+
+    def __enter__(self) -> ExternalMover:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is waited for."""
+        return bool(self._open or self._asked)
+
+    # ---- copies -------------------------------------------------------------------------------------------
+
+    def start(self, tasks: Sequence[Task]) -> None:
+        """Queue these; never waits. StoreError once the mover is closed."""
+        if self._closing:
+            raise StoreError("the external mover is closed: it takes no more moves")
+        moves, now = moves_of(tasks), self._clock.now()
+        self._tickets.open(moves)
+        for move in moves:
+            job = _Job(move, self._gate.fence(), now + self._patience, now)
+            with self._lock:
+                self._open[move.ticket] = job
+            (self._loads if move.source.tier == Tier.EXTERNAL else self._saves).put(job)
+
+    def poll(self) -> list[Report]:
+        """Reports since the last call; never waits. Copies that are overdue are given up here."""
+        now = self._clock.now()
+        for job in [job for job in list(self._open.values()) if job.due <= now]:
+            self._give_up(job, f"{self._told(job)}: no answer within {self._patience:g} s")
+        return self._tickets.poll()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until `poll` would return something, at most `seconds`."""
+        if self._answers.empty():
+            self._tickets.wait(seconds)
+
+    def totals(self) -> dict[Way, CopyTotal]:
+        """Copies so far by (from, to); None is a live state."""
+        return self._tickets.totals()
+
+    def close(self, patience: float = 5.0) -> None:
+        """Fail what is under way and end the threads; one that still waits for the store after `patience` seconds is left to itself."""
+        self._closing = True
+        for job in list(self._open.values()):
+            self._give_up(job, "the external mover was closed")
+        for pool in (self._finds, self._loads, self._saves, self._orders):
+            pool.close(patience)
+
+    # ---- questions ----------------------------------------------------------------------------------------
+
+    def look_up(self, query: Query) -> None:
+        """Begin to answer this."""
+        self._asked.add(query.number)
+        self._finds.put(query)
+
+    def answers(self) -> Sequence[Answer]:
+        """Answers since the last call."""
+        found: list[Answer] = []
+        while not self._answers.empty():
+            found.append(self._answers.get())
+        self._asked.difference_update(answer.number for answer in found)
+        return found
+
+    def release(self, number: int) -> None:
+        """End a lease; orders are carried out in turn, by a thread."""
+        self._asked.discard(number)
+        self._orders.put(lambda: self._backend.release(number))
+
+    def forget(self, what: What, names: Sequence[Name]) -> None:
+        """Drop these objects."""
+        self._orders.put(lambda: self._backend.forget(what, names))
+
+    # ---- what the threads do ------------------------------------------------------------------------------
+
+    def _find(self, query: Query) -> None:
+        try:
+            answer = self._backend.find(query, lambda: query.number in self._asked and not self._closing)
+        except Exception:
+            answer = Answer(query.number, query.start, 0)
+        self._answers.put(answer)
+        with self._tickets.changed:
+            self._tickets.changed.notify_all()
+
+    def _obey(self, order: Callable[[], None]) -> None:
+        try:
+            order()
+        except Exception:
+            return  # what is not forgotten fails again when it is next loaded; what is not released ends by the store's own time
+
+    def _load(self, job: _Job) -> None:
+        """Bring all of a move into memory, verify it, and only then into its slots: as long as the ticket is open."""
+        if job.move.ticket not in self._open:
+            return
+        move, at = job.move, 0
+        try:
+            parts: list[Rows] = []
+            for name in move.names:
+                pages = (name.end - name.start) // self._block or len(move.source.slots)
+                parts.append(objects.read(self._backend.get(move.what, name), move.what, name, pages, self._page_bytes))
+                at += pages
+            if at != len(move.source.slots):
+                raise StoreError(f"{at} pages named, {len(move.source.slots)} asked for")
+            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if not self._claim(job):
+                return
+            self._gate.deliver(move.target, rows, job.fence)
+        except Exception as error:
+            self._end(job, describe(error))
+        else:
+            self._end(job)
+
+    def _save(self, job: _Job) -> None:
+        """Copy the slots while the ticket is open, which holds them; then the store may take its time."""
+        move = job.move
+        try:
+            if not self._claim(job):
+                return
+            rows = np.array(self._gate.fetch(move.source, job.fence), copy=True)
+            job.copying = False
+            (name,) = move.names
+            self._backend.put(move.what, name, rows)
+        except Exception as error:
+            self._end(job, describe(error))
+        else:
+            self._end(job)
+
+    def _claim(self, job: _Job) -> bool:
+        """Whether the ticket is still open; if so, nobody gives it up while its slots are being copied."""
+        with self._lock:
+            job.copying = job.move.ticket in self._open
+        return job.copying
+
+    def _give_up(self, job: _Job, error: str) -> None:
+        with self._lock:
+            if job.copying or self._open.pop(job.move.ticket, None) is None:
+                return
+        self._tickets.end(job.move, error, self._clock.now() - job.began)
+
+    def _end(self, job: _Job, error: str = "") -> None:
+        """Report the ticket, unless that has been done."""
+        with self._lock:
+            if self._open.pop(job.move.ticket, None) is None:
+                return
+        self._tickets.end(job.move, error, self._clock.now() - job.began)
+
+    def _told(self, job: _Job) -> str:
+        return objects.describe(job.move.what, replace(job.move.names[-1], start=job.move.names[0].start))
+
+
+JobT = TypeVar("JobT")
+
+
+class _Pool(Generic[JobT]):
+    """Threads that carry out what is put in, in order. They are daemons: a store that never answers keeps no process alive."""
+
+    def __init__(self, name: str, threads: int, work: Callable[[JobT], None]) -> None:
+        self._jobs: queue.SimpleQueue[JobT | None] = queue.SimpleQueue()
+        self._work = work
+        self._threads = [threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, job: JobT) -> None:
+        self._jobs.put(job)
+
+    def close(self, patience: float) -> None:
+        """End the threads once they have done what was put in; wait for each at most `patience` seconds."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(patience)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._work(job)
+
+
+def is_external(move: Move) -> bool:
+    """Whether a move reads from an external store, or writes to it."""
+    return move.source.tier == Tier.EXTERNAL or (isinstance(move.target, Extent) and move.target.tier == Tier.EXTERNAL)
