@@ -19,6 +19,7 @@ from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.disk_tier import CHUNK, DiskTier, identity, open_disk, with_disk
 from stepwell.engine.doubts import doubts
 from stepwell.engine.events.publisher import Publisher
+from stepwell.engine.external_tier import ExternalTier, open_external
 from stepwell.engine.grammar.grammars import Grammars
 from stepwell.engine.grammar.guide import Guides
 from stepwell.engine.grammar.vocabulary import GuideError
@@ -36,7 +37,8 @@ from stepwell.sched.gain import Always, Measured
 from stepwell.store.device import DeviceArena, Precision
 
 Seam: TypeAlias = Callable[[DeviceArena], None]
-MakeWorkers: TypeAlias = Callable[[Masks], tuple[Workers, DiskTier[Any] | None]]
+Made: TypeAlias = tuple[Workers, DiskTier[Any] | None, ExternalTier | None]
+MakeWorkers: TypeAlias = Callable[[Masks], Made]
 
 _CONVERSATION = 50_000
 _PLAIN_INTERVAL = 256
@@ -75,13 +77,13 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
         contextlib.suppress(GuideError),
     ):  # one that cannot be read is told as a doubt
         grammars.warm()
-    worker, tier = make_workers(guides)
+    worker, tier, external = make_workers(guides)
     _expose_pages(worker, seam)
     sizes, costs = worker.sizes, worker.costs if config.deterministic else with_disk(worker.costs, tier)
     auditor = Auditor(config.verify_resume, _tolerance(frame.precision), random.Random(config.seed))
     archive, store = (tier.archive, tier.store) if tier is not None else (None, None)
     loop = OwnedLoop(
-        _cache_rules(config, sizes, frame, tier.store.slots if tier is not None else 0, worker.pinning),
+        _cache_rules(config, sizes, frame, tier.store.slots if tier is not None else 0, worker.pinning, external),
         _sched_rules(config, sizes, frame),
         worker.runner,
         worker.mover,
@@ -99,11 +101,14 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
         rest=worker.rest,
         scores=not (config.deterministic and frame.device.type == "cuda"),
         publisher=_publisher(config, owned),
+        external=None if external is None else external.ledger(),
+        store=worker.external,
     )
     plan = (
         _memory_plan(sizes, costs, frame.device, worker.copies)
         + (_kernels(worker.kernels),)
         + (tier.rows(config) if tier is not None else ())
+        + (external.rows() if external is not None else ())
     )
     causes = doubts(config, sizes.geometry, sizes.pages, sizes.slots, sizes.max_model_len)
     if grammars.fault is not None:
@@ -116,12 +121,19 @@ def _make_workers(config: EngineConfig, frame: Frame, owned: ExitStack, phases: 
     """Open the disk cache; what is returned builds those who compute and copy: in this process, or `apart`, in one for each rank."""
     if apart:
         key = take_folder(config, frame, owned)
-        return lambda masks: start_ranks(config, frame, masks, key, owned, phases)
+        return lambda masks: (*start_ranks(config, frame, masks, key, owned, phases), None)
     place = frame.directory, frame.model.shape, frame.geometry, frame.precision, frame.device.type
-    parts = identity(*place, config.dummy_seed) if config.disk_cache else {}
+    kept = config.disk_cache is not None or config.kv_offload != "native"
+    parts = identity(*place, config.dummy_seed) if kept else {}
     naming = Naming.of(config, frame.model.shape, parts)
     tier = open_disk(config, frame.geometry, parts | (naming.parts if naming else {}), owned)
-    return lambda masks: (Workers.of(build_worker(config, frame, tier, masks, owned, phases, naming)), tier)
+    external = open_external(config, frame.geometry, parts, owned)
+
+    def make(masks: Masks) -> Made:
+        worker = build_worker(config, frame, tier, masks, owned, phases, naming, external)
+        return Workers.of(worker), tier, external
+
+    return make
 
 
 def _publisher(config: EngineConfig, owned: ExitStack) -> Publisher | None:
@@ -140,7 +152,12 @@ def _expose_pages(worker: Workers, seam: Seam | None) -> None:
 
 
 def _cache_rules(
-    config: EngineConfig, sizes: Sizes, frame: Frame, disk_slots: int, pinning: Growing | None
+    config: EngineConfig,
+    sizes: Sizes,
+    frame: Frame,
+    disk_slots: int,
+    pinning: Growing | None,
+    external: ExternalTier | None,
 ) -> CacheConfig:
     return CacheConfig(
         sizes.geometry,
@@ -153,6 +170,7 @@ def _cache_rules(
         write_idle=config.disk_write_when == "idle",
         tenant_share=config.tenant_share,
         host_ready=None if pinning is None else pinning.ready,
+        external_chunk=0 if external is None else external.names.chunk,
     )
 
 

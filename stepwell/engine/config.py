@@ -15,6 +15,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8", "fp8_e4m3")
 STATE_DTYPES = ("float32", "bfloat16")
 DISK_WHEN = ("idle", "pressure")
+KV_OFFLOADS = ("native", "lmcache")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SWITCH = ("auto", "on", "off")
 _SIZES = ("device_memory", "host_memory", "disk_write_budget")
@@ -69,6 +70,7 @@ class EngineConfig:
     device_memory           bytes for the device arena; None: `gpu_memory_utilization` of the device
     host_memory             bytes for the host tier; 0 switches it off
     disk_cache              folder and bytes of the disk tier; None: there is none
+    kv_offload              "native": the tiers of this engine; "lmcache": below them LMCache as well, which engines can share
     disk_write_budget       bytes a second that may be written to it, averaged over seconds; None: as many as it takes
     disk_write_when         "idle": also whenever nothing else is to be done; "pressure": only as the tier above fills up
     tenant_share            share of a tier that one salt or API key may hold while others want it; 1: no bound
@@ -111,6 +113,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     host_memory: int = 4 * 2**30
     disk_cache: DiskCache | None = None
+    kv_offload: str = "native"
     disk_write_budget: int | None = None
     disk_write_when: str = "idle"
     enable_prefix_caching: bool = True
@@ -182,6 +185,10 @@ class EngineConfig:
             raise ConfigError(
                 f"--async-scheduling {self.async_scheduling!r} is unknown: use one of {', '.join(SWITCH)}"
             )
+        if self.kv_offload not in KV_OFFLOADS:
+            raise ConfigError(f"--kv-offload {self.kv_offload!r} is unknown: use one of {', '.join(KV_OFFLOADS)}")
+        if self.kv_offload != "native":
+            self._check_external()
         if self.disk_cache is not None and not self.enable_prefix_caching:
             raise ConfigError("--disk-cache needs the prefix cache: leave out --no-enable-prefix-caching")
         if self.kv_events_endpoint is None and (self.kv_events_replay_endpoint is not None or self.kv_events_topic):
@@ -193,6 +200,14 @@ class EngineConfig:
                 raise ConfigError(
                     f"--kv-events{flag}-endpoint {address!r} is no address: give one such as tcp://*:5557"
                 )
+
+    def _check_external(self) -> None:
+        if not self.enable_prefix_caching:
+            raise ConfigError("--kv-offload lmcache needs the prefix cache: leave out --no-enable-prefix-caching")
+        if self.tensor_parallel_size > 1:
+            raise ConfigError("--kv-offload lmcache serves one rank so far: give --tensor-parallel-size 1")
+        if self.calculate_kv_scales:
+            raise ConfigError("--kv-offload lmcache keeps no scales of KV: leave out --calculate-kv-scales")
 
     def _check_numbers(self) -> None:
         for name in _AT_LEAST_ONE:

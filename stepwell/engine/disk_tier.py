@@ -138,10 +138,11 @@ def with_disk(costs: Costs, tier: DiskTier[Stored] | None) -> Costs:
 
 def disk_mover(store: DiskStore, arena: DeviceArena, host: HostArena | None, live: LiveStates) -> DiskMover:
     """The threads that read and write for this engine: straight from and to the device where there is no host tier."""
-    return DiskMover(store, _gate(arena, host, live))
+    return DiskMover(store, gate_of(arena, host, live))
 
 
-def _gate(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Gate:
+def gate_of(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Gate:
+    """How threads beside the engine reach its slots."""
     if arena.device.type == "cuda":
         return StreamGate(arena.rows, host, live)
     arenas: dict[Tier, Arena] = {Tier.DEVICE: PlainArena(arena.rows.numpy())}

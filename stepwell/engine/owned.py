@@ -11,6 +11,7 @@ from stepwell.base.clock import Clock
 from stepwell.base.errors import RequestError
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.external.ledger import External
 from stepwell.cache.moves import Tier
 from stepwell.engine.disk_tier import Stored
 from stepwell.engine.events.publisher import Publisher
@@ -21,6 +22,7 @@ from stepwell.sched.build import UNGUIDED
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.gain import Gain
 from stepwell.sched.loop import IDLE_WAIT, EngineLoop
+from stepwell.sched.probe import ExternalStore
 from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Guidance, Mover, Runner
@@ -82,8 +84,10 @@ class OwnedLoop(EngineLoop):
         scores: bool = True,
         rest: float | None = None,
         publisher: Publisher | None = None,
+        external: External | None = None,
+        store: ExternalStore | None = None,
     ) -> None:
-        super().__init__(cache, config, runner, mover, clock, costs, archive, auditor, guidance, gain)
+        super().__init__(cache, config, runner, mover, clock, costs, archive, auditor, guidance, gain, external, store)
         self._time = clock
         self._owned = owned or ExitStack()
         self._disk = disk

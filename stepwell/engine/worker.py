@@ -22,7 +22,8 @@ from stepwell.cache.moves import Tier
 from stepwell.engine.ahead import compile_ahead
 from stepwell.engine.compiles import Compiles
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.disk_tier import DiskTier, disk_mover
+from stepwell.engine.disk_tier import DiskTier, disk_mover, gate_of
+from stepwell.engine.external_tier import ExternalTier
 from stepwell.engine.kv_scales import Naming, calibrated, calibration_tokens, settled
 from stepwell.engine.link import Endpoint
 from stepwell.engine.measure import measure_copies, measure_prefill
@@ -45,6 +46,8 @@ from stepwell.store.copier import Copier, HostCopier
 from stepwell.store.cudart import Cudart, OnDevice, libraries
 from stepwell.store.device import DeviceArena, LiveStates, Precision
 from stepwell.store.disk.store import DiskStore
+from stepwell.store.external.mover import ExternalMover
+from stepwell.store.external.route import ExternalRoute
 from stepwell.store.host import HostArena
 from stepwell.store.mover import CopyMover
 from stepwell.store.numa import node_of, prefer_node
@@ -86,7 +89,7 @@ class Frame:
             model = replace(model, shape=model.shape.drafting())
         model = model.shard(config.tensor_parallel_size)
         geometry = model.shape.geometry(config.block_size, config.rung_grid, precision.widths)
-        if config.disk_cache and not geometry.image_bytes:
+        if (config.disk_cache or config.kv_offload != "native") and not geometry.image_bytes:
             # a record on disk has bytes: where no layer is recurrent, a page that means nothing stands for a rung
             geometry = replace(geometry, image_bytes=1)
         return cls(directory, model, device, dtype, precision, geometry, drafts, ranks)
@@ -125,6 +128,7 @@ class Worker:
     pinning  how much of host can be used by now; None: all
     arena    the device's pages: control has no use for them, evaluations tamper with them
     counts   what it counts as it works
+    external  who asks an external store; it is asked by the loop as well
     """
 
     endpoint: Endpoint
@@ -135,11 +139,12 @@ class Worker:
     pinning: Pinning | None
     arena: DeviceArena
     counts: Counts
+    external: ExternalMover | None = None
 
 
 def build_worker(
     config: EngineConfig, frame: Frame, tier: DiskTier[DiskStore] | None, masks: Masks, owned: ExitStack, phases: Phases,
-    naming: Naming | None = None,
+    naming: Naming | None = None, external: ExternalTier | None = None,
 ) -> Worker:  # fmt: skip
     """Load the model, take the memory, start the copies, measure. What has to be closed is, with `owned`. `naming`: KV is stored with
     these scales, or with those that are calibrated here. Raises ConfigError."""
@@ -182,12 +187,16 @@ def build_worker(
     mover: Mover = copies
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier.store, arena, host, live)))
+    beyond = (
+        None if external is None else owned.enter_context(external.mover(gate_of(arena, host, live), sizes.geometry))
+    )
+    mover = mover if beyond is None else ExternalRoute(mover, beyond)
     endpoint = Endpoint(runner, _with_faults(mover, config, arena, host))
     notes += () if scales is None else (_told(scales),)
     names = decoder.backend.names + decoder.notes + notes + ((frame.ranks.name,) if frame.ranks.name else ())
     compiles.serve()
     counts = Counts(compiles, device, planned)
-    return Worker(endpoint, sizes, costs, names, copier.name, pinning, arena, counts)
+    return Worker(endpoint, sizes, costs, names, copier.name, pinning, arena, counts, beyond)
 
 
 def device_of(config: EngineConfig, rank: int) -> torch.device:

@@ -9,6 +9,7 @@ from stepwell.engine.link import WiredMover, WiredRunner
 from stepwell.engine.owned import Counting, Growing
 from stepwell.engine.sizes import Sizes
 from stepwell.engine.worker import Worker
+from stepwell.sched.probe import ExternalStore
 from stepwell.sched.step import Mover, Runner
 from stepwell.store.device import DeviceArena
 
@@ -20,6 +21,7 @@ class Workers:
     pinning  how much of host can be used by now; None: all
     counts   what is counted beside steps
     arena    the device's pages, where they are in this process: control has no use for them, evaluations tamper with them
+    external  who is asked what an external store has, if there is one
     rest     seconds that an idle engine may be left alone; None: for ever
     """
 
@@ -33,10 +35,13 @@ class Workers:
     counts: Counting
     arena: DeviceArena | None = None
     rest: float | None = None
+    external: ExternalStore | None = None
 
     @classmethod
     def of(cls, worker: Worker) -> Workers:
         """Those of a worker in this process, with whom one speaks in bytes as with any other."""
         w = worker
         runner, mover = WiredRunner(w.endpoint), WiredMover(w.endpoint)
-        return cls(runner, mover, w.sizes, w.costs, w.kernels, w.copies, w.pinning, w.counts, w.arena)
+        return cls(
+            runner, mover, w.sizes, w.costs, w.kernels, w.copies, w.pinning, w.counts, w.arena, external=w.external
+        )

@@ -125,6 +125,12 @@ class ServeSettings:
         str | None,
         _memory("Folder and size of the disk tier, such as /var/cache/stepwell:200GiB. It outlives the server."),
     ] = None
+    kv_offload: Annotated[
+        str,
+        _memory(
+            "native: host and disk of this server; lmcache: below them LMCache too, by its own LMCACHE_* settings, shared by servers."
+        ),
+    ] = "native"
     kv_events_endpoint: Annotated[
         str | None,
         _memory(

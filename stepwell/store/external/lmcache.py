@@ -84,6 +84,8 @@ class LMCacheBackend:
         key = self._key(what, name)
         found = self._manager.reserve_write([key], self._layouts[_GROUPS[what]]).get(key)
         if found is None:
+            if self._has(what, key):
+                return
             raise StoreError(f"{objects.describe(what, name)}: LMCache has no room, or is writing it already")
         try:
             objects.write(found.get_tensor(0).numpy(), what, name, rows)
@@ -135,6 +137,14 @@ class LMCacheBackend:
         while first is not None and count < len(query.kv) and first.test(count):
             count += 1
         return hits[0], hits[1], query.kv[count - 1].end if count else query.start
+
+    def _has(self, what: What, key: Any) -> bool:
+        """Whether LMCache's memory holds an object."""
+        group = self._api.GroupedObjectKeys([key], _GROUPS[what], self._layouts[_GROUPS[what]], _ALL)
+        mode = self._api.PrefetchLockMode.NO_LOCK
+        spec = self._api.PrefetchTaskSpec(key_groups=[group], lock_mode=mode)
+        result = self._manager.query_prefetch_status(self._manager.submit_prefetch_task(spec, skip_l2=True))
+        return result is not None and any(row.test(0) for row in result.hit_cells)
 
     def _lease(self, query: Query, keys: list[Any], reach: int, boundary: int) -> Answer:
         with self._lock:
