@@ -1,6 +1,9 @@
-"""LMCache's storage manager (0.5.6) as a backend: KV and states as two groups of objects, in its memory and what lies below that.
+"""LMCache's storage manager (0.5.6) as a backend: KV and states as groups of objects, in its memory and what lies below that.
 
-    group 0   chunks of KV: all up to the boundary are needed        group 1   states: the one at the boundary is
+    group 0     chunks of KV: all up to the boundary are needed
+    group 1, …  first, second, … pieces of states: those of the one at the boundary are
+
+All objects are as large as a chunk of KV, for LMCache's client of Redis reads and writes no others in one go. So images are cut.
 
 A lookup is one prefetch of both groups: it brings them from below (Redis, files) into LMCache's memory and locks them there, so a load
 copies memory. LMCache evicts as it likes; what it hands out is checked by `stepwell.store.external.objects`. Nothing of it is unpickled
@@ -17,13 +20,16 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from stepwell.base.errors import ConfigError, StoreError
+from stepwell.base.units import ceil_div
 from stepwell.cache.external.ledger import What
 from stepwell.cache.external.offer import Answer, Query
 from stepwell.cache.moves import Name
+from stepwell.cache.names import DIGEST
 from stepwell.store.arena import Rows
 from stepwell.store.external import objects
 
-_GROUPS: dict[What, int] = {"kv": 0, "image": 1}
+KV, IMAGE = 0, 1
+"""Groups of objects: chunks of KV, and the first pieces of images; the others' follow."""
 _ALL, _LAST = -1, 1  # chunks of a group that a prefix of so many needs
 _TTL = 300
 """Seconds after which LMCache lets go of a lock whose holder has gone."""
@@ -40,11 +46,13 @@ class LMCacheBackend:
         torch, api, manager = _modules()
         self._api = api
         self._space = space
-        self._page_bytes = page_bytes
-        layouts = (torch.Size([objects.size_of(count, page_bytes)]) for count in pages)
-        self._layouts = [api.MemoryLayoutDesc([shape], [torch.uint8]) for shape in layouts]
+        self._sizes: dict[What, int] = {
+            "kv": objects.size_of(pages[0], page_bytes),
+            "image": objects.size_of(pages[1], page_bytes),
+        }
+        self._piece = self._sizes["kv"]
+        self._layout = api.MemoryLayoutDesc([torch.Size([self._piece])], [torch.uint8])
         self._rank = api.ObjectKey.ComputeKVRank(world_size=1, global_rank=0, local_world_size=1, local_rank=0)
-        self._nothing = api.ObjectKey(b"\0" * 16, space, self._rank, _GROUPS["image"])
         self._leases: dict[int, list[Any]] = {}
         self._doomed: set[Any] = set()
         self._lock = threading.Lock()
@@ -52,57 +60,64 @@ class LMCacheBackend:
 
     def find(self, query: Query, waited_for: Callable[[], bool]) -> Answer:
         """See `Backend.find`."""
-        at = {name.end: self._key("image", name) for name in query.images}
         reach = query.start
         if query.kv:
-            kv = [self._key("kv", name) for name in query.kv]
-            images = [at.get(name.end, self._nothing) for name in query.kv]
-            kv_hits, image_hits, reach = self._prefetch(query, [("kv", kv), ("image", images)], waited_for)
-            deepest = max(image_hits, default=-1)
-            whole = kv_hits >= set(range(deepest + 1))
-            locked = [kv[i] for i in sorted(kv_hits)] + [images[i] for i in sorted(image_hits)]
-            if deepest >= 0 and whole:
-                return self._lease(query, locked, reach, query.kv[deepest].end)
-            self._unlock(locked)
-        within = [end for end in at if end <= query.start]
+            at = {name.end: name for name in query.images}
+            images = [at.get(name.end) for name in query.kv]
+            rows = [[self._key(KV, name) for name in query.kv], *self._image_rows(images)]
+            hits = self._prefetch(query, rows, waited_for)
+            count = next((i for i in range(len(query.kv)) if i not in hits[0]), len(query.kv))
+            reach = query.kv[count - 1].end if count else query.start
+            whole = [i for i in set.intersection(*hits) if hits[0] >= set(range(i))]
+            if whole:
+                return self._lease(query, rows, hits, max(reach, query.kv[max(whole)].end), query.kv[max(whole)].end)
+            self._unlock(_locked(rows, hits))
+        within = [name for name in query.images if name.end <= query.start]
         if within:
-            keys = [at[end] for end in within]
-            hits, _, _ = self._prefetch(query, [("image", keys)], waited_for)
-            if hits:
-                return self._lease(query, [keys[i] for i in sorted(hits)], reach, within[max(hits)])
+            rows = self._image_rows(within)
+            hits = self._prefetch(query, rows, waited_for)
+            if whole := list(set.intersection(*hits)):
+                return self._lease(query, rows, hits, reach, within[max(whole)].end)
+            self._unlock(_locked(rows, hits))
         return Answer(query.number, reach, 0)
 
     def get(self, what: What, name: Name) -> Rows:
-        """See `Backend.get`; a view into LMCache's memory."""
-        _, found = self._manager.unsafe_read([self._key(what, name)])
-        if not found:
+        """See `Backend.get`; of one piece, a view into LMCache's memory."""
+        keys = self._keys(what, name)
+        _, found = self._manager.unsafe_read(keys)
+        if len(found) < len(keys):
             raise StoreError(f"{objects.describe(what, name)}: LMCache has it no more")
-        return np.asarray(found[0].get_tensor(0).numpy())
+        pieces = [np.asarray(one.get_tensor(0).numpy()) for one in found]
+        whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return whole[: self._sizes[what]]
 
     def put(self, what: What, name: Name, rows: Rows) -> None:
         """See `Backend.put`. What lies below LMCache's memory gets it later."""
-        key = self._key(what, name)
-        found = self._manager.reserve_write([key], self._layouts[_GROUPS[what]]).get(key)
-        if found is None:
-            if self._has(what, key):
-                return
-            raise StoreError(f"{objects.describe(what, name)}: LMCache has no room, or is writing it already")
+        keys = [key for key in self._keys(what, name) if not self._has(key)]
+        if not keys:
+            return
+        found = self._manager.reserve_write(keys, self._layout)
         try:
-            objects.write(found.get_tensor(0).numpy(), what, name, rows)
+            if len(found) < len(keys):
+                raise StoreError(f"{objects.describe(what, name)}: LMCache has no room, or is writing it already")
+            made = np.zeros(len(self._keys(what, name)) * self._piece, np.uint8)
+            objects.write(made[: self._sizes[what]], what, name, rows)
+            for key, piece in zip(self._keys(what, name), made.reshape(-1, self._piece), strict=True):
+                if key in found:
+                    found[key].get_tensor(0).numpy()[:] = piece
         finally:
-            self._manager.finish_write([key])
+            self._manager.finish_write(list(found))
 
     def release(self, number: int) -> None:
         """See `Backend.release`."""
         with self._lock:
             keys = self._leases.pop(number, [])
-        if keys:
-            self._unlock(keys)
+        self._unlock(keys)
 
     def forget(self, what: What, names: Sequence[Name]) -> None:
         """See `Backend.forget`. What a lease holds goes with the lease."""
         with self._lock:
-            self._doomed.update(self._key(what, name) for name in names)
+            self._doomed.update(key for name in names for key in self._keys(what, name))
         self._drop_doomed()
 
     def close(self) -> None:
@@ -111,48 +126,52 @@ class LMCacheBackend:
 
     # ---- parts --------------------------------------------------------------------------------------------
 
-    def _key(self, what: What, name: Name) -> Any:
+    def _key(self, group: int, name: Name) -> Any:
         """Independent of Python's hashes: digests say what it is, and the salt is named by its own."""
-        return self._api.ObjectKey(name.digest, self._space, self._rank, _GROUPS[what], name.root.hex())
+        return self._api.ObjectKey(name.digest, self._space, self._rank, group, name.root.hex())
 
-    def _prefetch(
-        self, query: Query, rows: list[tuple[What, list[Any]]], waited_for: Callable[[], bool]
-    ) -> tuple[set[int], set[int], int]:
-        """Indices that are locked now, of the first row and of the second; and how far the first is there without a gap, in tokens."""
-        groups = [
-            self._api.GroupedObjectKeys(keys, group, self._layouts[group], _ALL if what == "kv" else _LAST)
-            for what, keys in rows
-            for group in (_GROUPS[what],)
-        ]
+    def _keys(self, what: What, name: Name) -> list[Any]:
+        """Of the pieces of one object, in order."""
+        if what == "kv":
+            return [self._key(KV, name)]
+        return [self._key(IMAGE + i, name) for i in range(ceil_div(self._sizes["image"], self._piece))]
+
+    def _image_rows(self, images: Sequence[Name | None]) -> list[list[Any]]:
+        """A row for each piece; a key that nothing is stored under where no state is wanted."""
+        nothing = Name(b"", b"", b"\0" * DIGEST, 0, 0)
+        columns = [self._keys("image", name or nothing) for name in images]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def _prefetch(self, query: Query, rows: list[list[Any]], waited_for: Callable[[], bool]) -> list[set[int]]:
+        """By row, the indices that are locked now."""
+        groups = [self._group(row) for row in rows]
         task = self._manager.submit_prefetch_task(self._api.PrefetchTaskSpec(key_groups=groups))
         while not self._manager.wait_prefetch_status(task, _LOOK):
             if not waited_for():
                 raise StoreError(f"query {query.number} is not waited for any more")
         result = self._manager.query_prefetch_status(task)
-        hits = [{i for i in range(len(rows[0][1])) if row.test(i)} for row in result.hit_cells] if result else []
-        hits += [set() for _ in range(2 - len(hits))]
-        found = result.found_cells if result else None
-        first = found[0] if found else result.hit_cells[0] if result and result.hit_cells else None
-        count = 0
-        while first is not None and count < len(query.kv) and first.test(count):
-            count += 1
-        return hits[0], hits[1], query.kv[count - 1].end if count else query.start
+        if result is None or not result.hit_cells:
+            return [set() for _ in rows]
+        return [{i for i in range(len(keys)) if row.test(i)} for keys, row in zip(rows, result.hit_cells, strict=True)]
 
-    def _has(self, what: What, key: Any) -> bool:
+    def _group(self, keys: list[Any]) -> Any:
+        group = keys[0].object_group_id
+        return self._api.GroupedObjectKeys(keys, group, self._layout, _ALL if group == KV else _LAST)
+
+    def _has(self, key: Any) -> bool:
         """Whether LMCache's memory holds an object."""
-        group = self._api.GroupedObjectKeys([key], _GROUPS[what], self._layouts[_GROUPS[what]], _ALL)
-        mode = self._api.PrefetchLockMode.NO_LOCK
-        spec = self._api.PrefetchTaskSpec(key_groups=[group], lock_mode=mode)
+        spec = self._api.PrefetchTaskSpec(key_groups=[self._group([key])], lock_mode=self._api.PrefetchLockMode.NO_LOCK)
         result = self._manager.query_prefetch_status(self._manager.submit_prefetch_task(spec, skip_l2=True))
         return result is not None and any(row.test(0) for row in result.hit_cells)
 
-    def _lease(self, query: Query, keys: list[Any], reach: int, boundary: int) -> Answer:
+    def _lease(self, query: Query, rows: list[list[Any]], hits: list[set[int]], reach: int, boundary: int) -> Answer:
         with self._lock:
-            self._leases[query.number] = keys
-        return Answer(query.number, max(reach, boundary if query.kv else query.start), boundary)
+            self._leases[query.number] = _locked(rows, hits)
+        return Answer(query.number, reach, boundary)
 
     def _unlock(self, keys: list[Any]) -> None:
-        self._manager.finish_read_prefetched(keys)
+        if keys:
+            self._manager.finish_read_prefetched(keys)
         self._drop_doomed()
 
     def _drop_doomed(self) -> None:
@@ -164,6 +183,10 @@ class LMCacheBackend:
             self._manager.delete_l1_keys(free)
             for _, below in self._manager.l2_adapters():
                 below.delete(free)
+
+
+def _locked(rows: list[list[Any]], hits: list[set[int]]) -> list[Any]:
+    return [row[i] for row, found in zip(rows, hits, strict=True) for i in sorted(found)]
 
 
 def read_config() -> Any:
