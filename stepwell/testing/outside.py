@@ -24,7 +24,7 @@ from stepwell.testing.telltale import Memory, Words
 Key = tuple[What, bytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Object:
     """One rank's part of a chunk or an image. `sums` is what its bytes were as it was stored."""
 
