@@ -1,7 +1,7 @@
 """What a front end and its engine process say to each other: msgpack, typed, bounded by what the receiver declares.
 
-front end ──Submit · Abort · Explain · Reset · Pin · Prefetch · Stop──▶ engine
-front end ◀──Starting · Ready · Batch · Explained · WasReset · Pinned · Fetched · Dead─── engine
+front end ──Submit · Abort · Explain · Expect · Reset · Pin · Prefetch · Stop──▶ engine
+front end ◀──Starting · Ready · Batch · Explained · Expected · WasReset · Pinned · Fetched · Dead─── engine
 
 Batch = [Accepted | Rejected | Loads | Admitted | Tokens | Finished …] + Stats
 """
@@ -19,6 +19,7 @@ from stepwell.cache.ladder import Ladder
 from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.sched import request as sched
+from stepwell.sched.outlook import Outlook
 from stepwell.sched.retention import Prefetched, Subject
 
 
@@ -54,6 +55,15 @@ class Abort(msgspec.Struct, tag="abort", array_like=True):
 
 class Explain(msgspec.Struct, tag="explain", array_like=True):
     """Tell what this prompt would get if it came now; the answer carries the same number."""
+
+    number: int
+    prompt: bytes
+    salt: str
+    read_cache: bool
+
+
+class Expect(msgspec.Struct, tag="expect", array_like=True):
+    """Tell how soon this prompt would have its first token if it came now; the answer carries the same number."""
 
     number: int
     prompt: bytes
@@ -104,7 +114,7 @@ class Stop(msgspec.Struct, tag="stop", array_like=True):
     seconds: float = 0.0
 
 
-Command: TypeAlias = Submit | Abort | Explain | Reset | Pin | Prefetch | Watch | Stop
+Command: TypeAlias = Submit | Abort | Explain | Expect | Reset | Pin | Prefetch | Watch | Stop
 
 
 class Accepted(msgspec.Struct, tag="accepted", array_like=True):
@@ -216,6 +226,11 @@ class Explained(msgspec.Struct, tag="explained", array_like=True):
     explanation: Explanation
 
 
+class Expected(msgspec.Struct, tag="expected", array_like=True):
+    number: int
+    outlook: Outlook
+
+
 class WasReset(msgspec.Struct, tag="was_reset", array_like=True):
     """`freed` pages by tier."""
 
@@ -246,7 +261,7 @@ class Dead(msgspec.Struct, tag="dead", array_like=True):
     reason: str
 
 
-Answer: TypeAlias = Starting | Ready | Batch | Explained | WasReset | Pinned | Fetched | Watched | Dead
+Answer: TypeAlias = Starting | Ready | Batch | Explained | Expected | WasReset | Pinned | Fetched | Watched | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)

@@ -36,6 +36,7 @@ from stepwell.engine.hints import Hint, HintedLoop, fetched, take_hint
 from stepwell.engine.logs import set_up
 from stepwell.engine.phases import Phases
 from stepwell.engine.stats import stats_message
+from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats
 
@@ -79,6 +80,8 @@ class ServedLoop(HintedLoop, Protocol):
     def stats(self) -> EngineStats: ...
 
     def explain(self, salt: str, prompt: Ints, read: bool) -> Explanation: ...
+
+    def outlook(self, salt: str, prompt: Ints, read: bool) -> Outlook: ...
 
     def reset(self, salt: str | None) -> dict[Tier, int]: ...
 
@@ -172,7 +175,14 @@ class EngineService:
         return None
 
     def _carry_out(
-        self, command: messages.Submit | messages.Abort | messages.Explain | messages.Reset | messages.Watch | Hint
+        self,
+        command: messages.Submit
+        | messages.Abort
+        | messages.Explain
+        | messages.Expect
+        | messages.Reset
+        | messages.Watch
+        | Hint,
     ) -> None:
         match command:
             case messages.Submit():
@@ -185,6 +195,9 @@ class EngineService:
             case messages.Explain(number, prompt, salt, read):
                 told = self._loop.explain(salt, np.frombuffer(prompt, np.int32), read)
                 self._send(messages.Explained(number, told))
+            case messages.Expect(number, prompt, salt, read):
+                outlook = self._loop.outlook(salt, np.frombuffer(prompt, np.int32), read)
+                self._send(messages.Expected(number, outlook))
             case messages.Reset(number, salt):
                 freed = self._loop.reset(salt)
                 self._send(messages.WasReset(number, {tier.name.lower(): pages for tier, pages in freed.items()}))

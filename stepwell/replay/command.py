@@ -16,6 +16,8 @@ from stepwell.replay.compare import compared, document, json_line, show_compared
 from stepwell.replay.compare_page import compare_page
 from stepwell.replay.convert import convert as convert_trace
 from stepwell.replay.eviction import DEFAULT as DEFAULT_POLICY
+from stepwell.replay.fleet import compare as fleet_compare
+from stepwell.replay.fleet.routing import expect_routings
 from stepwell.replay.live import LiveReplay, play_live
 from stepwell.replay.output import expect_folders, write_text
 from stepwell.replay.page import page
@@ -37,6 +39,8 @@ def replay_command(
     device_tokens: flags.DeviceTokens = "8e6",
     host_tokens: flags.HostTokens = "33e6",
     disk_tokens: flags.DiskTokens = "0",
+    replicas: flags.Replicas = 1,
+    routing: flags.Routings = ["stepwell"],  # noqa: B006 (typer copies it)
     jobs: flags.Jobs = None,
     live: flags.Live = None,
     model: flags.Model = None,
@@ -83,7 +87,12 @@ def _run(params: Params, console: Console, errors: Console) -> None:
         if params["convert"] is not None:
             console.print(convert_trace(trace_from(params), params["convert"], params["convert_to"]), highlight=False)
             return
-        if len(names) > 1:
+        if params["replicas"] > 1:
+            fleet = _play_fleet(params, errors)
+            _write(params, lambda: fleet_compare.document(fleet), None)
+            fleet_compare.show(fleet, console)
+            line = fleet_compare.json_line(fleet)
+        elif len(names) > 1:
             found = _compare(names, params, errors)
             _write(params, lambda: document(found), lambda: compare_page(found))
             show_compared(found, console)
@@ -114,11 +123,11 @@ def _expect_bound(params: Params) -> None:
         raise ConfigError("--bound future needs the sizes of a simulated machine: leave it out with --live")
 
 
-def _write(params: Params, document: Callable[[], str], page: Callable[[], str]) -> None:
+def _write(params: Params, document: Callable[[], str], page: Callable[[], str] | None) -> None:
     """The files that were asked for."""
     if params["json_file"] is not None:
         write_text(params["json_file"], document())
-    if params["html"] is not None:
+    if params["html"] is not None and page is not None:
         write_text(params["html"], page())
 
 
@@ -127,6 +136,19 @@ def _compare(names: Sequence[str], params: Params, console: Console) -> dict[str
     jobs = min(params["jobs"] or os.cpu_count() or 1, len(names))
     done = told(compared(dict(params), names, jobs), len(names), console)
     return dict(sorted(done, key=lambda pair: names.index(pair[0])))
+
+
+def _play_fleet(params: Params, console: Console) -> dict[str, fleet_compare.FleetSummary]:
+    """What came of each routing, in the order in which they were named."""
+    if params["live"] is not None:
+        raise ConfigError("--replicas are simulated: leave it out with --live")
+    if params["html"] is not None:
+        raise ConfigError("--html shows one machine: with --replicas, use --json-file")
+    names = expect_routings(params["routing"])
+    jobs = min(params["jobs"] or os.cpu_count() or 1, len(names))
+    done = fleet_compare.compared(dict(params), jobs, console)
+    found = list(done) if jobs == 1 else told(done, len(names), console)
+    return dict(sorted(found, key=lambda pair: names.index(pair[0])))
 
 
 def _replay(params: Params, policy: str, console: Console) -> Summary:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stepwell.replay.fleet.routing import ROUTINGS
 from stepwell.replay.policies import policies
 
 
@@ -16,6 +17,7 @@ def _option(text: str, panel: str, *names: str, **more: Any) -> Any:
 
 _TRACE = "Trace"
 _MACHINE = "Machine that is simulated"
+_FLEET = "Several machines"
 _LIVE = "Live server"
 _REPORT = "Report"
 _SWEEP = "Sweep"
@@ -42,6 +44,9 @@ IdleGapCap = Annotated[
 MaxPrompt = Annotated[int, _option("Leave out turns with prompts of more tokens.", _TRACE)]
 Conversations = Annotated[int, _option("For `synthetic`: how many to make up.", _TRACE, min=1)]
 Scale = Annotated[float, _option("For `synthetic`: multiplies every token count.", _TRACE)]
+Turns = Annotated[
+    float, _option("For `synthetic`: requests of a conversation, the median of a wide spread.", _TRACE, min=1)
+]
 Agents = Annotated[float, _option("For `synthetic`: chance of a turn to start sub-agents.", _TRACE)]
 FanOut = Annotated[int, _option("For `synthetic`: sub-agents that start at once; they share a head.", _TRACE)]
 
@@ -82,6 +87,19 @@ PeerFailureRate = Annotated[
 MaxNumSeqs = Annotated[int, _option("Requests that run at the same time.", _MACHINE, min=1)]
 MaxNumBatchedTokens = Annotated[int, _option("Tokens computed in one step, at most.", _MACHINE, min=1)]
 Coalesce = Annotated[bool, _option("Requests wait for what others are computing, where that is sooner.", _MACHINE)]
+
+Replicas = Annotated[
+    int, _option("Machines of these sizes, behind one router; the memory above is each one's.", _FLEET, min=1)
+]
+Routings = Annotated[
+    list[str],
+    _option(
+        "Who gets a request, where there are several --replicas. Give it several times to compare.\n\n"
+        + "\n\n".join(f"{name}: {said}." for name, (said, _) in ROUTINGS.items()),
+        _FLEET,
+        "--routing",
+    ),
+]
 
 Live = Annotated[
     str | None,

@@ -27,7 +27,8 @@ _NOT_SETTINGS = frozenset({"json_line", "json_file", "html", "convert", "convert
 def trace_from(params: Params) -> Trace:
     """The trace that was named, read or made up. Raises ConfigError."""
     if params["trace"] == SYNTHETIC:
-        shape = Shape(scale=params["scale"], agents=params["agents"], fan_out=params["fan_out"])
+        turns = (params["turns"], Shape().turns[1])
+        shape = Shape(scale=params["scale"], turns=turns, agents=params["agents"], fan_out=params["fan_out"])
         return synthetic(params["conversations"], params["seed"], shape)
     return read_trace(Path(params["trace"]))
 

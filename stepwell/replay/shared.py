@@ -25,6 +25,7 @@ def played(
     max_prompt: flags.MaxPrompt = 256_000,
     conversations: flags.Conversations = 200,
     scale: flags.Scale = 1.0,
+    turns: flags.Turns = 46.0,
     agents: flags.Agents = 0.005,
     fan_out: flags.FanOut = 1,
     profile: flags.ProfileName = DEFAULT,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -79,22 +80,34 @@ def simulations(
     setting = setting_from(params, profile)
     for sizes in wanted:
         machine_for(sizes, setting.costs, setting.rules.seed)
+    yield from side_by_side(params, setting, [partial(_simulate, sizes, found) for sizes in wanted], jobs)
+
+
+def _simulate(sizes: MachineSizes, found: Callable[[Summary, MachineSizes], T], setting: Setting) -> T:
+    return found(simulated(setting, sizes), sizes)
+
+
+def side_by_side(
+    params: dict[str, Any], setting: Setting, tasks: Sequence[Callable[[Setting], T]], jobs: int
+) -> Iterator[T]:
+    """What each task makes of `setting`, as they are done; with `jobs` > 1 in processes, where `params` say what `setting` is. Raises
+    StepwellError."""
     if jobs == 1:
-        yield from (found(simulated(setting, sizes), sizes) for sizes in wanted)
+        yield from (task(setting) for task in tasks)
         return
     # Fresh processes: nothing of this one's threads goes with them. Each reads the trace once.
     with importing_safely():
         pool = ProcessPoolExecutor(jobs, get_context("spawn"), _Worker.begin, (params,))
-        tasks = [pool.submit(_Worker.run, sizes, found) for sizes in wanted]
+        begun = [pool.submit(_Worker.run, task) for task in tasks]
     with pool:
         try:
-            for task in as_completed(tasks):
-                yield task.result()
+            for one in as_completed(begun):
+                yield one.result()
         except BrokenProcessPool as error:
             raise StepwellError("a process that simulates has ended: give fewer --jobs, if memory is short") from error
         finally:
-            for task in tasks:
-                task.cancel()
+            for one in begun:
+                one.cancel()
 
 
 def setting_from(params: Params, profile: Profile) -> Setting:
@@ -136,9 +149,9 @@ class _Worker:
         cls.setting = setting_from(params, load_profile(params["profile"]))
 
     @classmethod
-    def run(cls, sizes: MachineSizes, found: Callable[[Summary, MachineSizes], T]) -> T:
+    def run(cls, task: Callable[[Setting], T]) -> T:
         assert cls.setting is not None, "begin has run in this process"
-        return found(simulated(cls.setting, sizes), sizes)
+        return task(cls.setting)
 
 
 def knee(points: Sequence[Point], host_price: float) -> Point:

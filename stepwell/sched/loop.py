@@ -41,6 +41,7 @@ from stepwell.sched.gain import Always, Gain, timed
 from stepwell.sched.job import Draining, Job, Tokens
 from stepwell.sched.meter import Meter
 from stepwell.sched.order import Order
+from stepwell.sched.outlook import Outlook, outlook
 from stepwell.sched.overdue import Deadlines, expire, is_stranded, refuse_stranded, relieve
 from stepwell.sched.probe import ExternalStore, probe, tell
 from stepwell.sched.queues import Queues, enqueue, withdraw
@@ -283,6 +284,10 @@ class EngineLoop:
         look = Coalescing(self.queues, self.directory.config, self.config, self.costs, self._clock.now())
         lead = look.find(salt, prompt, (inf, 0), plan)
         return told if lead is None else replace(told, waits_for=lead.position)
+
+    def outlook(self, salt: str, prompt: Ints, read: bool = True) -> Outlook:
+        """How soon `prompt` would have its first token if it came now. Changes nothing."""
+        return outlook(self.queues, self.directory, self.config, self.costs, salt, prompt, read)
 
     def reset(self, salt: str | None = None) -> dict[Tier, int]:
         """Drop what nobody holds, under one salt or under all; slots freed by tier."""

@@ -19,6 +19,7 @@ from stepwell.cache.pool import TierUse
 from stepwell.cache.prefetch import Status
 from stepwell.cache.tally import Tally
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
+from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Admitted, Event, Finished, Loads, Request, Tokens
 from stepwell.sched.retention import Prefetched, Subject
 from stepwell.sched.stats import EngineStats
@@ -157,6 +158,10 @@ class ScriptedLoop:
     def explain(self, salt: str, prompt: np.ndarray, read: bool) -> Explanation:
         cached = max((_common(prompt, p) for p in self._prompts), default=0) if read else 0
         return Explanation(len(prompt), cached, cached, cached, 0, (), (), None, (), 1, None, None)
+
+    def outlook(self, salt: str, prompt: np.ndarray, read: bool) -> Outlook:
+        cached = max((_common(prompt, p) for p in self._prompts), default=0) if read else 0
+        return Outlook(len(prompt), cached, Tier.DEVICE, 0.0, (len(prompt) - cached) / 1000, 0.0, len(self.running))
 
     def reset(self, salt: str | None) -> dict[Tier, int]:
         freed = len(self._prompts)

@@ -12,6 +12,7 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts
+from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams, Tokens
 
 OUTCOME = AdmissionOutcome(
@@ -63,7 +64,8 @@ def test_config_and_facts_survive_the_journey() -> None:
 def test_answers_about_the_cache_survive_the_journey() -> None:
     start = Start(40, 20, "host", (("host", 20, 40),))
     told = Explanation(48, 40, 20, 40, 20, ((20, "device"),), (30,), 41, (start,), 7, None, OUTCOME, 36)
-    for reply in (messages.Explained(5, told), messages.WasReset(6, {"device": 3})):
+    expected = Outlook(48, 40, Tier.HOST, 0.25, 0.5, 0.125, 3)
+    for reply in (messages.Explained(5, told), messages.Expected(5, expected), messages.WasReset(6, {"device": 3})):
         assert messages.decode_answer(messages.encode(reply)) == reply
     for command in (messages.Explain(5, b"\0\0\0\0", "salt", True), messages.Reset(6, None), messages.Reset(7, "")):
         assert messages.decode_command(messages.encode(command)) == command

@@ -17,6 +17,7 @@ PARAMS: dict[str, Any] = {
     "trace": "synthetic",
     "conversations": 8,
     "scale": 0.1,
+    "turns": 46.0,
     "agents": 0.005,
     "fan_out": 1,
     "seed": 1,

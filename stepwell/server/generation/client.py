@@ -21,6 +21,7 @@ from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.engine import messages
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.spawn import EngineLink
+from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Request
 from stepwell.sched.retention import Prefetched, Subject
 from stepwell.server.generation.answers import Answers, Patience
@@ -142,6 +143,13 @@ class EngineClient:
         assert isinstance(answer, messages.Explained)
         return answer.explanation
 
+    async def outlook(self, salt: str, prompt: Ints, read: bool) -> Outlook:
+        """How soon `prompt` would have its first token if it came now. Raises EngineDead."""
+        number = next(self._numbers)
+        answer = await self._ask(number, messages.Expect(number, prompt.astype(np.int32).tobytes(), salt, read))
+        assert isinstance(answer, messages.Expected)
+        return answer.outlook
+
     async def reset(self, salt: str | None) -> dict[str, int]:
         """Drop what nobody holds, under one salt or under all; pages freed by tier. Raises EngineDead."""
         number = next(self._numbers)
@@ -258,6 +266,7 @@ class EngineClient:
                     self._observer.measured(stats)
             case (
                 messages.Explained(number)
+                | messages.Expected(number)
                 | messages.WasReset(number)
                 | messages.Pinned(number)
                 | messages.Fetched(number)

@@ -28,6 +28,7 @@ from stepwell.server.read.choosing import limited, sampling
 from stepwell.server.read.reading import CallReader
 from stepwell.server.read.structure import structure, with_grammar
 from stepwell.server.read.tools import Tool, read_use
+from stepwell.server.routes.outlook import asks_for_outlook, outlooks
 from stepwell.server.write.form import Form
 from stepwell.server.write.formats import ChoicesForm, Shape
 
@@ -125,9 +126,12 @@ class GenerationRoutes:
         return await self.answer(request, wish, shape.id, form)
 
     async def answer(self, request: Request, wish: Wish, name: str, form: Form) -> Response:
-        """Generate, and answer in `form`; `name` is the answer's id. Raises StepwellError where no stream has begun."""
+        """Generate, and answer in `form`; `name` is the answer's id. Raises StepwellError where no stream has begun. A call with the header
+        `x-stepwell-outlook` generates nothing: see `stepwell.server.routes.outlook`."""
         job = self._job(request, wish, name)
         self._check_room(job)
+        if asks_for_outlook(request):
+            return await outlooks(request, job, self._parts.client)
         parts, trace = self._parts, trace_of(request)
         generation = Generation(
             job, parts.client, parts.tokenizer, parts.metrics, parts.clock, trace, lambda c: self._ended(wish, job, c)

@@ -1,0 +1,94 @@
+"""How soon a prompt would have its first token if it came now: what a router asks of each of several engines. Changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell.base.geometry import Ints
+from stepwell.cache.config import Costs
+from stepwell.cache.directory import Directory
+from stepwell.cache.moves import DEVICE, Tier
+from stepwell.cache.plan import Plan, expected_seconds
+from stepwell.sched.config import SchedConfig
+from stepwell.sched.job import Waiting
+from stepwell.sched.queues import Queues
+
+LOOKED_AT = 8
+"""Waiting requests whose prompts are looked up; the rest of them count as the mean of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What one engine expects of one prompt.
+
+    boundary   token at which it would resume, of `tokens`        tier  slowest tier that anything is loaded from; device: no load
+    load_s     seconds of the copies that come first              prefill_s  seconds of the tokens that are left to compute
+    queue_s    seconds of the prompts that are computed before    requests   how many wait, load or run
+    """
+
+    tokens: int
+    boundary: int
+    tier: Tier
+    load_s: float
+    prefill_s: float
+    queue_s: float
+    requests: int
+
+    @property
+    def work_s(self) -> float:
+        """Seconds that the engine spends on the prompt itself."""
+        return self.load_s + self.prefill_s
+
+    @property
+    def first_token_s(self) -> float:
+        """Expected seconds to the first token."""
+        return self.queue_s + self.work_s
+
+
+def outlook(
+    queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, salt: str, prompt: Ints, read: bool = True
+) -> Outlook:
+    """Answer for `prompt` under `salt` at this moment. Costs one plan, and one walk of the tree for each of up to `LOOKED_AT` that wait."""
+    read = config.cache and read
+    answer = directory.plan(salt, prompt, costs, read)
+    boundary, tier, load = 0, DEVICE, 0.0
+    if isinstance(answer, Plan):
+        aim, boundary = answer.aim, answer.aim.boundary
+        tiers = [source.tier for source in aim.leg] + ([aim.foothold.tier] if aim.foothold is not None else [])
+        tier = max(tiers, default=DEVICE)
+        alone = costs.prefill_seconds(boundary, len(prompt))
+        load = expected_seconds(aim, len(prompt), directory.config, costs) - alone
+    elif read:  # it would wait for room; then what the device holds serves it
+        boundary = _hit(directory, salt, prompt)
+    prefill = costs.prefill_seconds(boundary, len(prompt)) + costs.prompt_step_s
+    requests = len(queues.waiting) + len(queues.parked) + len(queues.running)
+    return Outlook(
+        len(prompt), boundary, tier, load, prefill, queue_seconds(queues, directory, config, costs), requests
+    )
+
+
+def queue_seconds(queues: Queues, directory: Directory, config: SchedConfig, costs: Costs) -> float:
+    """Seconds until a prompt that comes now is computed: the prompts before it, and answers that must end first where all of
+    `config.max_num_seqs` are taken."""
+    seconds = sum(costs.prefill_seconds(r.launched, r.given) for r in queues.running if r.remaining > 1)
+    for parked in queues.parked.values():
+        seconds += costs.prefill_seconds(parked.loading.option.boundary, parked.job.tokens.count)
+    waiting = [_waiting_seconds(waiting, directory, config, costs) for waiting in queues.waiting[:LOOKED_AT]]
+    if waiting:
+        seconds += sum(waiting) * len(queues.waiting) / len(waiting)
+    seats = len(queues.waiting) + len(queues.parked) + len(queues.running) + 1 - config.max_num_seqs
+    if seats > 0 and queues.running:
+        left = sum(r.job.limit - r.job.tokens.count for r in queues.running) / len(queues.running)
+        seconds += seats * left / len(queues.running) * max(costs.decode_s, costs.prompt_step_s)
+    return seconds
+
+
+def _waiting_seconds(waiting: Waiting, directory: Directory, config: SchedConfig, costs: Costs) -> float:
+    request, tokens = waiting.job.request, waiting.job.tokens.view
+    reads = config.cache and request.read_cache
+    return costs.prefill_seconds(_hit(directory, request.salt, tokens) if reads else 0, len(tokens))
+
+
+def _hit(directory: Directory, salt: str, tokens: Ints) -> int:
+    hit = directory.survey(salt, tokens).hit
+    return 0 if hit is None else hit.position
