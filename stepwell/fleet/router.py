@@ -80,7 +80,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`homes`: replicas that had its requests, the latest first. `tokens` of its last prompt; `seen`: when that came, in s."""
+    """`homes`: replicas that had its requests, the latest first. `tokens` of its longest recent prompt there; `seen`: when its last one
+    came, in s."""
 
     homes: tuple[str, ...]
     tokens: int
@@ -180,6 +181,8 @@ class Router:
         self._leave(session)
         known = self._sessions.pop(session, None)
         others = () if known is None else tuple(name for name in known.homes if name != replica)
+        if known is not None and known.homes[0] == replica:  # sub-agents send shorter prompts in between
+            tokens = max(tokens, known.tokens * 7 // 8)
         self._sessions[session] = Session((replica, *others)[: self.rules.homes], tokens, now)
         self._recent[session] = None
         self.held[replica] = self.held.get(replica, 0) + tokens

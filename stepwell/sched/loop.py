@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf
 
 from stepwell.base.clock import Clock
 from stepwell.base.errors import CapacityError, RequestError
@@ -19,21 +18,19 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
-from stepwell.cache.explain import Explanation, explain
+from stepwell.cache.explain import Explanation
 from stepwell.cache.external.behind import store_behind
 from stepwell.cache.external.ledger import External
 from stepwell.cache.ladder import Ladder, ladders
 from stepwell.cache.moves import LiveState, Move, Report, Tier, moves_of
 from stepwell.cache.names import root_number
 from stepwell.cache.persist import persist_rest
-from stepwell.cache.plan import Wait
 from stepwell.cache.reset import reset
 from stepwell.cache.room import copy_ahead, copy_idle
 from stepwell.sched.admit import admit, land, look_up
 from stepwell.sched.audit import Auditor
 from stepwell.sched.board import Board
 from stepwell.sched.build import UNGUIDED, Drain, awaits_mask, build, guide, release
-from stepwell.sched.coalesce import Coalescing
 from stepwell.sched.compose import Built
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.finish import finish
@@ -41,7 +38,7 @@ from stepwell.sched.gain import Always, Gain, timed
 from stepwell.sched.job import Draining, Job, Tokens
 from stepwell.sched.meter import Meter
 from stepwell.sched.order import Order
-from stepwell.sched.outlook import Outlook, outlook
+from stepwell.sched.outlook import Outlook, explained, outlook
 from stepwell.sched.overdue import Deadlines, expire, is_stranded, refuse_stranded, relieve
 from stepwell.sched.probe import ExternalStore, probe, tell
 from stepwell.sched.queues import Queues, enqueue, withdraw
@@ -276,14 +273,7 @@ class EngineLoop:
 
     def explain(self, salt: str, prompt: Ints, read: bool = True) -> Explanation:
         """What `prompt` would get if it came now. Changes nothing."""
-        read = self.config.cache and read
-        told = explain(self.directory, salt, prompt, self.costs, read)
-        plan = self.directory.plan(salt, prompt, self.costs, read)
-        if not read or isinstance(plan, Wait):
-            return told
-        look = Coalescing(self.queues, self.directory.config, self.config, self.costs, self._clock.now())
-        lead = look.find(salt, prompt, (inf, 0), plan)
-        return told if lead is None else replace(told, waits_for=lead.position)
+        return explained(self.queues, self.directory, self.config, self.costs, self._clock.now(), salt, prompt, read)
 
     def outlook(self, salt: str, prompt: Ints, read: bool = True) -> Outlook:
         """How soon `prompt` would have its first token if it came now. Changes nothing."""

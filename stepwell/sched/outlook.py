@@ -1,14 +1,18 @@
-"""How soon a prompt would have its first token if it came now: what a router asks of each of several engines. Changes nothing."""
+"""What an engine expects of a prompt that has not come: where it would be resumed and why, and how soon it would have its first token.
+The latter is what a router asks of each of several engines. Nothing here changes anything."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
+from stepwell.cache.explain import Explanation, explain
 from stepwell.cache.moves import DEVICE, Tier
-from stepwell.cache.plan import Plan, expected_seconds
+from stepwell.cache.plan import Plan, Wait, expected_seconds
+from stepwell.sched.coalesce import Coalescing
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Waiting
 from stepwell.sched.queues import Queues
@@ -65,6 +69,26 @@ def outlook(
     return Outlook(
         len(prompt), boundary, tier, load, prefill, queue_seconds(queues, directory, config, costs), requests
     )
+
+
+def explained(
+    queues: Queues,
+    directory: Directory,
+    config: SchedConfig,
+    costs: Costs,
+    now: float,
+    salt: str,
+    prompt: Ints,
+    read: bool,
+) -> Explanation:
+    """Why `prompt` would be resumed where it would, and whether it would wait for what another request computes. Costs two plans."""
+    read = config.cache and read
+    told = explain(directory, salt, prompt, costs, read)
+    plan = directory.plan(salt, prompt, costs, read)
+    if not read or isinstance(plan, Wait):
+        return told
+    lead = Coalescing(queues, directory.config, config, costs, now).find(salt, prompt, (inf, 0), plan)
+    return told if lead is None else replace(told, waits_for=lead.position)
 
 
 def queue_seconds(queues: Queues, directory: Directory, config: SchedConfig, costs: Costs) -> float:
