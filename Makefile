@@ -62,7 +62,7 @@ lines: $(BIN)/python ## source lines by package, largest files and functions
 	@$(BIN)/python tools/lines.py stepwell
 
 clean: ## remove the environment, caches, what was compiled and the demo's files
-	rm -f stepwell/*.so stepwell/*/*.so
+	rm -f stepwell/*.so stepwell/*/*.so stepwell/*/*/*.so
 	rm -rf $(VENV) .demo replay-demo.html build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:

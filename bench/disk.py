@@ -31,12 +31,12 @@ from rich.table import Table
 
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.base.units import format_size, parse_size
-from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk.archive import Archive
+from stepwell.cache.disk.learn import learn_from_disk
+from stepwell.cache.disk.names import DIGEST, Names
 from stepwell.cache.moves import Extent, Move, Name, Tier
-from stepwell.cache.names import DIGEST, Names
-from stepwell.cache.recall import recall
 from stepwell.store.arena import PlainArena, Rows
 from stepwell.store.disk.gate import MemoryGate
 from stepwell.store.disk.manifest import Manifest, Row, SegmentRow
@@ -260,7 +260,7 @@ def cold_start(folder: Path, layout: Layout, chunks: int) -> tuple[float, int]:
         store = DiskStore.open(path, budget, layout)
         archive = Archive(Names(store.names_key, CHUNK), store.catalogue)
         directory = Directory(CacheConfig(geometry, 1024, 1024, store.slots), archive)
-        recall(directory, "", tokens, 0.0)
+        learn_from_disk(directory, "", tokens, 0.0)
     found = max(node.end for node in directory.tree.nodes())
     store.close()
     assert found >= min(PROMPT, chunks * CHUNK) // CHUNK * CHUNK, f"only {found} tokens were found"

@@ -36,7 +36,7 @@ from stepwell.model.backends import backend_for
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.loading import dummy_decoder
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.gain import Measured
+from stepwell.sched.drafts import Measured
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Request, SamplingParams, Tokens
 from stepwell.store.device import DeviceArena, LiveStates, Precision

@@ -21,11 +21,11 @@ import numpy as np
 from stepwell.base.clock import WallClock
 from stepwell.base.geometry import Geometry
 from stepwell.cache.config import CacheConfig
-from stepwell.cache.content import leave_rung, publish
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.moves import Tier
-from stepwell.cache.shed import secure
-from stepwell.cache.table import BlockTable
+from stepwell.cache.publish import leave_rung, publish
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import RungKind
 from stepwell.engine.garbage import Garbage
 
@@ -53,7 +53,7 @@ def keep(directory: Directory, number: int) -> None:
     """Cache a prompt of its own with a rung in its middle and one at its end: two nodes."""
     tokens = np.full(TOKENS, number % 7, np.int32)
     tokens[:4] = number // 10**6, number // 1000 % 1000, number % 1000, 1
-    secure(directory, 6, force=True)
+    free_pages(directory, 6, force=True)
     root = directory.tree.root("", float(number))
     lease = directory.lease(root.kv, Tier.DEVICE)
     table = BlockTable(np.empty(0, np.int32))

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from stepwell.engine import build
 from stepwell.engine.llm import LLM
-from stepwell.sched.gain import Always
+from stepwell.sched.drafts import Always
 from stepwell.sched.request import SamplingParams
 from stepwell.testing.checkpoint import write_checkpoint
 

@@ -16,7 +16,7 @@ import numpy as np
 from stepwell.base.clock import WallClock
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.owned import OwnedLoop
 from stepwell.sched.config import SchedConfig
@@ -85,7 +85,7 @@ class Ledger(OwnedLoop):
     def _note(self, known: int, outcome: AdmissionOutcome) -> None:
         line = {"id": outcome.request_id, "prompt": outcome.prompt, "known": known, "cached": outcome.cached}
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line | {"why": outcome.explain()}) + "\n")
+            file.write(json.dumps(line | {"why": outcome.in_one_line()}) + "\n")
 
 
 def _shared(one: Ints, other: Ints) -> int:

@@ -14,12 +14,12 @@ from rich.table import Table
 from directory.made import BLOCK, GRID, NODE, filled, grow_path
 from stepwell.base.geometry import Ints
 from stepwell.base.units import ceil_div, floor_to
-from stepwell.cache.admission import Ready, commit
 from stepwell.cache.config import Costs
-from stepwell.cache.content import leave_rung, publish
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.plan import Plan
+from stepwell.cache.publish import leave_rung, publish
+from stepwell.cache.reuse.admission import Ready, commit
+from stepwell.cache.reuse.plan import Plan
 from stepwell.cache.tree import RungKind
 
 HITS = (0.5, 0.9, 0.99, 1.0)

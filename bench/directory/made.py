@@ -9,10 +9,10 @@ import numpy as np
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.base.units import ceil_div
 from stepwell.cache.config import CacheConfig
-from stepwell.cache.content import leave_rung, publish
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.table import BlockTable
+from stepwell.cache.publish import leave_rung, publish
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import RungKind
 
 BLOCK, GRID = 16, 64

@@ -13,15 +13,15 @@ from directory.requests import Pair, Played
 from stepwell.base.clock import VirtualClock
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.base.units import ceil_div, floor_to
-from stepwell.cache.admission import Ready, commit
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.content import leave_rung, publish
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome
 from stepwell.cache.placement import prompt_rungs
-from stepwell.cache.plan import Plan
-from stepwell.cache.shed import secure
+from stepwell.cache.publish import leave_rung, publish
+from stepwell.cache.reuse.admission import Ready, commit
+from stepwell.cache.reuse.outcome import AdmissionOutcome
+from stepwell.cache.reuse.plan import Plan
 from stepwell.cache.tree import RungKind
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
@@ -124,12 +124,12 @@ def store(
     """Make [0, end) of `tokens` findable, with rungs where there is room for them."""
     pages = ceil_div(len(tokens), BLOCK) - len(state.table)
     if pages > 0:
-        assert secure(directory, pages, force=True), "one request at a time has room"
+        assert free_pages(directory, pages, force=True), "one request at a time has room"
         directory.grow(state.table, pages)
     publish(directory, state.path, tokens, max(end, state.path.item.node.end), state.table, now)
     for position, kind in rungs:
         image = directory.config.geometry.image_pages
-        if position <= state.path.item.node.end and secure(directory, image, force=True):
+        if position <= state.path.item.node.end and free_pages(directory, image, force=True):
             leave_rung(directory, state.path, position, directory.pools[Tier.DEVICE].take(image), kind, now)
 
 

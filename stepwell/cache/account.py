@@ -19,9 +19,12 @@ from __future__ import annotations
 from functools import partial
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.archive import Archive
 from stepwell.cache.changes import Journal
 from stepwell.cache.config import CacheConfig
+from stepwell.cache.disk.archive import Archive
+from stepwell.cache.evict.pins import Pins
+from stepwell.cache.evict.ranking import Offers, Ranking
+from stepwell.cache.evict.tenants import FairRanking, Tenants
 from stepwell.cache.life import (
     ABSENT,
     ARRIVING,
@@ -40,10 +43,7 @@ from stepwell.cache.life import (
     Standing,
 )
 from stepwell.cache.moves import DEVICE, DISK, HOST, NATIVE, Tier
-from stepwell.cache.pins import Pins
-from stepwell.cache.pool import Pool, TierUse
-from stepwell.cache.ranking import Offers, Ranking
-from stepwell.cache.tenants import FairRanking, Tenants
+from stepwell.cache.slots import Pool, TierUse
 from stepwell.cache.tree import Item, Node
 
 

@@ -7,8 +7,8 @@ from math import sqrt
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
+from stepwell.cache.evict.policy import LadderPolicy, Policy
 from stepwell.cache.moves import EXTERNAL, Tier
-from stepwell.cache.policy import Ladder, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class CacheConfig:
     write_idle                 write to disk while nothing else is to be done, so that little is lost with the process
     ghost_blocks               evicted blocks that are remembered by their tokens alone, to say what was lost
     ghost_nodes                ends of evicted paths that are remembered so: a path of one block takes as much memory as a long one
-    policy                     what goes first (`stepwell.cache.policy`)
-    tenant_share               share of a tier that one tenant may hold while others want it (`stepwell.cache.tenants`), and of what may
-                               be pinned; 1: no bound
+    policy                     what goes first (`stepwell.cache.evict.policy`)
+    tenant_share               share of a tier that one tenant may hold while others want it (`stepwell.cache.evict.tenants`), and of
+                               what may be pinned; 1: no bound
     """
 
     geometry: Geometry
@@ -47,7 +47,7 @@ class CacheConfig:
     ghost_nodes: int = 1 << 16
     copy_idle: bool = True
     write_idle: bool = True
-    policy: Policy = Ladder()  # noqa: RUF009 (it has no state)
+    policy: Policy = LadderPolicy()  # noqa: RUF009 (it has no state)
     tenant_share: float = 1.0
     host_ready: int | None = None
 

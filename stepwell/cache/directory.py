@@ -13,19 +13,19 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.account import Account
-from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.disk.archive import Archive
+from stepwell.cache.evict.policy import Answers, Branches
+from stepwell.cache.evict.ranking import attached
 from stepwell.cache.external.ledger import External
 from stepwell.cache.external.offer import Offer
 from stepwell.cache.leases import Flight, Lease, lock, lock_path, unlock
 from stepwell.cache.life import CONDEMNED
 from stepwell.cache.moves import DEVICE, DISK, Tier
-from stepwell.cache.outcome import Reason
-from stepwell.cache.plan import Plan, Room, Wait, plan, plan_return
-from stepwell.cache.policy import Answers, Branches
-from stepwell.cache.ranking import attached
-from stepwell.cache.survey import Survey, survey
-from stepwell.cache.table import BlockTable
+from stepwell.cache.reuse.outcome import Reason
+from stepwell.cache.reuse.plan import Plan, Room, Wait, plan, plan_return
+from stepwell.cache.reuse.survey import Survey, survey
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import Item, Node, Root, Rung, RungKind, Tree
 
 

@@ -46,7 +46,7 @@ class LiveState:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What one record on disk, or one object in an external store, holds, told by keyed digests alone (see `stepwell.cache.names`): no
+    """What one record on disk, or one object in an external store, holds, told by keyed digests alone (see `stepwell.cache.disk.names`): no
     token can be had from it.
 
     root    digest of the empty prefix of the salt       parent   of the tokens before `start`

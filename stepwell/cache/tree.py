@@ -19,9 +19,9 @@ from typing import Literal
 import numpy as np
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.disk.names import tenant_of
 from stepwell.cache.life import ABSENT, DIRTY, GONE, HELD, HERE, REFUSED, Life, Pending, Standing
 from stepwell.cache.moves import NATIVE, Tier
-from stepwell.cache.names import tenant_of
 
 TIERS = NATIVE
 TOKEN_BYTES = 4
@@ -56,8 +56,8 @@ class Item:
     standing  what stands in the way of dropping the device copy
     below     per tier: children with KV there, so that a node of many children need not ask them all
     held_up   children whose standing is HELD or DIRTY: none above them can go either; `soiled` counts the DIRTY ones
-    pins      pins that it is part of (`stepwell.cache.pins`); guarded: the tiers, as bits, in which it goes last for that
-    tenant    whose it is (`stepwell.cache.tenants`)
+    pins      pins that it is part of (`stepwell.cache.evict.pins`); guarded: the tiers, as bits, in which it goes last for that
+    tenant    whose it is (`stepwell.cache.evict.tenants`)
     digests   of KV: of its blocks, from the first on as far as they are known (`stepwell.cache.changes`)
     """
 

@@ -33,7 +33,7 @@ from stepwell.engine.worker import Frame, build_worker
 from stepwell.engine.workers import Workers
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.gain import Always, Measured
+from stepwell.sched.drafts import Always, Measured
 from stepwell.store.device import DeviceArena, Precision
 
 Seam: TypeAlias = Callable[[DeviceArena], None]

@@ -13,11 +13,10 @@ from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
 from stepwell.base.shapes import ModelShape
 from stepwell.base.units import format_size
-from stepwell.cache.archive import Archive
-from stepwell.cache.budget import Budget
 from stepwell.cache.config import Costs
+from stepwell.cache.disk.archive import Archive, Budget
+from stepwell.cache.disk.names import Names
 from stepwell.cache.moves import Tier
-from stepwell.cache.names import Names
 from stepwell.engine.config import EngineConfig
 from stepwell.model.identity import config_digest, fingerprint, weights_digest
 from stepwell.store.arena import Arena, PlainArena

@@ -10,8 +10,8 @@ from blake3 import blake3
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry
+from stepwell.cache.disk.names import Names
 from stepwell.cache.external.ledger import External
-from stepwell.cache.names import Names
 from stepwell.engine.config import EngineConfig
 from stepwell.model.identity import fingerprint
 from stepwell.store.disk.gate import Gate

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from stepwell.base.errors import EngineDead, RequestError, StepwellError
 from stepwell.base.geometry import Ints
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineFacts, engine_config
 from stepwell.engine.detokenizer import Transcript
 from stepwell.engine.hub import local_model

@@ -14,9 +14,8 @@ import msgspec
 import numpy as np
 
 from stepwell.base.errors import CapacityError, RequestError, StepwellError
-from stepwell.cache.explain import Explanation
-from stepwell.cache.ladder import Ladder
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.explain import Explanation, Ladder
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.sched import request as sched
 from stepwell.sched.outlook import Outlook

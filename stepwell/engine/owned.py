@@ -9,8 +9,8 @@ from typing import Protocol
 
 from stepwell.base.clock import Clock
 from stepwell.base.errors import RequestError
-from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.disk.archive import Archive
 from stepwell.cache.external.ledger import External
 from stepwell.cache.moves import Tier
 from stepwell.engine.disk_tier import Stored
@@ -20,7 +20,7 @@ from stepwell.engine.grammar.grammars import Grammars
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import UNGUIDED
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.gain import Gain
+from stepwell.sched.drafts import Gain
 from stepwell.sched.loop import IDLE_WAIT, EngineLoop
 from stepwell.sched.probe import ExternalStore
 from stepwell.sched.request import Event, Request

@@ -26,9 +26,8 @@ import zmq
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import CapacityError, ConfigError, RequestError, StepwellError
 from stepwell.base.geometry import Ints
-from stepwell.cache.explain import Explanation
-from stepwell.cache.ladder import Ladder
 from stepwell.cache.moves import Tier
+from stepwell.cache.reuse.explain import Explanation, Ladder
 from stepwell.engine import messages, private
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.garbage import Garbage

@@ -13,9 +13,9 @@ import numpy as np
 
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.base.geometry import Ints
+from stepwell.cache.evict.make_room import demotion, free_pages
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Reason
-from stepwell.cache.shed import demotion, secure
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.engine.build import build_engine
 from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.engine.owned import OwnedLoop
@@ -154,7 +154,7 @@ class LocalSubject:
             if self._tier == Tier.HOST:
                 self.loop.queues.moves.extend(demotion(directory, device.total).moves)
             self._settle()
-            secure(directory, device.total)
+            free_pages(directory, device.total)
 
     def _settle(self) -> None:
         """Let every copy end."""

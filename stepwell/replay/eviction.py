@@ -1,4 +1,4 @@
-"""Eviction orders by name. Servers have one, `ladder` (`stepwell.cache.policy`); the other is simulated to compare with."""
+"""Eviction orders by name. Servers have one, `ladder` (`stepwell.cache.evict.policy`); the other is simulated to compare with."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from stepwell.base.errors import ConfigError
+from stepwell.cache.evict.policy import LadderPolicy, Policy, Value, worthless
 from stepwell.cache.moves import Tier
-from stepwell.cache.policy import Ladder, Policy, Value, worthless
 from stepwell.cache.tree import Item
 
 DEFAULT = "ladder"
@@ -24,7 +24,7 @@ class LeastRecent:
         return int(not worthless(item)), rung.used if item.what == "image" and rung is not None else item.node.used
 
 
-POLICIES: Mapping[str, Policy] = MappingProxyType({"ladder": Ladder(), "lru": LeastRecent()})
+POLICIES: Mapping[str, Policy] = MappingProxyType({"ladder": LadderPolicy(), "lru": LeastRecent()})
 
 SAID = MappingProxyType(
     {

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Loss, Reason
-from stepwell.cache.tally import Tally
+from stepwell.cache.reuse.outcome import Loss, Reason, Tally
 from stepwell.replay.report import Rungs, Traffic
 
 Counters: TypeAlias = Mapping[tuple[str, tuple[str, ...]], float]

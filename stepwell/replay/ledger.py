@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Reason
-from stepwell.cache.tally import Tally
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason, Tally
 from stepwell.replay.bound import Bound
 from stepwell.replay.future import Asked
 from stepwell.replay.lanes import TraceRequest

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from stepwell.base.errors import ConfigError, StepwellError
-from stepwell.cache.outcome import AdmissionOutcome, Reason
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.replay.dialects import Dialect, speaks, usage_in
 from stepwell.replay.gauges import Gauges, parse
 from stepwell.replay.lanes import Source, TraceRequest

@@ -22,7 +22,7 @@ class MachineSizes:
 
     decode_rung_tokens  None: the fewest that the block allows, 16 or more
     coalesce            requests wait for what others are computing, where that is sooner
-    policy              what goes first, by name (`stepwell.cache.policy`), or the peer whose engine runs instead of ours
+    policy              what goes first, by name (`stepwell.cache.evict.policy`), or the peer whose engine runs instead of ours
     peer_failure_rate   of each leg of a peer's load
     """
 

@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from stepwell.base.units import format_size
-from stepwell.cache.outcome import Loss
+from stepwell.cache.reuse.outcome import Loss
 from stepwell.replay.ledger import Played
 from stepwell.replay.plots import Layer, columns, figure, legend, line, shade, stacked, table, tiles
 from stepwell.replay.report import Summary, quantiles

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.tally import Tally
+from stepwell.cache.reuse.outcome import Tally
 from stepwell.replay.bound import excess_prefill
 from stepwell.replay.ledger import Ledger, Played
 

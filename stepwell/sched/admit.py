@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepwell.base.clock import Clock
-from stepwell.cache.admission import Loading, Ready, abandon, commit, reported, settle
 from stepwell.cache.config import Costs
+from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk.learn import learn_some
+from stepwell.cache.evict.make_room import make_room
 from stepwell.cache.moves import Report
-from stepwell.cache.outcome import AdmissionOutcome, Reason
 from stepwell.cache.placement import prompt_rungs
-from stepwell.cache.plan import Plan, Wait, pinned_images, pinned_kv
-from stepwell.cache.recall import recall_some
-from stepwell.cache.room import make_room
-from stepwell.cache.shed import landed
+from stepwell.cache.reuse.admission import Loading, Ready, abandon, commit, reported, settle
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
+from stepwell.cache.reuse.plan import Plan, Wait, pinned_images, pinned_kv
 from stepwell.cache.tree import RungKind
 from stepwell.sched.coalesce import Coalescing, ask_for_rungs, is_behind
 from stepwell.sched.config import SchedConfig
@@ -78,7 +78,7 @@ def look_up(queues: Queues, directory: Directory, config: SchedConfig, now: floa
     for job, since in list(queues.asking.items()):
         if left <= 0:
             return
-        found = recall_some(directory, job.request.salt, job.request.prompt, now, left)
+        found = learn_some(directory, job.request.salt, job.request.prompt, now, left)
         left -= max(1, found.records)  # a question takes time, though nothing is found
         if found.more and not 0 < config.load_timeout <= now - since:
             return
@@ -134,7 +134,7 @@ def _must_wait(queues: Queues, directory: Directory, plan: Plan, costs: Costs, n
 
 def land(queues: Queues, directory: Directory, config: SchedConfig, report: Report, clock: Clock) -> None:
     """Act on the end of one copy. A report that no one waits for any more is ignored."""
-    if landed(directory, report):
+    if copy_landed(directory, report):
         return
     for parked in list(queues.parked.values()):
         if report.ticket in parked.loading.waiting:

@@ -20,11 +20,11 @@ from math import inf
 import numpy as np
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.clear import quarantine
 from stepwell.cache.directory import Directory
-from stepwell.cache.names import root_number
-from stepwell.cache.outcome import AdmissionOutcome
-from stepwell.cache.quarantine import quarantine
-from stepwell.cache.shed import demote
+from stepwell.cache.disk.names import root_number
+from stepwell.cache.evict.make_room import demote
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.sched.build import release
 from stepwell.sched.compose import Built
 from stepwell.sched.job import Job, Tokens, Watched
@@ -212,5 +212,5 @@ class Auditor:
         log.error(
             "a resumed prompt answers otherwise than a cold one: logits differ by %.3g of the largest, %.3g is allowed; "
             "%s %s; recomputed cold: 0 of %d tokens from the cache; %d cached copies of this prefix are taken out",
-            *(off, self.tolerance, case.outcome.request_id, case.outcome.explain(), len(case.prompt), copies),
+            *(off, self.tolerance, case.outcome.request_id, case.outcome.in_one_line(), len(case.prompt), copies),
         )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.table import BlockTable
+from stepwell.cache.slots import BlockTable
 
 _NO_PAGES: Ints = np.empty(0, np.int32)
 

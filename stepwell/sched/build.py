@@ -19,9 +19,8 @@ from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import free_pages, make_room
 from stepwell.cache.moves import DEVICE
-from stepwell.cache.room import make_room
-from stepwell.cache.shed import secure
 from stepwell.cache.tree import ROLLING, RungKind
 from stepwell.sched.compose import Built, Share, compose
 from stepwell.sched.config import SchedConfig
@@ -160,7 +159,7 @@ def _prompts(
             break
         if end == running.drawn and _waits(running, guidance):
             continue
-        images = len(_cuts(directory, config, running, end)) * directory.config.geometry.image_pages
+        images = len(_rungs_due(directory, config, running, end)) * directory.config.geometry.image_pages
         if _claim(maker, running, end, images) is _Pages.TAKEN:
             budget -= end - running.launched
             seconds -= costs.prefill_seconds(running.launched, end)
@@ -244,10 +243,10 @@ def _claim(maker: _Maker, running: Running, end: int, images: int = 0) -> _Pages
         # a copy from host to disk makes no room on the device, and may take long
         return _Pages.COMING if directory.coming(DEVICE) else _Pages.NONE
     wanted = min(count + images, spendable)
-    if not secure(directory, wanted):
+    if not free_pages(directory, wanted):
         if maker.make(wanted - directory.room().instant):
             return _Pages.COMING
-        secure(directory, count, force=True)
+        free_pages(directory, count, force=True)
     directory.grow(table, count)
     return _Pages.TAKEN
 
@@ -255,7 +254,7 @@ def _claim(maker: _Maker, running: Running, end: int, images: int = 0) -> _Pages
 def grow(directory: Directory, running: Running, end: int) -> bool:
     """Take the pages for tokens up to `end`, if they are free or clean."""
     count = max(0, directory.config.geometry.pages_for(end) - len(running.table))
-    if not secure(directory, count):
+    if not free_pages(directory, count):
         return False
     directory.grow(running.table, count)
     return True
@@ -343,7 +342,7 @@ def share_of(
     """Decide the rungs of this part, `drafts` tokens past `end` included, and take their pages."""
     end += drafts
     rungs: list[tuple[int, RungKind, Ints]] = []
-    for position, kind in _cuts(directory, config, running, end):
+    for position, kind in _rungs_due(directory, config, running, end):
         pages = _image_pages(directory)
         if pages is None:
             queues.rungs_skipped += 1
@@ -353,7 +352,7 @@ def share_of(
     return Share(running, end, tuple(rungs), drafts)
 
 
-def _cuts(directory: Directory, config: SchedConfig, running: Running, end: int) -> list[tuple[int, RungKind]]:
+def _rungs_due(directory: Directory, config: SchedConfig, running: Running, end: int) -> list[tuple[int, RungKind]]:
     """Prompt rungs within this part, and the rolling one at its last suitable boundary."""
     if not config.cache or not running.job.request.write_cache:
         return []

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.plan import Option, Plan, expected_seconds
-from stepwell.cache.table import BlockTable
+from stepwell.cache.reuse.plan import Option, Plan, expected_seconds
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import BRANCH
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Behind, Job, Parked, Running

@@ -17,8 +17,7 @@ from stepwell.cache.tree import RungKind
 from stepwell.sched.board import Board
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Running
-from stepwell.sched.lineup import Lineup
-from stepwell.sched.queues import NOBODY, Queues
+from stepwell.sched.queues import NOBODY, Lineup, Queues
 from stepwell.sched.step import CARRY, LAST_DRAW, NO_DECODES, Cut, Decodes, Sample, Score, Step, Work
 
 

@@ -8,10 +8,10 @@ from itertools import chain
 from operator import itemgetter
 from typing import TypeVar
 
-from stepwell.cache.content import advance, leave_rung, pass_by, publish, retract
 from stepwell.cache.directory import Directory
-from stepwell.cache.ladder import Trail
 from stepwell.cache.moves import DEVICE
+from stepwell.cache.publish import advance, leave_rung, pass_by, publish, retract
+from stepwell.cache.reuse.explain import PathUse
 from stepwell.cache.tree import ROLLING
 from stepwell.sched.build import dismiss, release
 from stepwell.sched.compose import Built, Share
@@ -136,7 +136,7 @@ def _apply(
         queues.events.append(said)
     if reason is not None:
         if job.resumed is not None and running.path.item.node.parent is not None and not job.internal:
-            trail = Trail(job.request.salt, job.request.session, job.resumed, now)
+            trail = PathUse(job.request.salt, job.request.session, job.resumed, now)
             queues.trails.left(running.path.item.node, trail)
         if directory.external is not None and config.cache and job.request.write_cache and not job.internal:
             directory.external.leave(job.request.salt, job.tokens.view[: running.path.item.node.end].copy())

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.admission import Loading
 from stepwell.cache.leases import Lease
-from stepwell.cache.outcome import AdmissionOutcome, Reason
-from stepwell.cache.table import BlockTable
+from stepwell.cache.reuse.admission import Loading
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import Node, Rung, RungKind
 from stepwell.sched.board import Board
 from stepwell.sched.request import Request
@@ -88,7 +88,7 @@ class Watched:
 class Job:
     """What outlives a request's states.
 
-    order     its place: lower goes first, see `stepwell.sched.order`     limit    tokens that it may have at most
+    order     its place: lower goes first, see `stepwell.sched.queues`     limit    tokens that it may have at most
     root      numbers its salt        starts   admissions so far
     internal  the engine's own: no caller hears of it, and no count of admissions includes it
     watched   set where the logits of its first token are to be kept

@@ -15,33 +15,31 @@ from dataclasses import dataclass, replace
 from stepwell.base.clock import Clock
 from stepwell.base.errors import CapacityError, RequestError
 from stepwell.base.geometry import Ints
-from stepwell.cache.archive import Archive
+from stepwell.cache.clear import reset
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
-from stepwell.cache.explain import Explanation
+from stepwell.cache.disk.archive import Archive
+from stepwell.cache.disk.names import root_number
+from stepwell.cache.disk.persist import persist_rest
+from stepwell.cache.evict.make_room import copy_ahead, copy_idle
 from stepwell.cache.external.behind import store_behind
 from stepwell.cache.external.ledger import External
-from stepwell.cache.ladder import Ladder, ladders
 from stepwell.cache.moves import LiveState, Move, Report, Tier, moves_of
-from stepwell.cache.names import root_number
-from stepwell.cache.persist import persist_rest
-from stepwell.cache.reset import reset
-from stepwell.cache.room import copy_ahead, copy_idle
+from stepwell.cache.reuse.explain import Explanation, Ladder, ladders
 from stepwell.sched.admit import admit, land, look_up
 from stepwell.sched.audit import Auditor
 from stepwell.sched.board import Board
 from stepwell.sched.build import UNGUIDED, Drain, awaits_mask, build, guide, release
 from stepwell.sched.compose import Built
 from stepwell.sched.config import SchedConfig
+from stepwell.sched.drafts import Always, Gain, timed
 from stepwell.sched.finish import finish
-from stepwell.sched.gain import Always, Gain, timed
 from stepwell.sched.job import Draining, Job, Tokens
 from stepwell.sched.meter import Meter
-from stepwell.sched.order import Order
 from stepwell.sched.outlook import Outlook, explained, outlook
 from stepwell.sched.overdue import Deadlines, expire, is_stranded, refuse_stranded, relieve
 from stepwell.sched.probe import ExternalStore, probe, tell
-from stepwell.sched.queues import Queues, enqueue, withdraw
+from stepwell.sched.queues import Order, Queues, enqueue, withdraw
 from stepwell.sched.request import MAX_PRIORITY, Event, Finished, Request
 from stepwell.sched.retention import Prefetched, Retention, Subject
 from stepwell.sched.stats import EngineStats

@@ -9,9 +9,9 @@ from math import inf
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
-from stepwell.cache.explain import Explanation, explain
 from stepwell.cache.moves import DEVICE, Tier
-from stepwell.cache.plan import Plan, Wait, expected_seconds
+from stepwell.cache.reuse.explain import Explanation, explain
+from stepwell.cache.reuse.plan import Plan, Wait, expected_seconds
 from stepwell.sched.coalesce import Coalescing
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Waiting

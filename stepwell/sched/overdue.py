@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 
 from stepwell.base.clock import Clock
-from stepwell.cache.admission import give_up
 from stepwell.cache.directory import Directory
+from stepwell.cache.reuse.admission import give_up
 from stepwell.sched.build import preempt, release
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Draining, Job

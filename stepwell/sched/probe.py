@@ -16,7 +16,7 @@ from stepwell.cache.external.ledger import What
 from stepwell.cache.external.offer import Answer, Offer, Probe, Query
 from stepwell.cache.external.question import question
 from stepwell.cache.moves import Name
-from stepwell.cache.plan import Plan
+from stepwell.cache.reuse.plan import Plan
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Waiting
 from stepwell.sched.queues import Queues

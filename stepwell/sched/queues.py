@@ -1,22 +1,141 @@
-"""Who waits, loads, runs and is being let go: the scheduler's whole state beside the directory."""
+"""The scheduler's whole state beside the directory: who waits and in what order, who loads, runs and is being let go.
+
+`Order` serves by priority, then by arrival, or by turns among salts. A place in the order is a number that is set on arrival, so that
+the queue is not sorted anew, except where somebody gives up:
+
+    place = start + priority · ageing       start: when it came; with turns among salts, where its salt's work so far ends
+
+Waiting for `ageing` seconds is worth one step of priority: of two requests the worse one is served first if it came that much
+earlier. Whatever comes later, and however urgent, no request waits for more than the range of priorities allows.
+
+`Lineup` holds the answers that go on in a step, row by row, and all that stays as it was from one step to the next.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.disk.names import tenant_of
 from stepwell.cache.external.offer import Offer, Probe
-from stepwell.cache.ladder import Trails
 from stepwell.cache.moves import Move
-from stepwell.cache.tally import Tally
+from stepwell.cache.reuse.explain import RecentPaths
+from stepwell.cache.reuse.outcome import Tally
 from stepwell.sched.board import Board
 from stepwell.sched.drafts import DraftCounts
 from stepwell.sched.job import Draining, Job, Kept, Leaving, Parked, Running, Waiting
-from stepwell.sched.lineup import Lineup
-from stepwell.sched.order import Order
-from stepwell.sched.request import Event
+from stepwell.sched.request import Event, Request, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lineup:
+    """Rows of `Decodes`, in their order; its columns as there.
+
+    runs   whose rows they are              at    row of each live slot
+    tails  where their tokens go, see `stepwell.sched.job.Tokens`
+    ends   tokens that may end one of the answers: whose, and whether, is for their params to say
+    """
+
+    runs: tuple[Running, ...]
+    slots: Ints
+    at: dict[int, int]
+    names: tuple[str, ...]
+    params: tuple[SamplingParams, ...]
+    roots: npt.NDArray[np.int64]
+    prompts: Ints
+    tails: tuple[list[int], ...]
+    ends: frozenset[int]
+
+    @classmethod
+    def of(cls, runs: Sequence[Running], board: Board, eos: tuple[int, ...]) -> Lineup:
+        """That of `runs`. O(n) objects."""
+        numbers = [running.slot for running in runs]
+        slots = np.array(numbers, np.int32)
+        jobs = [running.job for running in runs]
+        params = tuple([job.request.params for job in jobs])
+        return cls(
+            tuple(runs),
+            slots,
+            dict(zip(numbers, range(len(numbers)), strict=True)),
+            tuple([job.request.id for job in jobs]),
+            params,
+            board.roots[slots],
+            board.prompts[slots],
+            tuple([job.tokens.tail for job in jobs]),
+            frozenset(eos).union(*{p.stop_token_ids for p in params}),
+        )
+
+
+_REMEMBERED = 4096  # salts and priorities; those that have fallen behind are worth nothing and are forgotten
+
+
+class Order:
+    """Gives places. With `fair`, time is work: the seconds of prefill of the prompts that have been admitted.
+
+        salt a   ├── 9 s ──┼── 9 s ──┼── 9 s ──┤      the virtual time of whoever is admitted is that of the queue; a salt that
+        salt b        ├ 2 ┼ 2 ┼ 2 ┤                   comes anew starts there, not at 0, and each starts where its last one ends
+
+    So salts that wait at one priority get equal shares of prefill, whatever they send, and one alone is served as it came. What
+    stands before the first colon of a salt counts: a key with a cache of its own has no more turns for naming more salts below it.
+    """
+
+    __slots__ = ("_ageing", "_count", "_ends", "_fair", "_most", "_now", "_tokens_per_s")
+
+    def __init__(self, ageing: float, fair: bool = False, tokens_per_s: float = 1.0) -> None:
+        self._ageing = ageing
+        self._fair = fair
+        self._tokens_per_s = tokens_per_s
+        self._count = 0
+        self._now = 0.0
+        self._ends: dict[tuple[str, int], float] = {}
+        self._most = _REMEMBERED
+
+    def place(self, request: Request, now: float) -> tuple[float, int]:
+        """Where `request`, which arrives at `now`, stands; lower is sooner. Amortised O(1)."""
+        self._count += 1
+        start = self._start(request) if self._fair else now
+        return start + request.priority * self._ageing, self._count
+
+    def served(self, request: Request, place: tuple[float, int]) -> None:
+        """A request has left the queue to be served: whoever comes now does not start before it."""
+        if self._fair:
+            self._now = max(self._now, place[0] - request.priority * self._ageing)
+
+    def withdrawn(self, request: Request) -> None:
+        """A request has left the queue and will not be served: what its salt sends from now on is not behind its work."""
+        key = _key(request)
+        if key in self._ends:
+            self._ends[key] -= self._work(request)
+
+    def closed_up(self, gone: Request, later: Request, place: tuple[float, int]) -> tuple[float, int]:
+        """Where `later` stands, who came after `gone` and was at `place`, now that `gone` is withdrawn: nearer by its work, if that was
+        of the same salt and priority, but before nobody who is served by now."""
+        if not self._fair or _key(gone) != _key(later):
+            return place
+        shift = later.priority * self._ageing
+        start = place[0] - shift
+        return max(start - self._work(gone), min(start, self._now)) + shift, place[1]
+
+    def _start(self, request: Request) -> float:
+        key = _key(request)
+        start = max(self._now, self._ends.get(key, 0.0))
+        if len(self._ends) >= self._most:
+            self._ends = {known: end for known, end in self._ends.items() if end > self._now}
+            self._most = max(_REMEMBERED, 2 * len(self._ends))
+        self._ends[key] = start + self._work(request)
+        return start
+
+    def _work(self, request: Request) -> float:
+        return len(request.prompt) / self._tokens_per_s
+
+
+def _key(request: Request) -> tuple[str, int]:
+    return tenant_of(request.salt), request.priority
+
 
 NOBODY: Ints = np.empty(0, np.int32)
 """No live slots."""
@@ -49,7 +168,7 @@ class Queues:
     events: list[Event] = field(default_factory=list)
     drafts: DraftCounts = field(default_factory=DraftCounts)
     moves: list[Move] = field(default_factory=list)
-    trails: Trails = field(default_factory=Trails)
+    trails: RecentPaths = field(default_factory=RecentPaths)
     tally: Tally = field(default_factory=Tally)
     rungs_left: int = 0
     rungs_skipped: int = 0

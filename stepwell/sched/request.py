@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Literal, NamedTuple, TypeAlias
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 
 MAX_PRIORITY = 1000
 
@@ -78,7 +78,7 @@ class Request:
     read_cache    False: start cold, in every tier
     write_cache   False: leave nothing behind, in any tier
     session       a name for whoever looks at the engine: it decides nothing
-    priority      lower is served sooner, within ±MAX_PRIORITY; see `stepwell.sched.order`
+    priority      lower is served sooner, within ±MAX_PRIORITY; see `stepwell.sched.queues`
     places        positions at which prompts like this one tend to part; a few, each of which costs a rung
     """
 

@@ -1,8 +1,8 @@
 """What callers say about the future: this prompt will be asked for again, until then, or soon.
 
-Hints move values and bytes, never an answer. Pins are the cache's (`stepwell.cache.pinning`); this is the life of hints beside requests:
-when pins end, and orders to prefetch, which hold no live slot and end as soon as nothing of theirs is in flight. What the disk holds of
-a prompt is looked up a few records a turn, as for requests: an order begins when all of that is known, and a pin then covers all of it.
+Hints change what is kept and move bytes, never an answer. `stepwell.cache.evict.pinning` begins and ends pins; this module says when, and
+carries out orders to prefetch. An order holds no live slot and ends as soon as nothing of it is in flight. What the disk holds of a
+prompt is looked up a few records a turn, as for requests: an order begins when all of that is known, and a pin then covers all of it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk.learn import learn_some
+from stepwell.cache.evict.make_room import demote
+from stepwell.cache.evict.pinning import expire, pin, unpin
+from stepwell.cache.evict.pins import Label
 from stepwell.cache.moves import Move, Tier
-from stepwell.cache.pinning import expire, pin, unpin
-from stepwell.cache.pins import Label
-from stepwell.cache.prefetch import Fetch, Status, fetch, resident
-from stepwell.cache.recall import recall_some
-from stepwell.cache.shed import demote
+from stepwell.cache.reuse.prefetch import Fetch, Status, fetch, resident
 from stepwell.cache.tree import Node
 
 MOST_ORDERS = 64
@@ -168,7 +168,7 @@ class Retention:
             return True
         if not self._left:
             return False
-        found = recall_some(self._directory, subject.salt, subject.prompt, now, self._left)
+        found = learn_some(self._directory, subject.salt, subject.prompt, now, self._left)
         self._left = max(0, self._left - max(1, found.records))
         return not found.more
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.pool import TierUse
-from stepwell.cache.tally import Tally
+from stepwell.cache.reuse.outcome import Tally
+from stepwell.cache.slots import TierUse
 
 
 @dataclass(frozen=True, slots=True)

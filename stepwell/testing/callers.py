@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Finished, Request
 from stepwell.testing.laws import require

@@ -18,17 +18,16 @@ import numpy as np
 
 from stepwell.base.clock import VirtualClock
 from stepwell.base.geometry import Ints
-from stepwell.cache.archive import Archive
-from stepwell.cache.budget import Budget
+from stepwell.cache.clear import quarantine
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.disk.archive import Archive, Budget
+from stepwell.cache.disk.persist import persist_rest
+from stepwell.cache.evict.make_room import demote
 from stepwell.cache.moves import LiveState, Move, Tier
-from stepwell.cache.persist import persist_rest
-from stepwell.cache.quarantine import quarantine
-from stepwell.cache.shed import demote
 from stepwell.sched.audit import Auditor
 from stepwell.sched.build import preempt
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.gain import Gain
+from stepwell.sched.drafts import Gain
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Event, Finished, Request, Tokens
 from stepwell.sched.stats import EngineStats

@@ -25,8 +25,8 @@ from stepwell.base.geometry import Ints
 from stepwell.base.units import ceil_div
 from stepwell.cache.check import check
 from stepwell.cache.moves import NATIVE, LiveState, Move, Tier
-from stepwell.cache.plan import Plan
-from stepwell.cache.table import BlockTable
+from stepwell.cache.reuse.plan import Plan
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import Item, Node
 from stepwell.sched.job import Draining, Parked, Running
 from stepwell.sched.loop import EngineLoop

@@ -15,11 +15,11 @@ import numpy as np
 
 from stepwell.base.clock import WallClock
 from stepwell.base.geometry import Geometry, Ints
-from stepwell.cache.archive import Archive
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.disk.archive import Archive
+from stepwell.cache.disk.names import Names
 from stepwell.cache.moves import Tier
-from stepwell.cache.names import Names
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Finished, Request, SamplingParams, Tokens

@@ -13,10 +13,10 @@ import numpy as np
 
 from stepwell.base.errors import StoreError
 from stepwell.cache.config import CacheConfig
+from stepwell.cache.disk.names import Names
 from stepwell.cache.external.ledger import External, What
 from stepwell.cache.external.offer import Answer, Query
 from stepwell.cache.moves import Extent, LiveState, Move, Name, Tier
-from stepwell.cache.names import Names
 from stepwell.sched.loop import EngineLoop
 from stepwell.testing.laws import require
 from stepwell.testing.telltale import Memory, Words

@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.catalogue import Dormant
+from stepwell.cache.disk.archive import Dormant
+from stepwell.cache.disk.names import Names
 from stepwell.cache.moves import Divide, Extent, Forget, Move, Name, Order, Tier, Touch
-from stepwell.cache.names import Names
 from stepwell.testing.telltale import Memory, Words
 
 GONE = -1

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.names import Names
+from stepwell.cache.disk.names import Names
 from stepwell.store.arena import Rows
 from stepwell.store.disk.manifest import Manifest, Row
 from stepwell.store.disk.record import Damaged, Kind, decode, page_sums

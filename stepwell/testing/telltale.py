@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from stepwell.base.errors import StoreError
 from stepwell.base.geometry import Geometry, Ints
+from stepwell.cache.disk.names import root_number
 from stepwell.cache.moves import LiveState, Move, Tier
-from stepwell.cache.names import root_number
 from stepwell.sched.step import LAST_DRAW, Done, Fresh, FromImage, Logits, Step, StepResult, Work
 
 Words = npt.NDArray[np.uint64]

@@ -14,13 +14,14 @@ import numpy as np
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.cache.check import check
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.content import leave_rung, publish
+from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import demote, free_pages
 from stepwell.cache.moves import NATIVE, Report, Tier
-from stepwell.cache.plan import Plan
-from stepwell.cache.shed import demote, landed, secure
-from stepwell.cache.survey import kv_nodes
-from stepwell.cache.table import BlockTable
+from stepwell.cache.publish import leave_rung, publish
+from stepwell.cache.reuse.plan import Plan
+from stepwell.cache.reuse.survey import kv_nodes
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import Item, Node, Rung, RungKind
 
 BLOCK = 4
@@ -107,13 +108,13 @@ def keep(
     end = len(prompt) // block * block if end is None else end
     lease = shelf.lease(shelf.tree.root(salt, now).kv, Tier.DEVICE)
     table = BlockTable(np.empty(0, np.int32))
-    assert secure(shelf, end // block, force=True)
+    assert free_pages(shelf, end // block, force=True)
     shelf.grow(table, end // block)
     publish(shelf, lease, prompt, end, table, now)
     left = []
     for position in rungs:
         count = shelf.config.geometry.image_pages
-        assert secure(shelf, count, force=True)
+        assert free_pages(shelf, count, force=True)
         rung = leave_rung(shelf, lease, position, shelf.pools[Tier.DEVICE].take(count), kind, now)
         left += [rung] if rung is not None else []
     shelf.close(table)
@@ -127,7 +128,7 @@ def copy_down(shelf: Directory, ok: bool = True) -> int:
     count = 0
     while moves := demote(shelf, shelf.config.device_pages):
         for move in moves:
-            assert landed(shelf, Report(move.ticket, ok))
+            assert copy_landed(shelf, Report(move.ticket, ok))
             count += 1
     check(shelf)
     return count

@@ -9,16 +9,15 @@ import pytest
 
 from stepwell.base.errors import StalePlan
 from stepwell.base.geometry import Ints
-from stepwell.cache.admission import Loading, Ready, abandon, commit, reported, settle
 from stepwell.cache.check import check
-from stepwell.cache.content import leave_rung, publish
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.moves import Extent, LiveState, Report, Tier
-from stepwell.cache.outcome import Loss, Reason
-from stepwell.cache.plan import Plan, Wait
-from stepwell.cache.shed import secure
-from stepwell.cache.table import BlockTable
-from stepwell.cache.tally import Tally
+from stepwell.cache.publish import leave_rung, publish
+from stepwell.cache.reuse.admission import Loading, Ready, abandon, commit, reported, settle
+from stepwell.cache.reuse.outcome import Loss, Reason, Tally
+from stepwell.cache.reuse.plan import Plan, Wait
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import RungKind
 from tests.cache.builders import (
     COSTS,
@@ -168,7 +167,7 @@ class TestWorkedExample:
         shelf = example(whole, pages=16)
         pages = device_pages(shelf, PROMPT, 20)
         state = loading(start(shelf))
-        assert not secure(shelf, shelf.config.device_pages, force=True)
+        assert not free_pages(shelf, shelf.config.device_pages, force=True)
         assert rung_at(shelf, PROMPT, 20).image.has(Tier.DEVICE)
         after = end(shelf, state, ("kv", "image"))
         assert after.boundary == 20 and after.table.pages[:5].tolist() == pages
@@ -430,7 +429,7 @@ class TestExactFit:
             table = state.held.table if isinstance(state, Loading) else state.table
             check(shelf, [*private, table.private])
             after = end_with(shelf, state, private)
-            assert secure(shelf, after.table.promised, force=True), "the rest of the prompt was promised"
+            assert free_pages(shelf, after.table.promised, force=True), "the rest of the prompt was promised"
             shelf.grow(after.table, after.table.promised)
             check(shelf, [*private, after.table.private])
         assert "32" in met and ("wait" in met or "0" in met or str(hit) in met)
@@ -453,7 +452,7 @@ class TestExactFit:
     def test_the_prompts_own_pages_may_be_all_there_are(self) -> None:
         shelf = directory(10, 0)
         state = ready(start(shelf))
-        assert secure(shelf, state.table.promised)
+        assert free_pages(shelf, state.table.promised)
         shelf.grow(state.table, state.table.promised)
         assert shelf.pools[Tier.DEVICE].free == 0
         leave(shelf, state)
@@ -464,7 +463,7 @@ class TestExactFit:
             keep(shelf, PROMPT, 20, rungs=(20,))
             state = ready(start(shelf))
             assert state.boundary == 20 and state.image is not None
-            assert secure(shelf, state.table.promised, force=True)
+            assert free_pages(shelf, state.table.promised, force=True)
             shelf.grow(state.table, state.table.promised)
             check(shelf, [state.table.private], 0)
             leave(shelf, state)
@@ -475,7 +474,7 @@ class TestExactFit:
         plan = planned(shelf, PROMPT)
         assert plan.aim.boundary == 0 and plan.aim.shared == 20
         state = ready(commit(shelf, plan, "a", PROMPT, 0, 1.0))
-        assert secure(shelf, state.table.promised, force=True)
+        assert free_pages(shelf, state.table.promised, force=True)
         leave(shelf, state)
 
 

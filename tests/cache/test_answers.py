@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.policy import Answers
 from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Tier
-from stepwell.cache.policy import Answers
 from stepwell.cache.tree import RungKind
 from tests.cache.builders import directory, join, keep, numbers, rung_at
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.cache.budget import Budget
+from stepwell.cache.disk.archive import Budget
 
 
 def test_without_a_rate_anything_goes() -> None:

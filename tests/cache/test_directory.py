@@ -9,10 +9,10 @@ import pytest
 
 from stepwell.cache.check import check
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.life import IllegalTransition
 from stepwell.cache.moves import Tier
-from stepwell.cache.shed import secure
-from stepwell.cache.table import BlockTable
+from stepwell.cache.slots import BlockTable
 from tests.cache.builders import (
     config,
     content,
@@ -64,10 +64,10 @@ class TestLeases:
         lease = shelf.lease(rung.image, Tier.DEVICE)
         with pytest.raises(IllegalTransition, match="HERE with 1 slots and 1 locks cannot become ABSENT"):
             shelf.drop(rung.image, Tier.DEVICE)
-        assert not secure(shelf, 64, force=True)
+        assert not free_pages(shelf, 64, force=True)
         assert rung.image.has(Tier.DEVICE)
         shelf.release(lease)
-        assert secure(shelf, 64, force=True)
+        assert free_pages(shelf, 64, force=True)
         check(shelf, [], 0)
 
     def test_a_lease_survives_splits_and_joins_of_what_it_holds(self) -> None:
@@ -183,7 +183,7 @@ class TestRemoval:
         shelf = directory(host=0, ghosts=0)
         for salt in ("a", "b"):
             keep(shelf, PROMPT, 40, salt=salt)
-        assert secure(shelf, 64, force=True)
+        assert free_pages(shelf, 64, force=True)
         assert not shelf.tree.roots and shelf.items == 0
         check(shelf, [], 0)
 
@@ -213,7 +213,7 @@ class TestGhosts:
         shelf = directory(10, 0)
         for _ in range(200):
             keep(shelf, PROMPT, 40)
-            assert secure(shelf, 10, force=True)
+            assert free_pages(shelf, 10, force=True)
         assert len(shelf.ghosts) <= 2 and shelf.items <= 2
         check(shelf)
 
@@ -236,7 +236,7 @@ class TestMemory:
         for turn in range(100):
             keep(shelf, PROMPT, 20)
             keep(shelf, PROMPT, 40, rungs=(20,) if turn % 2 else ())
-            assert secure(shelf, 64, force=True)
+            assert free_pages(shelf, 64, force=True)
         assert len(shelf.ghosts) <= 3
         check(shelf)
 
@@ -266,14 +266,14 @@ class TestRefusal:
         keep(shelf, PROMPT, 40, rungs=(36,))
         copy_down(shelf)
         assert [where(n.kv) for n in shelf.survey("", PROMPT).path if n.end <= 36] == ["dh"] * 2
-        assert secure(shelf, 64)
+        assert free_pages(shelf, 64)
         assert shelf.survey("", PROMPT).union == 36
 
     def test_content_that_comes_back_after_its_eviction_is_judged_anew(self) -> None:
         shelf = directory()
         keep(shelf, PROMPT, 40)
         copy_down(shelf)
-        assert secure(shelf, 64), "refused: dropped as it is"
+        assert free_pages(shelf, 64), "refused: dropped as it is"
         keep(shelf, PROMPT, 40, rungs=(40,))
         copy_down(shelf)
         assert where(node_ending(shelf, PROMPT, 40).kv) == "dh"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepwell.cache.admission import Ready, commit
-from stepwell.cache.explain import Explanation, Start, explain
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Loss, Reason
+from stepwell.cache.reuse.admission import Ready, commit
+from stepwell.cache.reuse.explain import Explanation, Start, explain
+from stepwell.cache.reuse.outcome import Loss, Reason
 from tests.cache.builders import COSTS, copy_down, directory, forget, hold, join, keep, numbers, planned, state_of
 
 PROMPT = numbers(48)

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from stepwell.cache.clear import quarantine
+from stepwell.cache.copies import copy_landed
+from stepwell.cache.evict.make_room import demote, free_pages
 from stepwell.cache.moves import Report, Tier
-from stepwell.cache.quarantine import quarantine
-from stepwell.cache.shed import demote, landed, secure
 from tests.cache.builders import directory, join, keep, numbers
 
 
@@ -28,10 +29,10 @@ def test_nothing_that_comes_and_goes_keeps_itself_alive() -> None:
         keep(shelf, prompt, rungs=(20, 40), salt=salt, now=float(seed))
         keep(shelf, join(prompt[:12], numbers(20, 1000 + seed)), rungs=(32,), salt=salt, now=float(seed))  # splits
         for move in demote(shelf, 30):
-            landed(shelf, Report(move.ticket, seed % 3 > 0))
+            copy_landed(shelf, Report(move.ticket, seed % 3 > 0))
         if seed % 5 == 0:
             quarantine(shelf, salt, prompt)
-        assert secure(shelf, 50, force=True)
+        assert free_pages(shelf, 50, force=True)
     for tier in (Tier.DEVICE, Tier.HOST):
         while (item := shelf.offers.drops[tier].pop()) is not None:
             shelf.drop(item, tier)

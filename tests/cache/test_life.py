@@ -7,7 +7,9 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.check import check
+from stepwell.cache.copies import begin_copy, copy_landed
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import demote
 from stepwell.cache.life import (
     ABSENT,
     ARRIVING,
@@ -21,7 +23,6 @@ from stepwell.cache.life import (
     Life,
 )
 from stepwell.cache.moves import NATIVE, Report, Tier
-from stepwell.cache.shed import begin, demote, landed
 from stepwell.cache.tree import Item
 from tests.cache.builders import directory, keep, node_ending, numbers, state_of
 
@@ -41,24 +42,24 @@ def lives(item: Item) -> tuple[Life, ...]:
 def test_a_copy_goes_down_and_comes_back() -> None:
     shelf, item = shelf_with_kv()
     assert lives(item) == (HERE, ABSENT, ABSENT)
-    down = begin(shelf, item, Tier.DEVICE, Tier.HOST)
+    down = begin_copy(shelf, item, Tier.DEVICE, Tier.HOST)
     assert lives(item) == (LEAVING, ARRIVING, ABSENT)
     assert shelf.moving[Tier.DEVICE, Tier.HOST] == 10 and shelf.use(Tier.HOST).private == 10
     check(shelf)
-    landed(shelf, Report(down.ticket, True))
+    copy_landed(shelf, Report(down.ticket, True))
     assert lives(item) == (HERE, HERE, ABSENT) and not any(shelf.moving.values())
     shelf.drop(item, Tier.DEVICE)
-    up = begin(shelf, item, Tier.HOST, Tier.DEVICE)
+    up = begin_copy(shelf, item, Tier.HOST, Tier.DEVICE)
     assert lives(item) == (ARRIVING, LEAVING, ABSENT)
     check(shelf)
-    landed(shelf, Report(up.ticket, True))
+    copy_landed(shelf, Report(up.ticket, True))
     assert lives(item) == (HERE, HERE, ABSENT)
     check(shelf)
 
 
 def test_a_copy_down_that_failed_is_not_tried_again_until_the_item_is_worth_more() -> None:
     shelf, item = shelf_with_kv()
-    landed(shelf, Report(begin(shelf, item, Tier.DEVICE, Tier.HOST).ticket, False))
+    copy_landed(shelf, Report(begin_copy(shelf, item, Tier.DEVICE, Tier.HOST).ticket, False))
     assert lives(item) == (HERE, REFUSED, ABSENT) and (item.standing, item.size(Tier.DEVICE)) == (FREE, 10)
     assert [move.what for move in demote(shelf, 64)] == ["image"]
     shelf.reconsider(item)
@@ -67,10 +68,10 @@ def test_a_copy_down_that_failed_is_not_tried_again_until_the_item_is_worth_more
 
 def test_a_copy_up_that_failed_condemns_what_it_read() -> None:
     shelf, item = shelf_with_kv()
-    landed(shelf, Report(begin(shelf, item, Tier.DEVICE, Tier.HOST).ticket, True))
+    copy_landed(shelf, Report(begin_copy(shelf, item, Tier.DEVICE, Tier.HOST).ticket, True))
     reader = shelf.lease(item, Tier.HOST)
     shelf.drop(item, Tier.DEVICE)
-    landed(shelf, Report(begin(shelf, item, Tier.HOST, Tier.DEVICE).ticket, False))
+    copy_landed(shelf, Report(begin_copy(shelf, item, Tier.HOST, Tier.DEVICE).ticket, False))
     assert lives(item) == (ABSENT, CONDEMNED, ABSENT) and item.best() is None
     check(shelf)
     shelf.release(reader)
@@ -80,10 +81,10 @@ def test_a_copy_up_that_failed_condemns_what_it_read() -> None:
 
 def test_what_a_condemned_copy_was_being_copied_to_comes_to_nothing() -> None:
     shelf, item = shelf_with_kv()
-    move = begin(shelf, item, Tier.DEVICE, Tier.HOST)
+    move = begin_copy(shelf, item, Tier.DEVICE, Tier.HOST)
     shelf.condemn(item, Tier.DEVICE)
     assert lives(item) == (CONDEMNED, ARRIVING, ABSENT)
-    landed(shelf, Report(move.ticket, True))
+    copy_landed(shelf, Report(move.ticket, True))
     assert not any(item.has(tier) or item.at[tier] is not None for tier in NATIVE)
     check(shelf)
 
@@ -92,7 +93,7 @@ def test_a_condemned_copy_below_keeps_the_one_above_until_it_can_be_copied_anew(
     """While an earlier load reads the slots of the copy that failed, the device's copy is the only good one: not one to be dropped for
     nothing."""
     shelf, item = shelf_with_kv()
-    landed(shelf, Report(begin(shelf, item, Tier.DEVICE, Tier.HOST).ticket, True))
+    copy_landed(shelf, Report(begin_copy(shelf, item, Tier.DEVICE, Tier.HOST).ticket, True))
     reader = shelf.lease(item, Tier.HOST)
     shelf.condemn(item, Tier.HOST)
     assert item.standing is not FREE and [move.what for move in demote(shelf, 64)] == ["image"]

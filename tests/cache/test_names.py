@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.names import Names
+from stepwell.cache.disk.names import Names
 
 NAMES = Names(b"k" * 32, 8)
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import pytest
 
 from stepwell.base.geometry import Ints
-from stepwell.cache import persist
-from stepwell.cache.archive import Archive
-from stepwell.cache.backlog import Backlog
-from stepwell.cache.budget import Budget
 from stepwell.cache.check import check
 from stepwell.cache.config import Costs
+from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk import persist
+from stepwell.cache.disk.archive import Archive, Backlog, Budget
+from stepwell.cache.disk.names import Names
+from stepwell.cache.disk.persist import persist_ahead, persist_rest
+from stepwell.cache.evict.ranking import Offers
 from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Divide, Forget, Move, Report, Tier, Touch
-from stepwell.cache.names import Names
-from stepwell.cache.persist import persist_ahead, persist_rest
-from stepwell.cache.ranking import Offers
-from stepwell.cache.shed import landed
 from stepwell.cache.tree import OLD, Item, Node, Root, RungKind, Tree
 from tests.cache.builders import config, copy_down, forget, join, keep, node_ending, numbers, planned, rung_at
 
@@ -39,7 +37,7 @@ def moves(directory: Directory) -> list[Move]:
 
 def land(directory: Directory, written: list[Move], ok: bool = True) -> None:
     for move in written:
-        assert landed(directory, Report(move.ticket, ok))
+        assert copy_landed(directory, Report(move.ticket, ok))
     check(directory)
 
 
@@ -232,7 +230,7 @@ class TestRoom:
 
     def test_one_turn_looks_at_so_many_items_and_no_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """None of them is worth it: there is no write to end the turn."""
-        monkeypatch.setattr("stepwell.cache.persist.AT_ONCE", 4)
+        monkeypatch.setattr("stepwell.cache.disk.persist.AT_ONCE", 4)
         directory = shelf()
         for seed in range(6):
             (rung,) = keep(directory, numbers(16, seed), 16, rungs=(16,), now=float(seed))
@@ -318,7 +316,7 @@ class TestIdle:
             patch.setattr(Tree, "nodes", lambda self: pytest.fail("the tree was walked"))
             while persist_rest(directory, DEAR, 0.0):
                 for move in moves(directory):
-                    assert landed(directory, Report(move.ticket, True))
+                    assert copy_landed(directory, Report(move.ticket, True))
         assert on_disk(directory, PROMPT) == [16, 40]
 
     def test_what_has_been_looked_at_is_not_looked_at_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +330,7 @@ class TestIdle:
         monkeypatch.setattr(Offers, "unsaved", lambda self, item: looks.append(item) or real(self, item))
         while persist_rest(directory, DEAR, 0.0):
             for move in moves(directory):
-                assert landed(directory, Report(move.ticket, True))
+                assert copy_landed(directory, Report(move.ticket, True))
         assert on_disk(directory, numbers(44, 1000)) == [40] and len(looks) < 20
 
     def test_long_prompts_share_several_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:

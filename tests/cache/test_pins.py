@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from stepwell.base.errors import ConfigError
-from stepwell.cache import pinning, pins
 from stepwell.cache.check import check
+from stepwell.cache.clear import reset
 from stepwell.cache.config import CacheConfig
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict import pinning, pins
+from stepwell.cache.evict.make_room import free_pages
+from stepwell.cache.evict.pins import Label
 from stepwell.cache.moves import Tier
-from stepwell.cache.pins import Label
-from stepwell.cache.reset import reset
-from stepwell.cache.shed import secure
 from stepwell.replay.eviction import POLICIES
 from tests.cache.builders import config, copy_down, directory, forget, join, keep, node_ending, numbers
 
@@ -36,7 +36,7 @@ def test_what_is_pinned_goes_last_under_every_policy(policy: str) -> None:
     keep(shelf, PROMPT, 40, rungs=(40,), now=1.0)
     keep(shelf, OTHER, 40, rungs=(40,), now=9.0)
     assert pinned(shelf) == 40
-    assert secure(shelf, 11, force=True)
+    assert free_pages(shelf, 11, force=True)
     assert shelf.survey("", join(PROMPT, [1])).hit is not None and shelf.survey("", OTHER).device < 40
     check(shelf)
 
@@ -45,7 +45,7 @@ def test_nothing_is_refused_for_what_is_pinned() -> None:
     shelf = directory(pages=22, host=0)
     keep(shelf, PROMPT, 40, rungs=(40,))
     assert pinned(shelf) == 40
-    assert secure(shelf, 22, force=True)
+    assert free_pages(shelf, 22, force=True)
     assert not shelf.pins.known and shelf.pins.pages == 0
     check(shelf, [], 0)
 

@@ -7,8 +7,8 @@ import pytest
 from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Loss, Reason
-from stepwell.cache.plan import Plan, Source, Wait, losses, pinned_images, pinned_kv
+from stepwell.cache.reuse.outcome import Loss, Reason
+from stepwell.cache.reuse.plan import Plan, Source, Wait, losses, pinned_images, pinned_kv
 from tests.cache.builders import (
     BLOCK,
     COSTS,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from stepwell.base.errors import ConfigError
-from stepwell.cache.content import touch
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.policy import Branches, Regret
 from stepwell.cache.moves import Tier
-from stepwell.cache.policy import Branches, Regret
+from stepwell.cache.publish import touch
 from stepwell.replay.eviction import DEFAULT, POLICIES, SAID, policy_named
 from tests.cache.builders import config, join, keep, node_ending, numbers, rung_at
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepwell.cache.pool import Pool
+from stepwell.cache.slots import Pool
 
 
 def test_a_new_pool_gives_slots_in_order() -> None:

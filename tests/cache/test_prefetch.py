@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from stepwell.cache.check import check
+from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.moves import Report, Tier
-from stepwell.cache.prefetch import Fetch, Status, fetch, resident
-from stepwell.cache.shed import landed, secure
-from stepwell.cache.table import BlockTable
+from stepwell.cache.reuse.prefetch import Fetch, Status, fetch, resident
+from stepwell.cache.slots import BlockTable
 from tests.cache.builders import copy_down, directory, forget, hold, join, keep, node_ending, numbers, rung_at
 
 PROMPT = numbers(40)
@@ -42,7 +43,7 @@ def land(
 ) -> None:
     others = [table.private] if table else []
     for index, move in sorted(enumerate(begun.moves), key=lambda one: one[0], reverse=reverse):
-        assert landed(shelf, Report(move.ticket, index not in failing))
+        assert copy_landed(shelf, Report(move.ticket, index not in failing))
         check(shelf, others)
     if begun.hold is not None:
         shelf.release(begun.hold)
@@ -111,7 +112,7 @@ def test_what_it_stands_on_is_held_meanwhile() -> None:
     forget(shelf, PROMPT, Tier.DEVICE, 20, (40,))
     begun = begin(shelf)
     assert begun.tokens == 40
-    secure(shelf, shelf.pools[Tier.DEVICE].total, force=True)
+    free_pages(shelf, shelf.pools[Tier.DEVICE].total, force=True)
     assert shelf.survey("", PROMPT).device == 20
     land(shelf, begun)
     assert shelf.survey("", PROMPT).device == 40

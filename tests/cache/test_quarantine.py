@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.archive import Archive
 from stepwell.cache.check import check
+from stepwell.cache.clear import quarantine
+from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk.archive import Archive
+from stepwell.cache.disk.learn import learn_from_disk
+from stepwell.cache.disk.names import Names
+from stepwell.cache.disk.persist import persist_rest
 from stepwell.cache.moves import Forget, Move, Report, Tier
-from stepwell.cache.names import Names
-from stepwell.cache.persist import persist_rest
-from stepwell.cache.quarantine import quarantine
-from stepwell.cache.recall import recall
-from stepwell.cache.shed import landed
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.testing.harness import Harness
@@ -39,7 +39,7 @@ def test_a_branch_that_an_earlier_process_left_goes_too() -> None:
     serve(harness, "prompt", PROMPT)
     serve(harness, "fork", FORK)
     harness.restart()
-    recall(harness.loop.directory, "", PROMPT, 1.0)
+    learn_from_disk(harness.loop.directory, "", PROMPT, 1.0)
     harness.step()
     assert quarantine(harness.loop.directory, "", PROMPT) > 0
     harness.step()
@@ -53,7 +53,7 @@ def test_the_disk_forgets_at_once_what_is_condemned_while_it_is_read() -> None:
     keep(shelf, PROMPT[:48], 40, rungs=(40,))
     while persist_rest(shelf, DEAR, 0.0):
         for task in shelf.archive.send():
-            assert isinstance(task, Move) and landed(shelf, Report(task.ticket, True))
+            assert isinstance(task, Move) and copy_landed(shelf, Report(task.ticket, True))
     kv = node_ending(shelf, PROMPT, 40).kv
     lease, slots = shelf.lease(kv, Tier.DISK), kv.at[Tier.DISK]
     assert slots is not None and quarantine(shelf, "", PROMPT) > 0

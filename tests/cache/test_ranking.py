@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from stepwell.cache.content import pass_by, touch
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.policy import LadderPolicy
+from stepwell.cache.evict.ranking import Ranking, exposed
 from stepwell.cache.moves import Tier
 from stepwell.cache.placement import answer_rungs, overtaken
-from stepwell.cache.policy import Ladder
-from stepwell.cache.ranking import Ranking, exposed
+from stepwell.cache.publish import pass_by, touch
 from stepwell.cache.tree import Item, RungKind
 from tests.cache.builders import copy_down, directory, forget, join, keep, node_ending, numbers, rung_at
 
 PROMPT = numbers(60)
-value = Ladder().value
+value = LadderPolicy().value
 
 
 def order(shelf: Directory, tier: Tier = Tier.DEVICE) -> list[str]:
@@ -281,7 +281,7 @@ class TestWeighedAge:
 
 class TestRanking:
     def ranking(self, shelf: Directory, alive: set[int]) -> Ranking:
-        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, Ladder(), shelf.offers.latest)
+        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, LadderPolicy(), shelf.offers.latest)
 
     def items(self, shelf: Directory, count: int) -> list[Item]:
         for seed in range(count):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepwell.cache.check import check
+from stepwell.cache.clear import reset
 from stepwell.cache.moves import Tier
-from stepwell.cache.reset import reset
 from tests.cache.builders import copy_down, directory, join, keep, node_ending, numbers
 
 PROMPT = numbers(40)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell.cache.archive import Archive, NoCatalogue
-from stepwell.cache.budget import Budget
 from stepwell.cache.check import check
 from stepwell.cache.config import Costs
+from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk.archive import Archive, Budget, NoCatalogue
+from stepwell.cache.evict.make_room import copy_ahead, free_pages, make_room
 from stepwell.cache.moves import Report, Tier, moves_of
-from stepwell.cache.room import copy_ahead, make_room
-from stepwell.cache.shed import landed, secure
 from tests.cache.builders import COSTS, config, content, copy_down, directory, forget, keep, numbers, planned
 from tests.cache.test_persist import DEAR, NAMES
 
@@ -23,7 +22,7 @@ class TestAhead:
         for seed in range(10):
             keep(shelf, numbers(20, seed), rungs=(20,), now=float(seed))
         for move in copy_ahead(shelf, COSTS, 0.0):
-            landed(shelf, Report(move.ticket, True))
+            copy_landed(shelf, Report(move.ticket, True))
         use = shelf.use(Tier.DEVICE)
         assert use.free + use.clean >= int(64 * share)
         assert copy_ahead(shelf, COSTS, 0.0) == []
@@ -44,7 +43,7 @@ class TestAhead:
         rounds = 0
         while moves := copy_ahead(shelf, COSTS, 0.0):
             for move in moves:
-                landed(shelf, Report(move.ticket, True))
+                copy_landed(shelf, Report(move.ticket, True))
             check(shelf, [], 0)
             rounds += 1
             assert rounds < 20
@@ -92,7 +91,7 @@ class Compacting(NoCatalogue):
 
 def land_all(shelf: Directory, ok: bool = True) -> None:
     for ticket in list(shelf.in_flight):
-        assert landed(shelf, Report(ticket, ok))
+        assert copy_landed(shelf, Report(ticket, ok))
     check(shelf)
 
 
@@ -118,7 +117,7 @@ class TestWithADisk:
         assert first.coming and not first.moves and shelf.coming(Tier.HOST) > 0
         assert {move.target.tier for move in moves_of(shelf.archive.send())} == {Tier.DISK}  # type: ignore[union-attr]
         turns = 0
-        while not secure(shelf, 22):
+        while not free_pages(shelf, 22):
             assert make_room(shelf, 22, DEAR, 9.0).coming
             land_all(shelf)
             turns += 1
@@ -154,7 +153,7 @@ class TestWithADisk:
         shelf = three(22)
         full(shelf, 2)
         turns = 0
-        while not secure(shelf, 22):
+        while not free_pages(shelf, 22):
             assert make_room(shelf, 22, DEAR, 9.0).coming
             land_all(shelf, ok=False)
             turns += 1

@@ -7,14 +7,15 @@ from random import Random
 
 import pytest
 
-from stepwell.cache import pinning, room, shed
-from stepwell.cache.archive import Archive
 from stepwell.cache.check import check
 from stepwell.cache.config import Costs
+from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk.archive import Archive
+from stepwell.cache.evict import make_room as room
+from stepwell.cache.evict import pinning
+from stepwell.cache.evict.make_room import IDLE_PARTS, copy_ahead, copy_idle, free_pages
 from stepwell.cache.moves import Move, Report, Tier
-from stepwell.cache.room import IDLE_PARTS, copy_ahead, copy_idle
-from stepwell.cache.shed import landed, secure
 from stepwell.cache.tree import Item
 from tests.cache.builders import COSTS, config, content, copy_down, forget, keep, node_ending, numbers, rung_at, where
 from tests.cache.test_persist import DEAR, NAMES
@@ -26,7 +27,7 @@ def idle(shelf: Directory, costs: Costs = COSTS) -> list[list[Move]]:
     while moves := copy_idle(shelf, costs).moves:
         turns.append(moves)
         for move in moves:
-            assert landed(shelf, Report(move.ticket, True))
+            assert copy_landed(shelf, Report(move.ticket, True))
         check(shelf, [], 0)
     return turns
 
@@ -57,7 +58,7 @@ class TestPieces:
         shelf = filled(Directory(config(64, 64, clean=0.0)), 10)
         idle(shelf)
         assert {where(item) for item in items(shelf) if item.node.parent} == {"dh"}
-        assert shelf.use(Tier.DEVICE).clean == 60 and secure(shelf, 64)
+        assert shelf.use(Tier.DEVICE).clean == 60 and free_pages(shelf, 64)
 
     def test_the_least_valuable_goes_first(self) -> None:
         shelf = filled(Directory(config(64, 64, clean=0.0)), 10)
@@ -73,7 +74,7 @@ class TestPieces:
         moves = copy_idle(shelf, COSTS).moves
         assert 64 // IDLE_PARTS <= pages(moves) < 64 // IDLE_PARTS + 5
         assert not copy_idle(shelf, COSTS).moves, "this one has not landed"
-        landed(shelf, Report(moves[0].ticket, True))
+        copy_landed(shelf, Report(moves[0].ticket, True))
         assert 0 < pages(copy_idle(shelf, COSTS).moves) <= pages(moves[:1]) + 5
 
     def test_a_slow_link_makes_it_smaller(self) -> None:
@@ -86,7 +87,7 @@ class TestPieces:
         turns = 0
         while moves := copy_idle(shelf, COSTS).moves:
             for move in moves:
-                landed(shelf, Report(move.ticket, False))
+                copy_landed(shelf, Report(move.ticket, False))
             turns += 1
             assert turns < 30
         assert shelf.use(Tier.HOST).cached == 0
@@ -113,7 +114,7 @@ class TestPrice:
         shelf = filled(Directory(config(64, 40, disk=256, clean=0.25), Archive(NAMES)), 10)
         while moves := copy_ahead(shelf, DEAR, 0.0):
             for move in moves:
-                landed(shelf, Report(move.ticket, True))
+                copy_landed(shelf, Report(move.ticket, True))
         idle(shelf)
         assert 10 <= shelf.pools[Tier.HOST].free < 16
         copy_ahead(shelf, DEAR, 0.0)
@@ -125,12 +126,12 @@ class TestPrice:
         idle(shelf)
         assert {where(item) for item in items(shelf) if item.node.parent and not item.pins} == {"dh"}
         assert {where(item) for item in items(shelf) if item.pins} == {"d"}
-        assert secure(shelf, 58) and shelf.survey("", numbers(21, 0)).device == 20
+        assert free_pages(shelf, 58) and shelf.survey("", numbers(21, 0)).device == 20
 
     def test_what_would_take_the_place_of_something_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The same with a planted bug: any price is paid."""
-        real = shed._room_in_host
-        monkeypatch.setattr(shed, "_room_in_host", lambda shelf, item, price: real(shelf, item, shed.Price.ANY))
+        real = room._room_in_host
+        monkeypatch.setattr(room, "_room_in_host", lambda shelf, item, price: real(shelf, item, room.Price.ANY))
         with pytest.raises(AssertionError):
             self.test_nothing_in_host_goes_for_it(30)
 
@@ -153,15 +154,15 @@ class TestNothingIsKeptTwiceUnderPressure:
         for seed in range(first + then):
             if seed == first:
                 idle(shelf)
-            while not secure(shelf, 6):
+            while not free_pages(shelf, 6):
                 made = room.make_room(shelf, 6, COSTS, 0.0)
                 for move in made.moves:
-                    landed(shelf, Report(move.ticket, True))
+                    copy_landed(shelf, Report(move.ticket, True))
                 if not made.moves:
-                    assert secure(shelf, 6, force=True)
+                    assert free_pages(shelf, 6, force=True)
             keep(shelf, numbers(20, seed), rungs=(20,), now=float(seed))
             for move in copy_ahead(shelf, COSTS, 0.0):
-                landed(shelf, Report(move.ticket, True))
+                copy_landed(shelf, Report(move.ticket, True))
         check(shelf, [], 0)
         return found(shelf, first + then)
 
@@ -174,8 +175,8 @@ class TestNothingIsKeptTwiceUnderPressure:
         kv, image = node_ending(shelf, numbers(20, 50), 20).kv, rung_at(shelf, numbers(20, 50), 20).image
         for copied in (image, kv):
             (move,) = copy_ahead(shelf, COSTS, 0.0)
-            landed(shelf, Report(move.ticket, True))
+            copy_landed(shelf, Report(move.ticket, True))
             assert where(copied) == "dh"
             assert not copy_ahead(shelf, COSTS, 0.0), "the next to go is clean now"
-            assert secure(shelf, shelf.pools[Tier.DEVICE].free + 1) and where(copied) == "h"
+            assert free_pages(shelf, shelf.pools[Tier.DEVICE].free + 1) and where(copied) == "h"
         assert all(where(node_ending(shelf, numbers(20, seed), 20).kv) == "dh" for seed in range(9))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.survey import gather, kv_nodes, survey
+from stepwell.cache.reuse.survey import gather, kv_nodes, survey
 from tests.cache.builders import copy_down, device_pages, directory, forget, join, keep, node_ending, numbers
 
 PROMPT = numbers(60)

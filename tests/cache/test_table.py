@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepwell.cache.table import BlockTable
+from stepwell.cache.slots import BlockTable
 
 
 def pages(*numbers: int) -> np.ndarray:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
-from stepwell.cache.tally import Tally
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason, Tally
 
 LOADED = AdmissionOutcome("a", 40, 20, 12, 0, 8, 32, 20, Tier.HOST, Reason.COMPLETE, ((Loss.NEW, 8),), None, True)
 KEPT = AdmissionOutcome("b", 40, 20, 0, 0, 20, 20, 20, Tier.DEVICE, Reason.NO_ROOM, ((Loss.NO_ROOM, 12), (Loss.NEW, 8)))

@@ -9,12 +9,12 @@ import pytest
 
 from stepwell.cache.check import check
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk.names import tenant_of
+from stepwell.cache.evict.make_room import free_pages
+from stepwell.cache.evict.policy import LadderPolicy
+from stepwell.cache.evict.ranking import Latest
+from stepwell.cache.evict.tenants import FairRanking, Tenants
 from stepwell.cache.moves import Tier
-from stepwell.cache.names import tenant_of
-from stepwell.cache.policy import Ladder
-from stepwell.cache.ranking import Latest
-from stepwell.cache.shed import secure
-from stepwell.cache.tenants import FairRanking, Tenants
 from stepwell.cache.tree import Tree
 from tests.cache.builders import config, copy_down, keep, numbers
 
@@ -25,7 +25,7 @@ EACH = 11
 def flood(shelf: Directory, salt: str, count: int, first: int, now: float) -> None:
     """`count` prompts that nobody repeats, each in whatever room can be made for it."""
     for number in range(first, first + count):
-        assert secure(shelf, EACH, force=True)
+        assert free_pages(shelf, EACH, force=True)
         keep(shelf, numbers(40, number), 40, rungs=(40,), salt=salt, now=now + number)
         check(shelf)
 
@@ -107,13 +107,13 @@ def test_counts_and_candidates_hold_whatever_happens(share: float) -> None:
     shelf = Directory(replace(config(pages=6 * EACH, host=9 * EACH), tenant_share=share))
     for turn in range(300):
         head, tail = numbers(20, int(rng.integers(3))), numbers(20, 50 + int(rng.integers(9)))
-        assert secure(shelf, EACH + 3, force=True)
+        assert free_pages(shelf, EACH + 3, force=True)
         keep(shelf, np.concatenate([head, tail]), 40, rungs=(20, 40), salt=f"{rng.integers(5)}:x", now=float(turn))
         if rng.random() < 0.5:
             copy_down(shelf)
         check(shelf)
     while shelf.room().free < 6 * EACH:
-        assert secure(shelf, 6 * EACH, force=True)
+        assert free_pages(shelf, 6 * EACH, force=True)
     check(shelf)
     assert shelf.tenants is not None and not shelf.tenants.held[Tier.DEVICE]
 
@@ -132,7 +132,7 @@ def test_a_tenant_whose_candidates_have_gone_is_forgotten() -> None:
     tree, live = Tree(4), set()
     tenants = Tenants({Tier.HOST: 100}, 0.5)
     order = FairRanking(
-        Tier.HOST, lambda item: item in live, Ladder(), Latest(), lambda item: False, lambda: None, tenants
+        Tier.HOST, lambda item: item in live, LadderPolicy(), Latest(), lambda item: False, lambda: None, tenants
     )
     for number in range(100):
         item = tree.attach(tree.root(f"t{number}", 0.0), numbers(4), float(number)).kv

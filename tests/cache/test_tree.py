@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from stepwell.cache.disk.names import root_number
 from stepwell.cache.life import ABSENT, CONDEMNED, HERE, REFUSED, Life, Pending
 from stepwell.cache.moves import Tier
-from stepwell.cache.names import root_number
 from stepwell.cache.tree import Item, Rung, RungKind, Tree
 from tests.cache.builders import join, numbers
 

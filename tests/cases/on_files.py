@@ -18,10 +18,10 @@ import numpy as np
 
 from stepwell.base.clock import WallClock
 from stepwell.base.geometry import Ints
-from stepwell.cache.archive import Archive
+from stepwell.cache.disk.archive import Archive
+from stepwell.cache.disk.names import Names
 from stepwell.cache.moves import Tier
-from stepwell.cache.names import Names
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Finished, Request, SamplingParams, Tokens
@@ -89,7 +89,7 @@ class OnFiles:
     def ask(self, prompt: Ints, max_tokens: int = 2, salt: str = "") -> AdmissionOutcome:
         """Serve one prompt, and wait until what it left has been written."""
         said, outcome = self.say(prompt, max_tokens, salt)
-        assert said == telltale.answer(prompt, max_tokens, VOCAB, salt), f"{outcome.explain()}: not the cold answer"
+        assert said == telltale.answer(prompt, max_tokens, VOCAB, salt), f"{outcome.in_one_line()}: not the cold answer"
         return outcome
 
     def say(self, prompt: Ints, max_tokens: int = 2, salt: str = "") -> tuple[list[int], AdmissionOutcome]:

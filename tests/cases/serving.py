@@ -10,7 +10,7 @@ from stepwell.base.clock import VirtualClock
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Admitted, Finished, Request, SamplingParams, Tokens

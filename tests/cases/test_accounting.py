@@ -7,8 +7,7 @@ import random
 import pytest
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Loss, Reason
-from stepwell.cache.tally import Tally
+from stepwell.cache.reuse.outcome import Loss, Reason, Tally
 from stepwell.testing.faults import LIVE, FaultPlan, Where
 from stepwell.testing.harness import Harness
 from tests.cache.builders import forget, join, numbers

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.content import publish
+from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.leases import Lease
 from stepwell.cache.life import ABSENT
 from stepwell.cache.moves import Tier
-from stepwell.cache.plan import Plan
-from stepwell.cache.shed import secure
-from stepwell.cache.table import BlockTable
+from stepwell.cache.publish import publish
+from stepwell.cache.reuse.plan import Plan
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import Node
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.retention import Subject
@@ -77,7 +77,7 @@ def computed_elsewhere(harness: Harness, tokens: Ints) -> Lease:
     directory, memory = harness.loop.directory, harness.memory
     blocks = len(tokens) // 4
     table = BlockTable(np.empty(0, np.int32))
-    assert secure(directory, blocks, force=True)
+    assert free_pages(directory, blocks, force=True)
     directory.grow(table, blocks)
     memory.arenas[Tier.DEVICE][table.pages] = telltale.content(tokens[: 4 * blocks])[1].reshape(blocks, -1)
     lease = directory.lease(directory.tree.root("", 0.0).kv, Tier.DEVICE)

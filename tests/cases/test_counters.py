@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.base.clock import WallClock
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Reason
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.engine.messages import Batch, Stats, decode_answer, encode
 from stepwell.engine.stats import stats_message
 from stepwell.sched.config import SchedConfig

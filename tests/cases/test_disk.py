@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Move, Tier
-from stepwell.cache.outcome import Reason
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.testing.faults import Fate, FaultPlan, Where
 from stepwell.testing.harness import Harness
 from tests.cache.builders import join, numbers

@@ -15,7 +15,7 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Reason
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.store.disk.record import Kind, Layout
 from tests.cache.builders import join, numbers
 from tests.cases.on_files import OnFiles, stems

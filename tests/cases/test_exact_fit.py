@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Reason
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.testing.harness import Harness
 from tests.cache.builders import forget, join, numbers
 from tests.cases.serving import ask, copy_down, engine, outcome, rules, served, submit

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.plan import Plan
+from stepwell.cache.reuse.plan import Plan
 from stepwell.replay.eviction import POLICIES
 from stepwell.testing.harness import Harness
 from tests.amounts import long

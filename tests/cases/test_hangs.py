@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Reason
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.sched.job import Parked
 from stepwell.testing.faults import LIVE, Where
 from tests.amounts import long

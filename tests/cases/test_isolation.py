@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.geometry import Ints
-from stepwell.cache import names
+from stepwell.cache.disk import names
 from stepwell.cache.moves import Tier
 from stepwell.testing.harness import Harness
 from stepwell.testing.laws import LawBroken

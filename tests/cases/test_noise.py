@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.testing.faults import FaultPlan, Where
 from stepwell.testing.harness import Harness
 from tests.cache.builders import numbers

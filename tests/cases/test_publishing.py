@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Reason
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.testing.faults import FaultPlan, Where
 from stepwell.testing.harness import Harness
 from stepwell.testing.laws import LawBroken
@@ -155,7 +155,7 @@ def test_whichever_pieces_of_a_load_fail_the_start_is_the_hit(
     bad: tuple[int, ...], backwards: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long KV leg goes in pieces, then the state: any of them may fail, and they may end in any order."""
-    monkeypatch.setattr("stepwell.cache.admission.COPY_PAGES", dict.fromkeys(Tier, 1))
+    monkeypatch.setattr("stepwell.cache.reuse.admission.COPY_PAGES", dict.fromkeys(Tier, 1))
     rig = example()
     rig.submit("a", PROMPT)
     rig.step()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.engine.build import build_engine
 from stepwell.engine.config import EngineConfig, engine_config
 from stepwell.engine.llm import Completion, LocalEngine

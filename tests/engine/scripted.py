@@ -11,13 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from stepwell.base.errors import CapacityError, RequestError
-from stepwell.cache.explain import Explanation
-from stepwell.cache.ladder import Ladder
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
-from stepwell.cache.pool import TierUse
-from stepwell.cache.prefetch import Status
-from stepwell.cache.tally import Tally
+from stepwell.cache.reuse.explain import Explanation, Ladder
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason, Tally
+from stepwell.cache.reuse.prefetch import Status
+from stepwell.cache.slots import TierUse
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Admitted, Event, Finished, Loads, Request, Tokens

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.base.shapes import ModelShape  # noqa: E402
+from stepwell.cache.evict.make_room import demote  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
-from stepwell.cache.shed import demote  # noqa: E402
 from stepwell.engine.disk_tier import identity, layout_of  # noqa: E402
 from stepwell.model.config import HybridConfig  # noqa: E402
 from stepwell.store.device import Precision  # noqa: E402

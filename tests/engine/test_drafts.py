@@ -17,7 +17,7 @@ from stepwell.engine import torch_runner  # noqa: E402
 from stepwell.engine.llm import LLM  # noqa: E402
 from stepwell.model.config import HybridConfig  # noqa: E402
 from stepwell.model.loading import load_decoder  # noqa: E402
-from stepwell.sched.gain import Always  # noqa: E402
+from stepwell.sched.drafts import Always  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
 from stepwell.sched.step import Cut, FromImage, Step  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402

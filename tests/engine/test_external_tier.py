@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
-from stepwell.cache.outcome import Reason  # noqa: E402
+from stepwell.cache.reuse.outcome import Reason  # noqa: E402
 from stepwell.store.external import lmcache  # noqa: E402
 from stepwell.store.external.backend import DictBackend  # noqa: E402
 from tests.engine.disk import Engine, forget, small_config, small_model  # noqa: E402

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepwell.cache.prefetch import Status
+from stepwell.cache.reuse.prefetch import Status
 from stepwell.engine import messages
 from stepwell.engine.hints import fetched, take_hint
 from stepwell.engine.llm import LLM

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from stepwell.base.errors import CapacityError, RequestError
-from stepwell.cache.explain import Explanation, Start
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.reuse.explain import Explanation, Start
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.sched.outlook import Outlook

@@ -10,9 +10,8 @@ import pytest
 
 from stepwell.base.clock import VirtualClock
 from stepwell.base.errors import RequestError
-from stepwell.cache.archive import Archive
-from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.disk.archive import Archive, Budget
 from stepwell.cache.moves import Tier
 from stepwell.engine.owned import OwnedLoop
 from stepwell.sched.config import SchedConfig

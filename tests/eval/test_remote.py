@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.cli import app
 from stepwell.eval.remote import answer_of, failed_of
 from stepwell.server.observe.metrics import Metrics

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.cache import content, life, quarantine, shed
+from stepwell.cache import clear, copies, life, publish
 from stepwell.sched import admit, finish
 from stepwell.testing import telltale
 from tests.laws.bugs import bug
@@ -14,13 +14,13 @@ from tests.laws.bugs import bug
 
 @bug(11, corrupt=20)
 def what_is_condemned_stays_where_prompts_lead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(quarantine, "_expel", lambda directory, top: None)
+    patch.setattr(clear, "_expel", lambda directory, top: None)
 
 
 @bug(11, corrupt=20)
 def only_the_audited_prompt_is_condemned(patch: pytest.MonkeyPatch) -> None:
     """Branches of the same beginning, which have read the same bytes, go back to where prompts lead."""
-    real = quarantine._expel
+    real = clear._expel
 
     def narrow(directory: Any, top: Any) -> None:
         root = top.parent
@@ -28,7 +28,7 @@ def only_the_audited_prompt_is_condemned(patch: pytest.MonkeyPatch) -> None:
         if top.parent in directory.tree.condemned and any(node.children for node in [top]):
             directory.tree.roots.setdefault(root.salt, root).children[directory.tree.head(top)] = top
 
-    patch.setattr(quarantine, "_expel", narrow)
+    patch.setattr(clear, "_expel", narrow)
 
 
 @bug(0, 2, 3, 11, corrupt=20, seed=2)
@@ -38,7 +38,7 @@ def a_load_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
 
 @bug(5, corrupt=20)
 def what_is_computed_from_condemned_bytes_counts(patch: pytest.MonkeyPatch) -> None:
-    real = content.publish
+    real = publish.publish
 
     def trusting(directory: Any, *rest: Any, **more: Any) -> None:
         condemned, directory.tree.condemned = directory.tree.condemned, {}
@@ -50,7 +50,7 @@ def what_is_computed_from_condemned_bytes_counts(patch: pytest.MonkeyPatch) -> N
 
 @bug(0, 5, corrupt=20, seed=11)
 def a_copy_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
-    real = shed.landed
+    real = copies.copy_landed
 
     def trusting(directory: Any, report: Any) -> bool:
         flight = directory.in_flight.get(report.ticket)
@@ -58,7 +58,7 @@ def a_copy_of_what_is_condemned_counts(patch: pytest.MonkeyPatch) -> None:
             item.life[item.pending.source] = life.LEAVING
         return real(directory, report)
 
-    patch.setattr(admit, "landed", trusting)
+    patch.setattr(admit, "copy_landed", trusting)
 
 
 @bug(2, 3, 10, corrupt=20, seed=21)

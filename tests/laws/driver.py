@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.budget import Budget
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.disk.archive import Budget
 from stepwell.cache.external.ledger import What
 from stepwell.cache.moves import Tier
 from stepwell.replay.eviction import POLICIES

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.testing import telltale

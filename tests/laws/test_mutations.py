@@ -12,24 +12,13 @@ import numpy as np
 import pytest
 
 from stepwell.base.units import floor_to
-from stepwell.cache import (
-    account,
-    admission,
-    archive,
-    content,
-    names,
-    plan,
-    pool,
-    ranking,
-    recall,
-    shed,
-    survey,
-    tenants,
-    tree,
-)
+from stepwell.cache import account, copies, publish, slots, tree
 from stepwell.cache import directory as directories
+from stepwell.cache.disk import archive, learn, names
+from stepwell.cache.evict import make_room, ranking, tenants
 from stepwell.cache.moves import Tier
-from stepwell.cache.table import BlockTable
+from stepwell.cache.reuse import admission, plan, survey
+from stepwell.cache.slots import BlockTable
 from stepwell.sched import admit, board, build, compose, finish, loop, queues, retention, step
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Finished, Tokens
@@ -133,8 +122,8 @@ def a_failed_leg_counts_as_good(patch: pytest.MonkeyPatch) -> None:
 
 @bug(3)
 def a_failed_copy_down_is_published(patch: pytest.MonkeyPatch) -> None:
-    real = shed.landed
-    patch.setattr(admit, "landed", lambda directory, report: real(directory, replace(report, ok=True)))
+    real = copies.copy_landed
+    patch.setattr(admit, "copy_landed", lambda directory, report: real(directory, replace(report, ok=True)))
 
 
 @bug(3, 10, seed=16)
@@ -168,7 +157,7 @@ def what_the_plan_pins_is_counted_as_spendable(patch: pytest.MonkeyPatch) -> Non
 
 @bug(5)
 def adopted_pages_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
-    real = content._fill
+    real = publish._fill
 
     def leaking(directory: Any, node: Any, table: BlockTable, condemned: bool) -> None:
         here = node.kv.at[Tier.DEVICE]
@@ -177,7 +166,7 @@ def adopted_pages_are_not_given_back(patch: pytest.MonkeyPatch) -> None:
         else:
             table.share(node.start // directory.tree.block, here)
 
-    patch.setattr(content, "_fill", leaking)
+    patch.setattr(publish, "_fill", leaking)
 
 
 @bug(5)
@@ -210,14 +199,14 @@ def the_leases_of_a_load_are_kept(patch: pytest.MonkeyPatch) -> None:
 
 @bug(5)
 def a_copy_down_does_not_hold_what_it_reads(patch: pytest.MonkeyPatch) -> None:
-    real = shed.begin
+    real = copies.begin_copy
 
     def unheld(directory: Any, *rest: Any) -> Any:
         move = real(directory, *rest)
         directory.release(directory.in_flight[move.ticket].lease)
         return move
 
-    patch.setattr(shed, "begin", unheld)
+    patch.setattr(make_room, "begin_copy", unheld)
 
 
 @bug(0, 1, 5)
@@ -270,14 +259,14 @@ def a_failed_source_is_copied_over_while_it_is_read(patch: pytest.MonkeyPatch) -
 
 @bug(5, seed=6)
 def host_widens_over_its_last_slot(patch: pytest.MonkeyPatch) -> None:
-    real = pool.Pool.widen
+    real = slots.Pool.widen
 
     def overlapping(self: Any, count: int) -> None:
         real(self, count)
         if self.total > count > 0:
             self._stack[self.free - 1] = self.total - count - 1
 
-    patch.setattr(pool.Pool, "widen", overlapping)
+    patch.setattr(slots.Pool, "widen", overlapping)
 
 
 # ---- 6: a failed load resumes at its fallback ----------------------------------------------------------------------------
@@ -427,8 +416,8 @@ def records_are_believed_without_their_digest(patch: pytest.MonkeyPatch) -> None
         known = [r.name.digest for r in directory.archive.catalogue.dormant.values()]
         return directory.archive.catalogue.under(here, known)
 
-    patch.setattr(recall, "_after", any_after)
-    patch.setattr(recall, "_matches", lambda directory, dormant, trail: dormant.name.end <= len(trail))
+    patch.setattr(learn, "_after", any_after)
+    patch.setattr(learn, "_matches", lambda directory, dormant, trail: dormant.name.end <= len(trail))
 
 
 @bug(2, 3, 10, seed=27)
@@ -439,8 +428,8 @@ def all_salts_have_one_name(patch: pytest.MonkeyPatch) -> None:
 
 @bug(0, 3, 5)
 def a_failed_write_is_published(patch: pytest.MonkeyPatch) -> None:
-    real = admit.landed
-    patch.setattr(admit, "landed", lambda directory, report: real(directory, replace(report, ok=True)))
+    real = admit.copy_landed
+    patch.setattr(admit, "copy_landed", lambda directory, report: real(directory, replace(report, ok=True)))
 
 
 @bug(0, 1, 5)
@@ -476,8 +465,8 @@ def a_page_is_reused_before_the_step_that_reads_it_is_collected(patch: pytest.Mo
         real(directory, node, table)
         directory.give(Tier.DEVICE, table.take_retired())
 
-    real = content._fill
-    patch.setattr(content, "_fill", hasty)
+    real = publish._fill
+    patch.setattr(publish, "_fill", hasty)
 
 
 @bug(0, 1, 5)
@@ -682,8 +671,8 @@ def a_row_of_another_request_is_kept(patch: pytest.MonkeyPatch) -> None:
 
 @bug(2, 3, 10, hints=40, seed=41)
 def a_failed_prefetch_is_published(patch: pytest.MonkeyPatch) -> None:
-    real = shed._risen
-    patch.setattr(shed, "_risen", lambda directory, item, pending, ok: real(directory, item, pending, True))
+    real = copies._risen
+    patch.setattr(copies, "_risen", lambda directory, item, pending, ok: real(directory, item, pending, True))
 
 
 @bug(0, 5, seed=2, hints=40)

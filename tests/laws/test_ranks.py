@@ -13,7 +13,7 @@ import pytest
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
 from stepwell.cache.moves import Report, Tier
-from stepwell.cache.outcome import AdmissionOutcome, Reason
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.store.ranks import JointMover, RankCount
 from stepwell.testing import ranks as joint

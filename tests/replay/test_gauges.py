@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.cache.outcome import Loss, Reason
-from stepwell.cache.tally import Tally
+from stepwell.cache.reuse.outcome import Loss, Reason, Tally
 from stepwell.replay.gauges import Gauges, parse
 
 

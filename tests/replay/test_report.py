@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.replay.lanes import TraceRequest
 from stepwell.replay.ledger import Ledger
 from stepwell.replay.report import Course, Rungs, Summary, Traffic, quantiles, summarise

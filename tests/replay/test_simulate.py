@@ -12,7 +12,7 @@ from stepwell.base.errors import CapacityError, StepwellError
 from stepwell.base.geometry import Geometry
 from stepwell.cache.config import CacheConfig
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Reason
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.replay.lanes import LaneRules, Lanes, Timeline
 from stepwell.replay.report import Course, Summary, summarise
 from stepwell.replay.simulate import Phases, Simulation, timed_run

@@ -20,12 +20,12 @@ import numpy as np
 
 from stepwell.base.clock import VirtualClock
 from stepwell.base.geometry import Ints
-from stepwell.cache.admission import Loading
 from stepwell.cache.check import check
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import LiveState, Move, Report, Tier
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.admission import Loading
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.sched.admit import land
 from stepwell.sched.build import UNGUIDED
 from stepwell.sched.config import SchedConfig

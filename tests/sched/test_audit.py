@@ -9,9 +9,9 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
+from stepwell.cache.evict.make_room import demote
 from stepwell.cache.moves import NATIVE, Tier
-from stepwell.cache.outcome import AdmissionOutcome
-from stepwell.cache.shed import demote
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.cache.tree import Item
 from stepwell.sched.audit import PENDING, Auditor, difference
 from stepwell.sched.config import SchedConfig

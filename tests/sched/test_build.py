@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Reason
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.cache.tree import RungKind
 from stepwell.sched.request import SamplingParams
 from tests.cache.builders import join, numbers

@@ -7,7 +7,7 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Loss
+from stepwell.cache.reuse.outcome import Loss
 from stepwell.cache.tree import RungKind
 from stepwell.sched.build import preempt
 from stepwell.sched.coalesce import MOST_WAITS
@@ -44,7 +44,7 @@ def test_ten_at_once_compute_their_prompt_once(coalesce: bool) -> None:
     assert engine.loop.stats().tally.coalesced_tokens == (9 * 196 if coalesce else 0)
     if coalesce:
         assert engine.outcome("9").coalesced == engine.outcome("9").device == 196
-        assert "waited for another request to compute 196 of them" in engine.outcome("9").explain()
+        assert "waited for another request to compute 196 of them" in engine.outcome("9").in_one_line()
         assert engine.outcome("0").coalesced == 0
     engine.drained()
 

@@ -12,8 +12,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
 from stepwell.sched.build import preempt
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.drafts import DraftCounts
-from stepwell.sched.gain import Gain
+from stepwell.sched.drafts import DraftCounts, Gain
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.sched.step import Runner, Step
 from stepwell.testing import telltale

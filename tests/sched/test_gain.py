@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from stepwell.sched.gain import EVERY, TRIED, Always, Measured, Timed
+from stepwell.sched.drafts import EVERY, TRIED, Always, Measured, Timed
 
 
 def served(

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from stepwell.cache.archive import Lookups
-from stepwell.cache.prefetch import Status
+from stepwell.cache.disk.archive import Lookups
+from stepwell.cache.reuse.prefetch import Status
 from stepwell.sched import retention
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams

@@ -7,7 +7,7 @@ import pytest
 
 from stepwell.base.errors import CapacityError, RequestError
 from stepwell.cache.moves import Report, Tier
-from stepwell.cache.outcome import Reason
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.sched.build import preempt
 from stepwell.sched.request import Finished, SamplingParams
 from stepwell.testing.telltale import answer

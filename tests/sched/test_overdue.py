@@ -7,9 +7,9 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig
+from stepwell.cache.evict.make_room import demote
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
-from stepwell.cache.shed import demote
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.testing import telltale

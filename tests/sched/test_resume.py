@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.evict.make_room import demote
 from stepwell.cache.moves import Report, Tier
-from stepwell.cache.outcome import Reason
-from stepwell.cache.shed import demote
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.cache.tree import RungKind
 from stepwell.sched.step import Carry, Fresh, FromImage
 from tests.cache.builders import device_pages, join, numbers, rung_at

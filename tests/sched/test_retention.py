@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.evict.make_room import demote
 from stepwell.cache.moves import LiveState, Tier
-from stepwell.cache.prefetch import Status
-from stepwell.cache.shed import demote
+from stepwell.cache.reuse.prefetch import Status
 from stepwell.sched import retention
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.sched.retention import Prefetched, Retention, Subject

@@ -7,8 +7,9 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.cache.copies import copy_landed
+from stepwell.cache.evict.make_room import demote
 from stepwell.cache.moves import Tier
-from stepwell.cache.shed import demote, landed
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.testing import telltale
@@ -43,7 +44,7 @@ def down(engine: Harness) -> None:
     directory = engine.loop.directory
     while moves := demote(directory, 64):
         engine.mover.start(moves)
-        assert all(landed(directory, report) for report in engine.mover.poll())
+        assert all(copy_landed(directory, report) for report in engine.mover.poll())
     engine.flush(Tier.DEVICE)
 
 

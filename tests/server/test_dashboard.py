@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.cache.ladder import Ladder, RungSeen
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Reason
+from stepwell.cache.reuse.explain import Ladder, RungSeen
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.engine.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from tests.engine.scripted import SLOW, ScriptedLoop

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine.messages import Stats
 from stepwell.engine.stats import COPIES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason

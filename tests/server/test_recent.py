@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepwell.base.clock import VirtualClock
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Reason
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.engine.messages import Stats
 from stepwell.server.observe.recent import SECONDS, SLICES, Durations, Recent
 

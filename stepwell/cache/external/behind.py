@@ -15,7 +15,7 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.external.ledger import Behind, Saving, What
 from stepwell.cache.leases import Flight
 from stepwell.cache.moves import DEVICE, EXTERNAL, HOST, Extent, Move, Name, Tier
-from stepwell.cache.survey import Survey, gather, kv_nodes
+from stepwell.cache.reuse.survey import Survey, gather, kv_nodes
 from stepwell.cache.tree import ROLLING, Item
 
 AT_ONCE = 64

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.disk.names import Names, Trail
 from stepwell.cache.moves import Name, Report
-from stepwell.cache.names import Names, Trail
 
 What: TypeAlias = Literal["kv", "image"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepwell.cache.disk.names import Trail
 from stepwell.cache.moves import Name
-from stepwell.cache.names import Trail
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from stepwell.base.geometry import Ints
 from stepwell.base.units import ceil_to, floor_to
+from stepwell.cache.disk.names import Trail
 from stepwell.cache.external.offer import Query
-from stepwell.cache.names import Trail
 
 if TYPE_CHECKING:
     from stepwell.cache.directory import Directory

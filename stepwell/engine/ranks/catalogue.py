@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Literal, TypeAlias
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.catalogue import Dormant
+from stepwell.cache.disk.archive import Dormant
 from stepwell.cache.moves import Name
 from stepwell.engine.ranks.wire import Adopt, Drop, Filing
 from stepwell.store.disk.health import DiskStats
@@ -18,7 +18,7 @@ Key: TypeAlias = tuple[Literal["kv", "image"], Name, int]
 
 
 class JointCatalogue:
-    """A `Catalogue` (see `stepwell.cache.catalogue`) in memory, of records that are whole on all ranks: some 500 bytes each.
+    """A `Catalogue` (see `stepwell.cache.disk.archive`) in memory, of records that are whole on all ranks: some 500 bytes each.
 
     A rank that has lost one since fails to read it, which fails the leg. What some ranks lack is dropped on the others.
     """

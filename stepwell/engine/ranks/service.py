@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import numpy as np
 import zmq
 
-from stepwell.cache.catalogue import Dormant
+from stepwell.cache.disk.archive import Dormant
 from stepwell.cache.moves import Name
 from stepwell.engine.link import Answer, Endpoint
 from stepwell.engine.ranks.heartbeat import Tally

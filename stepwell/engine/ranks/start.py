@@ -6,8 +6,8 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
-from stepwell.cache.archive import Archive
-from stepwell.cache.names import Names
+from stepwell.cache.disk.archive import Archive
+from stepwell.cache.disk.names import Names
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import CHUNK, DiskTier, budget_of, identity, layout_of
 from stepwell.engine.logs import form_in_use

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from stepwell.cache.catalogue import Dormant
 from stepwell.cache.config import Costs
+from stepwell.cache.disk.archive import Dormant
 from stepwell.engine.config import EngineConfig
 from stepwell.store.disk.health import DiskStats
 

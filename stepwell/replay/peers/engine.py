@@ -17,7 +17,7 @@ import numpy as np
 from stepwell.base.clock import VirtualClock
 from stepwell.base.errors import CapacityError, StepwellError
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Reason
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.replay.cost import CostModel
 from stepwell.replay.machine import MachineSizes, passes
 from stepwell.replay.peers.job import Job, Keys, PeerCache, Start

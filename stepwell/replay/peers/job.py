@@ -9,7 +9,7 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
 
 _SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
 _SHIFT = np.uint64(29)

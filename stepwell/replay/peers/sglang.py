@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from stepwell.base.units import ceil_div
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Reason
+from stepwell.cache.reuse.outcome import Reason
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.peers.job import Job, Load, Past, Start
 from stepwell.replay.peers.nodes import Node

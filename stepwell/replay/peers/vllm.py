@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from stepwell.base.units import ceil_div, ceil_to
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Loss, Reason
+from stepwell.cache.reuse.outcome import Loss, Reason
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.peers.held import Held, hold
 from stepwell.replay.peers.job import Job, Load, Past, Start, state_key

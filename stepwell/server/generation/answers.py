@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from stepwell.base.errors import StepwellError
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.engine import messages
 from stepwell.sched.request import FinishReason, Scored
 from stepwell.server.http.errors import queued_too_long, timed_out

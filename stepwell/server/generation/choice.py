@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.engine.detokenizer import Transcript
 from stepwell.sched.request import FinishReason, Request, Scored
 from stepwell.server.generation.answers import Delivery

@@ -15,9 +15,8 @@ import zmq
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import EngineDead, StepwellError
 from stepwell.base.geometry import Ints
-from stepwell.cache.explain import Explanation
-from stepwell.cache.ladder import Ladder
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.explain import Explanation, Ladder
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.engine import messages
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.spawn import EngineLink
@@ -315,7 +314,7 @@ class EngineClient:
                     return
                 self._observer.admitted(outcome)
                 if log.isEnabledFor(logging.DEBUG):
-                    log.debug("%s", outcome.explain(), extra={"sequence": request_id})
+                    log.debug("%s", outcome.in_one_line(), extra={"sequence": request_id})
                 self.in_flight.admitted(outcome)
                 if answers is not None:
                     delivery = answers.delivery(request_id)

@@ -163,7 +163,7 @@ class Generation:
         """How the first prompt was resumed, in one line, as soon as that is known."""
         first = self.choices[0]
         outcome = first.outcome or self._answers.outcome(first.request_id)
-        return None if outcome is None else outcome.explain()
+        return None if outcome is None else outcome.in_one_line()
 
     @property
     def open(self) -> bool:

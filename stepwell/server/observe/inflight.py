@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwell.base.clock import Clock
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 
 PHASES = ("queued", "load", "prefill", "decode")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepwell.cache.outcome import AdmissionOutcome, Loss
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss
 from stepwell.server.observe.phases import Course
 from stepwell.server.observe.recent import Recent, Slice
 

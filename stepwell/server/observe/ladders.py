@@ -11,7 +11,7 @@ from typing import Any
 
 from stepwell.base.clock import Clock
 from stepwell.base.errors import EngineDead
-from stepwell.cache.ladder import Ladder
+from stepwell.cache.reuse.explain import Ladder
 from stepwell.server.generation.client import EngineClient
 
 ROWS = 12

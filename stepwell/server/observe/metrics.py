@@ -16,9 +16,8 @@ from prometheus_client.registry import Collector
 from stepwell.base.clock import Clock, WallClock
 from stepwell.cache.config import Costs
 from stepwell.cache.moves import NATIVE, Tier
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
-from stepwell.cache.prefetch import Status
-from stepwell.cache.tally import Tally
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason, Tally
+from stepwell.cache.reuse.prefetch import Status
 from stepwell.engine.messages import Stats
 from stepwell.engine.stats import COPIES, COUNTERS, GAUGES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason

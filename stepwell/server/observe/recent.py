@@ -9,7 +9,7 @@ from math import ceil
 from typing import Any
 
 from stepwell.base.clock import Clock
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.engine.messages import Stats
 
 SECONDS = 2.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from starlette.requests import Request
 
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 
 if TYPE_CHECKING:
     from stepwell.server.generation.generate import Generation, Job

@@ -9,8 +9,8 @@ import orjson
 from fastapi import Request, Response
 
 from stepwell.base.errors import RequestError
-from stepwell.cache.explain import Explanation
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.explain import Explanation
+from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.server.http.errors import ApiError, Problem
 from stepwell.server.http.gate import caller_of
 from stepwell.server.http.parts import Parts
@@ -102,7 +102,7 @@ def _shown(told: Explanation) -> dict[str, Any]:
 
 def _outcome(outcome: AdmissionOutcome) -> dict[str, Any]:
     return {
-        "text": outcome.explain(),
+        "text": outcome.in_one_line(),
         "reason": outcome.reason.value,
         "boundary": outcome.boundary,
         "device": outcome.device,

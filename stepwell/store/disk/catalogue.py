@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.catalogue import Dormant
+from stepwell.cache.disk.archive import Dormant
 from stepwell.store.disk.health import Counts, Health, is_ruin
 from stepwell.store.disk.inbox import Inbox
 from stepwell.store.disk.ledger import Places
@@ -20,7 +20,7 @@ _BATCH = 256
 
 
 class DiskCatalogue:
-    """`Catalogue` (see `stepwell.cache.catalogue`). Dormant are the rows with ids up to `last` that nobody has claimed in this process.
+    """`Catalogue` (see `stepwell.cache.disk.archive`). Dormant are the rows with ids up to `last` that nobody has claimed in this process.
 
     `claim` and `pages` may be used from the writer's thread, the rest belongs to the engine's.
     """

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import xxhash
 
+from stepwell.cache.disk.names import DIGEST
 from stepwell.cache.moves import Name
-from stepwell.cache.names import DIGEST
 from stepwell.store.disk.files import Point, is_plain, no_point
 from stepwell.store.disk.folder import Namespace
 from stepwell.store.disk.health import Health, is_ruin

@@ -103,7 +103,7 @@ class DiskStore:
 
     @property
     def names_key(self) -> bytes:
-        """32 bytes for `stepwell.cache.names.Names`."""
+        """32 bytes for `stepwell.cache.disk.names.Names`."""
         return self._key
 
     @property

@@ -21,10 +21,10 @@ import numpy as np
 
 from stepwell.base.errors import ConfigError, StoreError
 from stepwell.base.units import ceil_div
+from stepwell.cache.disk.names import DIGEST
 from stepwell.cache.external.ledger import What
 from stepwell.cache.external.offer import Answer, Query
 from stepwell.cache.moves import Name
-from stepwell.cache.names import DIGEST
 from stepwell.store.arena import Rows
 from stepwell.store.external import objects
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepwell.cache.catalogue import Dormant
+from stepwell.cache.disk.archive import Dormant
 from stepwell.cache.moves import Name
 from stepwell.engine.ranks.catalogue import JointCatalogue
 from stepwell.engine.ranks.wire import Adopt, Drop, Filing

@@ -8,7 +8,7 @@ import pytest
 from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Loss, Reason
+from stepwell.cache.reuse.outcome import Loss, Reason
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.peers.atom import AtomCache
 from stepwell.replay.peers.job import Job, Keys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepwell.cache.outcome import Loss
+from stepwell.cache.reuse.outcome import Loss
 from stepwell.replay.peers.job import Job, Keys, Past, state_key
 from tests.replay.peers.play import text
 

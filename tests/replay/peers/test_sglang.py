@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Loss, Reason
+from stepwell.cache.reuse.outcome import Loss, Reason
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.peers.sglang import SglangCache
 from tests.replay.peers.play import KV_BYTES, links, serve, text

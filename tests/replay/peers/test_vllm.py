@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import Loss, Reason
+from stepwell.cache.reuse.outcome import Loss, Reason
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.peers.job import Job, Keys
 from stepwell.replay.peers.vllm import VllmCache

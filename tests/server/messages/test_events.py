@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome, Reason
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.engine.detokenizer import ByteDecoder, Transcript
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.server.generation.answers import Delivery

@@ -15,9 +15,9 @@ from xxhash import xxh3_128_digest
 
 from stepwell.base.clock import VirtualClock
 from stepwell.base.geometry import Ints
-from stepwell.cache.catalogue import Dormant
+from stepwell.cache.disk.archive import Dormant
+from stepwell.cache.disk.names import Names, Trail
 from stepwell.cache.moves import Extent, Forget, LiveState, Move, Report, Task, Tier
-from stepwell.cache.names import Names, Trail
 from stepwell.store.arena import Rows
 from stepwell.store.disk.gate import MemoryGate
 from stepwell.store.disk.record import Layout

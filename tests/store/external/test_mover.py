@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from stepwell.base.clock import VirtualClock
+from stepwell.cache.disk.names import Names
 from stepwell.cache.external.ledger import What
 from stepwell.cache.external.offer import Answer, Query
 from stepwell.cache.moves import Extent, Move, Name, Report, Tier
-from stepwell.cache.names import Names
 from stepwell.store.arena import PlainArena, Rows
 from stepwell.store.disk.gate import MemoryGate
 from stepwell.store.external.backend import DictBackend

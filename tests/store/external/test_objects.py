@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.base.errors import StoreError
-from stepwell.cache.names import Names
+from stepwell.cache.disk.names import Names
 from stepwell.store.external import objects
 
 PAGE, PAGES = 32, 4

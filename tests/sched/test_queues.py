@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.errors import RequestError
-from stepwell.sched.order import Order
+from stepwell.sched.queues import Order
 from stepwell.sched.request import MAX_PRIORITY, Request
 from tests.cache.builders import numbers
 from tests.sched.rig import Rig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.recall import recall
+from stepwell.cache.disk.learn import learn_from_disk
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.testing.harness import Harness
@@ -27,7 +27,7 @@ def left_on_disk(*prompts: Ints, disk: int = 300) -> Harness:
 
 
 def remember(harness: Harness, prompt: Ints, salt: str = "") -> int:
-    count = recall(harness.loop.directory, salt, prompt, 1.0)
+    count = learn_from_disk(harness.loop.directory, salt, prompt, 1.0)
     harness.step()  # the orders reach the shelf, and every law is checked
     return count
 
@@ -113,5 +113,5 @@ def test_the_least_recently_used_of_what_nobody_asked_for_makes_room_first() -> 
 
 def test_a_short_or_empty_prompt_asks_nothing() -> None:
     harness = left_on_disk(LONG)
-    assert recall(harness.loop.directory, "", np.empty(0, np.int32), 0.0) == 0
-    assert recall(harness.loop.directory, "", LONG[:3], 0.0) == 0
+    assert learn_from_disk(harness.loop.directory, "", np.empty(0, np.int32), 0.0) == 0
+    assert learn_from_disk(harness.loop.directory, "", LONG[:3], 0.0) == 0

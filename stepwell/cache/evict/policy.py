@@ -1,14 +1,14 @@
 """What goes next in a tier, and what does its loss cost? A policy moves memory and time, never an answer.
 
-The engine has one, `Ladder`: the tip of a path stays longest, what deeper rungs supersede and branches that were left go soon, and below
-the device images outlive KV. Others can be simulated to compare with it (`stepwell.replay.eviction`).
+The engine has one, `LadderPolicy`: the tip of a path stays longest, what deeper rungs supersede and branches that were left go soon, and
+below the device images outlive KV. Others can be simulated to compare with it (`stepwell.replay.eviction`).
 
 A policy sorts copies into queues, each by last use. In queue i time runs `weights[i]` times as fast: the next to go is the head of the
 queue whose weighed age is the greatest. So nothing depends on how long an hour is: a trace played twice as fast keeps the same things.
 (If the rate of use falls with age as 1/age, a copy that is half as likely or twice as large is worth as much as one twice as old:
 hyperbolic caching, Blankstein et al. 2017, with classes in the place of sampling.) Queue 0 goes before all others, at any age.
 
-Some rules hold under every policy (`stepwell.cache.ranking`): KV goes leaf first, what is leased stays, the last copy of a rung whose
+Some rules hold under every policy (`stepwell.cache.evict.ranking`): KV goes leaf first, what is leased stays, the last copy of a rung whose
 loss would leave a wide gap goes after the KV that it serves, and what a pin guards goes last.
 
 What a policy knows of the future it has learnt from the past: `Answers`, `Branches` and `Regret`.
@@ -43,7 +43,7 @@ class Policy(Protocol):
         """(queue, last use) of the copy of `item` in `tier`."""
 
 
-class Ladder:
+class LadderPolicy:
     """On the device a rung's queue is how many rungs have been left below it on its path since it was last used: the tip (0), the
     one before (1: the prompt's end, if the answer is not repeated), the one the last turn resumed from (2: if that turn is taken
     back), and older ones (3). What many have resumed from is its own queue. Below the device, images (small) outlive KV (large),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepwell.cache.check import check
+from stepwell.cache.copies import begin_copy, copy_landed
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import Price, demote, demotion, free_pages
 from stepwell.cache.moves import Move, Report, Tier
-from stepwell.cache.shed import Price, begin, demote, demotion, landed, secure
 from tests.cache.builders import (
     config,
     content,
@@ -30,14 +31,14 @@ class TestSecure:
         shelf = directory()
         keep(shelf, PROMPT, 40)
         before = content(shelf)
-        assert secure(shelf, 54) and content(shelf) == before
+        assert free_pages(shelf, 54) and content(shelf) == before
 
     def test_clean_content_makes_room_and_dirty_content_does_not(self) -> None:
         shelf = directory()
         keep(shelf, PROMPT, 40, rungs=(40,))
-        assert not secure(shelf, 60)
+        assert not free_pages(shelf, 60)
         copy_down(shelf)
-        assert secure(shelf, 60)
+        assert free_pages(shelf, 60)
         assert shelf.survey("", PROMPT).union == 40, "nothing is lost"
 
     def test_by_force_everything_unleased_makes_room(self) -> None:
@@ -47,7 +48,7 @@ class TestSecure:
             keep(shelf, join(PROMPT[:12], numbers(20, 1)), rungs=(32,))
             lease = shelf.lease(node_ending(shelf, PROMPT, 12).kv, Tier.DEVICE)
             room = shelf.room()
-            assert secure(shelf, need, force=True) == (need <= room.free + room.idle)
+            assert free_pages(shelf, need, force=True) == (need <= room.free + room.idle)
             check(shelf, [], 0)
             shelf.release(lease)
 
@@ -56,9 +57,9 @@ class TestSecure:
         keep(shelf, PROMPT, 40, rungs=(40,))
         copy_down(shelf)
         image = rung_at(shelf, PROMPT, 40).image
-        begin(shelf, image, Tier.HOST, Tier.DISK)
+        begin_copy(shelf, image, Tier.HOST, Tier.DISK)
         shelf.condemn(image, Tier.HOST)
-        assert secure(shelf, 64, force=True)
+        assert free_pages(shelf, 64, force=True)
         check(shelf, [], 0)
 
     def test_by_force_goes_what_was_computed_anew_while_its_copy_on_disk_is_loaded(self) -> None:
@@ -69,16 +70,16 @@ class TestSecure:
         loads: list[Move] = []
         for item in node.items():
             for source, target in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DISK)):
-                landed(shelf, Report(begin(shelf, item, source, target).ticket, True))
+                copy_landed(shelf, Report(begin_copy(shelf, item, source, target).ticket, True))
                 shelf.drop(item, source)
-            loads.append(begin(shelf, item, Tier.DISK, Tier.DEVICE))
+            loads.append(begin_copy(shelf, item, Tier.DISK, Tier.DEVICE))
         keep(shelf, PROMPT, 40, rungs=(40,))
         free, idle = shelf.room().free, shelf.room().idle
         assert idle == 11
-        assert secure(shelf, free + idle, force=True)
+        assert free_pages(shelf, free + idle, force=True)
         check(shelf, [], 0)
         for load in loads:
-            landed(shelf, Report(load.ticket, True))
+            copy_landed(shelf, Report(load.ticket, True))
         check(shelf, [], 0)
         assert all(item.has(Tier.DEVICE) and item.has(Tier.DISK) for item in node.items())
 
@@ -88,14 +89,14 @@ class TestSecure:
         keep(shelf, PROMPT, 40, rungs=(40,))
         copy_down(shelf)
         image = rung_at(shelf, PROMPT, 40).image
-        landed(shelf, Report(begin(shelf, image, Tier.HOST, Tier.DISK).ticket, True))
+        copy_landed(shelf, Report(begin_copy(shelf, image, Tier.HOST, Tier.DISK).ticket, True))
         shelf.drop(image, Tier.DEVICE)
         shelf.drop(image, Tier.HOST)
-        load = begin(shelf, image, Tier.DISK, Tier.DEVICE)
+        load = begin_copy(shelf, image, Tier.DISK, Tier.DEVICE)
         keep(shelf, PROMPT, 40, rungs=(40,))
         shelf.condemn(image, Tier.DISK)
         assert not demote(shelf, 64)
-        landed(shelf, Report(load.ticket, True))
+        copy_landed(shelf, Report(load.ticket, True))
         assert [move.what for move in demote(shelf, 64)] == ["image"]
 
     def test_by_force_it_goes_from_the_leaves_up_past_what_is_clean(self) -> None:
@@ -108,17 +109,17 @@ class TestSecure:
         while middle.kv.pending is None:
             assert demote(shelf, shelf.coming(Tier.DEVICE) + 1)
         for ticket in list(shelf.in_flight):
-            landed(shelf, Report(ticket, True))
+            copy_landed(shelf, Report(ticket, True))
         assert (where(stem.kv), where(middle.kv)) == ("d", "dh")
         keep(shelf, PROMPT, 40, rungs=(40,), now=9.0)
         stem.used = 0.0
-        assert secure(shelf, 64, force=True)
+        assert free_pages(shelf, 64, force=True)
         check(shelf, [], 0)
 
     def test_without_a_host_tier_nothing_is_dirty(self) -> None:
         shelf = directory(host=0)
         keep(shelf, PROMPT, 40, rungs=(40,))
-        assert secure(shelf, 64) and demote(shelf, 64) == []
+        assert free_pages(shelf, 64) and demote(shelf, 64) == []
 
 
 class TestDemote:
@@ -128,10 +129,10 @@ class TestDemote:
         moves = demote(shelf, 64)
         assert {m.what for m in moves} == {"kv", "image"} and all(m.tokens == 40 for m in moves)
         assert shelf.coming(Tier.DEVICE) == 11 == shelf.use(Tier.DEVICE).leased
-        assert not secure(shelf, 64, force=True)
+        assert not free_pages(shelf, 64, force=True)
         assert all(where(i) == "d" for n in shelf.tree.nodes() for i in n.items())
         for move in moves:
-            assert landed(shelf, Report(move.ticket, True))
+            assert copy_landed(shelf, Report(move.ticket, True))
         assert all(where(i) == "dh" for n in shelf.tree.nodes() for i in n.items())
         assert shelf.coming(Tier.DEVICE) == 0 == shelf.use(Tier.DEVICE).leased
         check(shelf, [], 0)
@@ -140,8 +141,8 @@ class TestDemote:
         shelf = directory()
         keep(shelf, PROMPT, 40, rungs=(40,))
         (move, *_) = demote(shelf, 64)
-        assert landed(shelf, Report(move.ticket, True))
-        assert not landed(shelf, Report(move.ticket, False)) and not landed(shelf, Report(999, True))
+        assert copy_landed(shelf, Report(move.ticket, True))
+        assert not copy_landed(shelf, Report(move.ticket, False)) and not copy_landed(shelf, Report(999, True))
         check(shelf, [], 0)
 
     def test_a_run_split_while_its_copy_is_in_flight_becomes_ready_in_both_halves(self) -> None:
@@ -152,7 +153,7 @@ class TestDemote:
             keep(shelf, join(PROMPT[:12], numbers(8, 1)), rungs=())
             assert [n.end for n in shelf.survey("", PROMPT).path] == [12, 40]
             for move in moves:
-                landed(shelf, Report(move.ticket, ok))
+                copy_landed(shelf, Report(move.ticket, ok))
             check(shelf, [], 0)
             assert [where(n.kv) for n in shelf.survey("", PROMPT).path] == ["dh" if ok else "d"] * 2
 
@@ -161,7 +162,7 @@ class TestDemote:
         keep(shelf, PROMPT, 40, rungs=(40,))
         assert copy_down(shelf, ok=False) == 2
         assert shelf.pools[Tier.HOST].free == 64 and demote(shelf, 64) == []
-        assert secure(shelf, 64), "it may be dropped as it is"
+        assert free_pages(shelf, 64), "it may be dropped as it is"
 
     def test_what_is_larger_than_host_is_never_copied(self) -> None:
         shelf = directory(64, 4)
@@ -174,7 +175,7 @@ class TestDemote:
         shelf = Directory(replace(config(64, 64, image=6), host_ready=4))
         keep(shelf, prompt, rungs=(16,))
         (move,) = demote(shelf, 64)
-        assert move.what == "kv" and landed(shelf, Report(move.ticket, True))
+        assert move.what == "kv" and copy_landed(shelf, Report(move.ticket, True))
         forget(shelf, prompt, Tier.DEVICE, 0)
         assert demote(shelf, 64) == [] == demotion(shelf, 64, Price.ANY).moves
         assert node_ending(shelf, prompt, 16).kv.has(Tier.HOST), "nothing goes for what would not fit all the same"
@@ -185,16 +186,16 @@ class TestDemote:
     def test_what_does_not_fit_into_host_waits_no_longer_once_host_grows_no_more(self) -> None:
         shelf = Directory(replace(config(64, 64), host_ready=4))
         keep(shelf, PROMPT, 40, rungs=(40,))
-        assert copy_down(shelf) == 1 and not secure(shelf, 64)
+        assert copy_down(shelf) == 1 and not free_pages(shelf, 64)
         shelf.settle(Tier.HOST)
-        assert demote(shelf, 64) == [] and secure(shelf, 64), "it may be dropped as it is"
+        assert demote(shelf, 64) == [] and free_pages(shelf, 64), "it may be dropped as it is"
         check(shelf, [])
 
     def test_a_full_host_makes_room_with_what_is_least_worth(self) -> None:
         shelf = directory(64, 11)
         keep(shelf, numbers(40, 1), rungs=(40,), now=1.0)
         copy_down(shelf)
-        assert secure(shelf, 64)
+        assert free_pages(shelf, 64)
         keep(shelf, PROMPT, 40, rungs=(40,), now=2.0)
         copy_down(shelf)
         assert shelf.survey("", PROMPT).path[-1].kv.has(Tier.HOST)
@@ -226,7 +227,7 @@ class TestDemote:
             shelf.lease(node_ending(shelf, numbers(40, 1), 40).kv, Tier.HOST),
             shelf.lease(rung_at(shelf, numbers(40, 1), 40).image, Tier.HOST),
         ]
-        assert secure(shelf, 64)
+        assert free_pages(shelf, 64)
         keep(shelf, PROMPT, 40, rungs=(40,))
         assert demote(shelf, 64) == []
         assert shelf.survey("", numbers(40, 1)).union == 40
@@ -255,6 +256,6 @@ class TestImagesWhoseKvHasLeft:
         shelf.drop(node.kv, Tier.DEVICE)
         (move,) = demote(shelf, 1)
         assert move.what == "image"
-        assert landed(shelf, Report(move.ticket, True))
+        assert copy_landed(shelf, Report(move.ticket, True))
         assert node.rung.image.has(Tier.HOST)
         assert shelf.survey("", PROMPT).footholds[-1].position == 20

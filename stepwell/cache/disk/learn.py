@@ -16,36 +16,36 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
-from stepwell.cache.catalogue import Dormant
-from stepwell.cache.content import follow
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk.archive import Dormant
+from stepwell.cache.disk.names import Trail
 from stepwell.cache.moves import DISK
-from stepwell.cache.names import Trail
-from stepwell.cache.survey import Survey, survey
+from stepwell.cache.publish import follow
+from stepwell.cache.reuse.survey import Survey, survey
 from stepwell.cache.tree import PROMPT_END, Node, Root
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class Learned:
     """How many records have come back, and whether more may: then ask again."""
 
     records: int
     more: bool = False
 
 
-def recall_some(directory: Directory, salt: str, tokens: Ints, now: float, most: int) -> Recalled:
+def learn_some(directory: Directory, salt: str, tokens: Ints, now: float, most: int) -> Learned:
     """Bring back at most `most` records of `tokens` under `salt`, without waiting for the store. A call asks the index once for each of
     them, and for each node of the prompt's path."""
     if not directory.archive.hold():
-        return Recalled(0, True)
+        return Learned(0, True)
     try:
-        count = recall(directory, salt, tokens, now, most)
+        count = learn_from_disk(directory, salt, tokens, now, most)
     finally:
         directory.archive.catalogue.let_go()
-    return Recalled(count, count >= most)
+    return Learned(count, count >= most)
 
 
-def recall(directory: Directory, salt: str, tokens: Ints, now: float, most: int = 1 << 62) -> int:
+def learn_from_disk(directory: Directory, salt: str, tokens: Ints, now: float, most: int = 1 << 62) -> int:
     """Let the tree know what the disk holds of `tokens` under `salt`: all of it, or at most `most` records. Returns how many came back."""
     names, catalogue = directory.archive.names, directory.archive.catalogue
     if names is None or not catalogue.pages or len(tokens) < directory.tree.block:

@@ -2,7 +2,7 @@
 
 The unit is a rung with all that it hangs on: its image, the KV of its node, and the KV of every node above that is not on disk yet,
 topmost first. Written behind: while the tier above is nearly full of copies that are nowhere else, or a copy into it waits for room
-(`stepwell.cache.room`); and while nothing else is to be done. Nothing is written twice, and
+(`stepwell.cache.evict.make_room`); and while nothing else is to be done. Nothing is written twice, and
 only what is sooner read back than computed again.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepwell.cache.archive import path_tokens
 from stepwell.cache.config import Costs
+from stepwell.cache.copies import begin_copy
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk.archive import path_tokens
+from stepwell.cache.disk.learn import learn_from_disk
+from stepwell.cache.evict.ranking import attached
 from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
-from stepwell.cache.ranking import attached
-from stepwell.cache.recall import recall
-from stepwell.cache.shed import begin
 from stepwell.cache.tree import BRANCH, INTERVAL, Item, Node
 
 AT_ONCE = 256
@@ -139,7 +139,7 @@ def _write_unknown(directory: Directory, item: Item, costs: Costs, now: float) -
     trail = directory.archive.trail(item.node)  # one for all: each would hash the path from the root again
     for part in batch.items:
         source = HOST if part.has(HOST) else DEVICE
-        directory.archive.outbox.append(begin(directory, part, source, DISK, trail))
+        directory.archive.outbox.append(begin_copy(directory, part, source, DISK, trail))
     directory.archive.budget.spend(batch.pages, now)
     return True
 
@@ -150,7 +150,7 @@ def _remembers(directory: Directory, node: Node, now: float) -> bool:
     lookups = directory.archive.lookups
     most = max(0, lookups.left)
     root, tokens = path_tokens(node)
-    found = recall(directory, root.salt, tokens, now, most) if most else 0
+    found = learn_from_disk(directory, root.salt, tokens, now, most) if most else 0
     lookups.left -= max(1, found)  # a question takes time, though nothing is found
     if found < most:
         return True

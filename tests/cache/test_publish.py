@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from stepwell.base.geometry import Ints
-from stepwell.cache import content
+from stepwell.cache import publish as publishing
 from stepwell.cache.check import check
-from stepwell.cache.content import advance, leave_rung, publish, retract
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import demote
 from stepwell.cache.leases import Lease
 from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Tier
-from stepwell.cache.shed import demote
-from stepwell.cache.table import BlockTable
+from stepwell.cache.publish import advance, leave_rung, publish, retract
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import OLD, Rung, RungKind
 from tests.cache.builders import copy_down, device_pages, directory, forget, join, keep, node_ending, numbers, rung_at
 
@@ -235,7 +235,7 @@ class TestAdvance:
 
     def left(self, monkeypatch: pytest.MonkeyPatch, before: int = 0) -> tuple[Directory, Writer, Rung]:
         if before:
-            monkeypatch.setattr(content, "MOST_JOINED", before)
+            monkeypatch.setattr(publishing, "MOST_JOINED", before)
         shelf = directory(host=0)
         keep(shelf, PROMPT, 8, rungs=(8,))
         writer = Writer(shelf, 10)

@@ -1,18 +1,89 @@
-"""The directory's side of the disk: what records are called, what an earlier process left, and what the store is to note."""
+"""The directory's side of the disk store: what records are called, what an earlier process left, and what the store is to note.
+
+`Catalogue` answers for what an earlier process left. `Budget` bounds what may be written in a while. `Backlog` holds what may be worth a
+write while nothing else is to be done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.budget import Budget
-from stepwell.cache.catalogue import Catalogue, Dormant
+from stepwell.cache.disk.names import Names, Trail
 from stepwell.cache.moves import DISK, Divide, Forget, Name, Task, Touch
-from stepwell.cache.names import Names, Trail
 from stepwell.cache.tree import Item, Node, Root
+
+
+@dataclass(slots=True)
+class Budget:
+    """`rate` pages a second, up to `burst` saved up. One batch may overdraw it; the next then waits."""
+
+    rate: float = float("inf")
+    burst: float = float("inf")
+    level: float = 0.0
+    at: float = 0.0
+
+    def allows(self, now: float) -> bool:
+        """Whether anything may be written now."""
+        return self.rate == float("inf") or self._level(now) > 0
+
+    def spend(self, pages: int, now: float) -> None:
+        """`pages` are being written."""
+        if self.rate != float("inf"):
+            self.level, self.at = self._level(now) - pages, now
+
+    def _level(self, now: float) -> float:
+        return min(self.burst, self.level + self.rate * max(0.0, now - self.at))
+
+
+@dataclass(frozen=True, slots=True)
+class Dormant:
+    """A record on disk that no node of the tree stands for. `record` is the store's number for it."""
+
+    record: int
+    what: Literal["kv", "image"]
+    name: Name
+    pages: int
+
+
+class Catalogue(Protocol):
+    """The dormant records of one namespace.
+
+    It answers from an index, not from a copy of it, so that a million records cost nothing until they are asked for. Whoever
+    cannot answer (a broken index) says that there is nothing. A store never merges two records of one name: the directory looks
+    here before it writes.
+    """
+
+    @property
+    def pages(self) -> int:
+        """Pages of all dormant records: room that the disk has not got."""
+
+    def hold(self, seconds: float = 0.0) -> bool:
+        """Keep the index as it is until `let_go`, for a few look-ups; False if that would have to wait for longer: try again later."""
+
+    def let_go(self) -> None:
+        """End a hold."""
+
+    def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
+        """The dormant records whose name has this parent and one of these digests, each whole and unaltered: KV that goes on from
+        there in one of these ways, an image there."""
+
+    def adopt(self, dormant: Dormant, slots: Ints) -> None:
+        """The record is dormant no more: its pages, in order, are these slots from now on."""
+
+    def discard(self, dormant: Dormant) -> None:
+        """The record is of no use to anyone."""
+
+    def expel(self, root: bytes) -> int:
+        """Discard every record of this root (see `Name.root`); how many pages that was. Looks at all records: for emergencies."""
+
+    def trim(self, pages: int) -> int:
+        """Discard the records least recently used, until `pages` pages are or none is left; how many pages that was."""
 
 
 class NoCatalogue:
@@ -155,3 +226,59 @@ def path_tokens(node: Node) -> tuple[Root, Ints]:
     root = path.pop()
     assert isinstance(root, Root), f"{node!r} is not part of the tree"
     return root, np.concatenate([root.tokens, *(n.tokens for n in reversed(path))])
+
+
+class Backlog:
+    """Items in a lazy heap, each once: those used most recently come first, as far as their use was known when they were added.
+
+    live   whether an item is still to be looked at
+    """
+
+    __slots__ = ("_count", "_heap", "_live", "_waiting")
+
+    def __init__(self, live: Callable[[Item], bool]) -> None:
+        self._live = live
+        self._heap: list[tuple[float, int, Item]] = []
+        self._waiting: set[Item] = set()
+        self._count = 0
+
+    def add(self, item: Item, items: int) -> None:
+        """Have `item` looked at; `items` are in the tree in all, which bounds what is kept of those that have gone. O(log n) amortised."""
+        if item in self._waiting:
+            return
+        self._waiting.add(item)
+        self._count += 1
+        heapq.heappush(self._heap, (-last_use(item), self._count, item))
+        if len(self._heap) > 4 * items + 1024:
+            self._heap = [entry for entry in self._heap if self._live(entry[2])]
+            self._waiting = {item for _, _, item in self._heap}
+            heapq.heapify(self._heap)
+
+    def pop(self) -> Item | None:
+        """The next item, no longer waiting; None if there is none. O(log n) amortised."""
+        if self.empty:
+            return None
+        _, _, item = heapq.heappop(self._heap)
+        self._waiting.remove(item)
+        return item
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is to be looked at. Forgets what has gone from the top. O(log n) amortised."""
+        while self._heap and not self._live(self._heap[0][2]):
+            _, _, item = heapq.heappop(self._heap)
+            self._waiting.remove(item)
+        return not self._heap
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._waiting
+
+    def __len__(self) -> int:
+        """Entries, those of items that have gone included."""
+        return len(self._heap)
+
+
+def last_use(item: Item) -> float:
+    """When an image was last resumed from, or KV last used."""
+    node = item.node
+    return node.rung.used if item.what == "image" and node.rung is not None else node.used

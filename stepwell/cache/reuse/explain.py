@@ -1,10 +1,13 @@
-"""What the cache holds of the paths that were used last, for whoever watches: rungs, KV by tier, and where the last request resumed.
+"""What the cache tells those who watch, as plain data. Nothing here changes anything.
+
+`explain` says what a prompt would get if it came now: the survey, the plan, and how its admission would end. `ladders` shows the paths
+that were used last: their rungs, their KV by tier, and where the last request resumed.
 
     0 ──────────┬─────────┬────────────────┬───── known       rungs: device, host, disk or gone
     ├ device ───────────┤ ├ host ──────────┤                   KV, by tier
                           ↑ boundary
 
-Trails are noted as requests end, a few dozen at most, so that a look at them never walks the tree.
+Paths are noted as requests end, a few dozen at most, so that a look at them never walks the tree.
 """
 
 from __future__ import annotations
@@ -14,9 +17,103 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from stepwell.base.geometry import Ints
+from stepwell.cache.config import Costs
+from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
-from stepwell.cache.outcome import AdmissionOutcome
+from stepwell.cache.reuse.admission import outcome_of
+from stepwell.cache.reuse.outcome import AdmissionOutcome
+from stepwell.cache.reuse.plan import Option, Plan
+from stepwell.cache.reuse.survey import Survey
 from stepwell.cache.tree import TIERS, Node, RungKind
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One option of a plan.
+
+    state  tier of the image; None at boundary 0
+    legs   KV to be copied, as (tier, first token, end)
+    """
+
+    boundary: int
+    shared: int
+    state: str | None
+    legs: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a prompt would be resumed where it would.
+
+    matched        tokens of the prompt that are known, cached or not
+    device, union  KV without a gap: on the device, in all tiers together
+    hit            what the device alone could resume
+    rungs          where the state could be had, as (position, fastest tier)
+    lost_rungs     where it once could
+    starts         the aim, then what it would fall back on; empty where the request would wait for room
+    pages_needed   beyond what is shared; pages_available is told where the request would wait
+    outcome        how the admission would end if nothing failed
+    waits_for      tokens that another request is computing and that it would wait for; None where it would not
+    """
+
+    tokens: int
+    matched: int
+    device: int
+    union: int
+    hit: int
+    rungs: tuple[tuple[int, str], ...]
+    lost_rungs: tuple[int, ...]
+    diverged_at: int | None
+    starts: tuple[Start, ...]
+    pages_needed: int
+    pages_available: int | None
+    outcome: AdmissionOutcome | None
+    waits_for: int | None = None
+
+
+def explain(directory: Directory, salt: str, prompt: Ints, costs: Costs, read: bool = True) -> Explanation:
+    """Answer for `prompt` under `salt` at this moment."""
+    answer = directory.plan(salt, prompt, costs, read)
+    found = answer.survey if isinstance(answer, Plan) else directory.survey(salt, prompt)
+    starts: tuple[Start, ...] = ()
+    outcome = None
+    if isinstance(answer, Plan):
+        starts = tuple(_start(option) for option in answer.options)
+        grid = directory.config.geometry.rung_grid
+        outcome = outcome_of(answer, "", grid, 0, answer.reason, answer.skipped)
+        needed, available = answer.need, None
+    else:
+        needed, available = answer.needed, answer.available
+    return Explanation(
+        tokens=found.tokens,
+        matched=found.matched,
+        device=found.device,
+        union=found.union,
+        hit=_hit(found),
+        rungs=tuple((f.position, _name(f.tier)) for f in found.footholds),
+        lost_rungs=found.lost_rungs,
+        diverged_at=found.diverged_at,
+        starts=starts,
+        pages_needed=needed,
+        pages_available=available,
+        outcome=outcome,
+    )
+
+
+def _hit(found: Survey) -> int:
+    return found.hit.position if found.hit is not None else 0
+
+
+def _start(option: Option) -> Start:
+    state = None if option.foothold is None else _name(option.foothold.tier)
+    legs = tuple((_name(source.tier), source.start, source.end) for source in option.leg)
+    return Start(option.boundary, option.shared, state, legs)
+
+
+def _name(tier: Tier) -> str:
+    return tier.name.lower()
+
 
 GONE = "gone"
 MOST_TRAILS = 64
@@ -25,7 +122,7 @@ _MOST_RUNGS = 256  # of one path that are told, the deepest ones
 
 
 @dataclass(frozen=True, slots=True)
-class Trail:
+class PathUse:
     """A request that has ended: under which salt and for which session, how it was resumed, and when it ended."""
 
     salt: str
@@ -60,19 +157,19 @@ class Ladder:
     ago: float
 
 
-class Trails:
+class RecentPaths:
     """The ends of the paths that were used last. A path that goes on from another takes its place."""
 
     __slots__ = ("_at", "_most")
 
     def __init__(self, most: int = MOST_TRAILS) -> None:
-        self._at: OrderedDict[Node, Trail] = OrderedDict()
+        self._at: OrderedDict[Node, PathUse] = OrderedDict()
         self._most = most
 
     def __len__(self) -> int:
         return len(self._at)
 
-    def left(self, tip: Node, trail: Trail) -> None:
+    def left(self, tip: Node, trail: PathUse) -> None:
         """A request ended, and what it published ends at `tip`. O(nodes of its path)."""
         if self._at:
             for node in islice(tip.up(), _MOST_NODES):
@@ -81,7 +178,7 @@ class Trails:
         while len(self._at) > self._most:
             self._at.popitem(last=False)
 
-    def latest(self, count: int, owner: str = "") -> list[tuple[Node, Trail]]:
+    def latest(self, count: int, owner: str = "") -> list[tuple[Node, PathUse]]:
         """Up to `count` of them, the last used first; only those of `owner`, where one is given: its salt, and those below it."""
         self._forget()
         mine = (tip for tip in reversed(self._at) if _belongs(self._at[tip].salt, owner))
@@ -93,7 +190,7 @@ class Trails:
             del self._at[tip]
 
 
-def ladders(trails: Trails, now: float, count: int, owner: str = "") -> tuple[Ladder, ...]:
+def ladders(trails: RecentPaths, now: float, count: int, owner: str = "") -> tuple[Ladder, ...]:
     """The `count` paths that were used last. Changes nothing that anybody else sees; bounded by `count` and the lengths of paths."""
     return tuple(_ladder(tip, trail, now) for tip, trail in trails.latest(count, owner))
 
@@ -102,7 +199,7 @@ def _belongs(salt: str, owner: str) -> bool:
     return not owner or salt == owner or salt.startswith(f"{owner}:")
 
 
-def _ladder(tip: Node, trail: Trail, now: float) -> Ladder:
+def _ladder(tip: Node, trail: PathUse, now: float) -> Ladder:
     path = [node for node in islice(tip.up(), _MOST_NODES) if node.parent is not None][::-1]
     rungs = sorted((seen for node in path for seen in _rungs(node)), key=lambda seen: seen.position)
     kv = tuple(run for tier in TIERS for run in _runs(path, tier))

@@ -20,8 +20,8 @@ from stepwell.base.units import ceil_to, floor_to
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.external.offer import Offer
 from stepwell.cache.moves import DEVICE, DISK, EXTERNAL, HOST, Tier
-from stepwell.cache.outcome import Loss, Reason
-from stepwell.cache.survey import Foothold, Survey, kv_nodes
+from stepwell.cache.reuse.outcome import Loss, Reason
+from stepwell.cache.reuse.survey import Foothold, Survey, kv_nodes
 
 
 @dataclass(frozen=True, slots=True)

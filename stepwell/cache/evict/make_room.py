@@ -1,7 +1,14 @@
-"""Dropping what is safe to drop, and copying down what is not.
+"""Room on the device: drop what is safe to drop, and copy down what is not, when a request asks and ahead of need.
 
-A copy down has a `Price`: what may go in the tier below to make room for it. Who asks for room, when, and what it may cost, is in
-`stepwell.cache.room`.
+The least valuable share of each tier is kept clean (free, or copied below already), so that taking a page does not wait for a copy.
+Where that is not enough, room is made from the lowest tier up:
+
+    device ──copy──▶ host ──write──▶ disk        a copy that finds no room in host waits for the writes that make some
+
+A copy down has a `Price`: what may go in the tier below to make room for it. Ahead of need nobody waits, so with a disk nothing is lost
+for it; without one, host lets the least valuable end of its KV go for an image that leaves a wide gap. A request that needs pages waits
+too, as long as copies are under way that will free them. Only copies are lost where none is and none can begin: the disk is full of
+better things, its budget is spent, it fails, or it does not answer (`Directory.overdue`).
 """
 
 from __future__ import annotations
@@ -9,18 +16,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from stepwell.cache.archive import names_of
+from stepwell.cache.config import Costs
+from stepwell.cache.copies import begin_copy
 from stepwell.cache.directory import Directory
-from stepwell.cache.leases import Flight
-from stepwell.cache.life import CONDEMNED, Pending
-from stepwell.cache.moves import DEVICE, HOST, Extent, Move, Report, Tier
-from stepwell.cache.names import Trail
-from stepwell.cache.policy import worthless
-from stepwell.cache.ranking import exposed
+from stepwell.cache.disk.persist import above, persist_ahead
+from stepwell.cache.evict.policy import worthless
+from stepwell.cache.evict.ranking import exposed
+from stepwell.cache.life import CONDEMNED
+from stepwell.cache.moves import DEVICE, HOST, Move, Tier
 from stepwell.cache.tree import Item
 
 
-def secure(directory: Directory, pages: int, force: bool = False) -> bool:
+def free_pages(directory: Directory, pages: int, force: bool = False) -> bool:
     """Free device pages until `pages` are, dropping clean candidates; with `force`, dirty ones too.
 
     Succeeds with `force` whenever `free + idle ≥ pages`.
@@ -114,7 +121,7 @@ def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Dem
             break
         elif ranking.live(item):
             pages -= item.size(DEVICE)
-            moves.append(begin(directory, item, DEVICE, HOST))
+            moves.append(begin_copy(directory, item, DEVICE, HOST))
         # else what was dropped in host let its node join another, which is on offer now
     for item in later:
         directory.offer(item)
@@ -163,40 +170,70 @@ def _lose_end(directory: Directory, used: float) -> None:
         directory.offer(end)
 
 
-def begin(directory: Directory, item: Item, source: Tier, target: Tier, trail: Trail | None = None) -> Move:
-    """Begin a copy between tiers: lock the source, take the target, name the copy by `trail`. The target has room."""
-    slots = item.at[source]
-    assert slots is not None and item.at[target] is None, f"{item!r} cannot go from {source.name} to {target.name}"
-    pending = directory.depart(item, source, target)
-    directory.in_flight[pending.ticket] = Flight(directory.lease(item, source), [item])
-    names = names_of(item, trail) if trail is not None else ()
-    return Move(pending.ticket, item.what, Extent(source, slots), Extent(target, pending.slots), item.node.end, names)
+IDLE_PARTS = 8
+"""Parts of the device, one of which at most is being copied down while nothing else is to be done,"""
+IDLE_SECONDS = 0.05
+"""and seconds that this may take: a request that comes meanwhile and needs these pages has to wait for the copies under way."""
 
 
-def landed(directory: Directory, report: Report) -> bool:
-    """End a copy between tiers: its bytes become findable, or their slots free. False for a ticket that is not one of ours."""
-    flight = directory.in_flight.pop(report.ticket, None) or directory.overdue.pop(report.ticket, None)
-    if flight is None:
-        return False
-    # from the top down: what comes to the device stands on what is above
-    for item in sorted(flight.items, key=lambda part: part.node.start):
-        pending = item.pending
-        assert pending is not None and pending.ticket == report.ticket
-        if pending.tier == DEVICE:
-            _risen(directory, item, pending, report.ok)
-        else:
-            directory.arrive(item, report.ok and item.has(pending.source))  # of what is condemned, so is the copy
-    directory.release(flight.lease)
-    if directory.external is not None:
-        directory.external.landed(report)
-    return True
+@dataclass(frozen=True, slots=True)
+class Making:
+    """Copies that have begun, to be carried out, and whether anything is under way that frees device pages: worth waiting for."""
+
+    moves: list[Move]
+    coming: bool
 
 
-def _risen(directory: Directory, item: Item, pending: Pending, ok: bool) -> None:
-    """End a copy to the device; what it read is condemned if it failed. KV has to stand on KV, and whoever came first stays."""
-    above = item.node.parent
-    gap = item.what == "kv" and above is not None and above.parent is not None and above.kv.at[DEVICE] is None
-    directory.arrive(item, ok and not gap and item.has(pending.source) and item.at[DEVICE] is None)
-    if not ok:
-        directory.condemn(item, pending.source)
-    directory.offer(item)  # what is copied is no candidate, wherever else it is
+def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Making:
+    """Begin what lets `pages` device pages be taken without a loss, for a caller who tries again when it is told of a copy's end.
+
+    If nothing is coming, no page can be had without losing an only copy: the caller does without, or takes them by force.
+    """
+    done = _below_first(directory, pages, costs, now)
+    moves, lacking = done.moves, done.lacking
+    if lacking:  # what was found not to be worth a write may be dropped now
+        again = demotion(directory, pages)
+        moves, lacking = moves + again.moves, again.lacking
+    put_off = directory.archive.lookups.put_off  # a write that goes on with the next turn is one under way
+    if lacking and not (put_off or directory.coming(DEVICE) or directory.coming(HOST)):
+        moves += demotion(directory, pages, Price.ANY).moves
+        lacking = 0
+    waits_below = lacking > 0 or above(directory) == DEVICE
+    return Making(moves, directory.coming(DEVICE) > 0 or (waits_below and (put_off or directory.coming(HOST) > 0)))
+
+
+def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
+    """Copies that bring the clean shares of all tiers back to where the configuration wants them; nobody waits for them.
+
+    After idle copies far more is clean, and it would go before things of less value that only the device has. Then these are copied, one
+    at a time, until the least valuable thing on the device is clean.
+    """
+    use = directory.use(DEVICE)
+    share = int(use.total * directory.config.clean_share)
+    wanted = share - use.free - use.clean
+    if use.free < share < use.clean // 2 and directory.offers.overtaken():
+        wanted = 1
+    return _below_first(directory, wanted, costs, now).moves
+
+
+def copy_idle(directory: Directory, costs: Costs) -> Demotion:
+    """Copies into free slots of host while nothing else is to be done, the least valuable of the device first. They are a part of what
+    there is to copy: to be called again as they land, until nothing is under way and nothing was refused.
+
+    Host loses nothing for them, and holds nothing twice for long: the device makes room by dropping what is below it as well, which
+    leaves the copy in host the only one, before it copies anything else down.
+    """
+    if not directory.config.copy_idle:
+        return Demotion([])
+    page_bytes = directory.config.geometry.page_bytes
+    seconds = int(IDLE_SECONDS * costs.bytes_per_s[HOST] / page_bytes)
+    most = max(1, min(directory.config.device_pages // IDLE_PARTS, seconds))
+    return demotion(directory, most, Price.NOTHING)
+
+
+def _below_first(directory: Directory, pages: int, costs: Costs, now: float) -> Demotion:
+    """Begin copies to host, and the writes that make room for more of them."""
+    done = demotion(directory, pages)
+    above_disk = above(directory)
+    persist_ahead(directory, costs, now, pages if above_disk == DEVICE else done.lacking)
+    return done

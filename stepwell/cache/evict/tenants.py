@@ -1,17 +1,17 @@
 """What each tenant holds in each tier, and whose copies go first for that.
 
-A tenant is what a salt names before its first colon (`stepwell.cache.names.tenant_of`): one API key, say. While there is room, a tenant may
-hold all of it. Once something has to go, the copies of whoever holds its share or more go first, in their own order; only where
-there are none does the order among all tenants count.
+A tenant is what a salt names before its first colon (`stepwell.cache.disk.names.tenant_of`): one API key, say. While there is room, a
+tenant may hold all of it. Once something has to go, the copies of a tenant that holds its share or more go first, in their own order. Where
+no tenant does, the order among all tenants counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from stepwell.cache.evict.policy import Policy
+from stepwell.cache.evict.ranking import Latest, Ranking
 from stepwell.cache.moves import Tier
-from stepwell.cache.policy import Policy
-from stepwell.cache.ranking import Latest, Ranking
 from stepwell.cache.tree import Item
 
 

@@ -6,7 +6,7 @@
     backlog       what may be worth a write to disk while nothing else is to be done
 
 A copy in a tier is safe once the next tier has one too, or will not get one. KV goes leaf first: a run is a candidate only when no
-child's KV is in the same tier. An image is a candidate of its own. What each is worth is the policy's to say (`stepwell.cache.policy`).
+child's KV is in the same tier. An image is a candidate of its own. The policy says what each is worth (`stepwell.cache.evict.policy`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from stepwell.cache.backlog import Backlog
+from stepwell.cache.disk.archive import Backlog
+from stepwell.cache.evict.policy import Policy, Regret, Value
 from stepwell.cache.life import ABSENT, HERE, REFUSED
 from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
 from stepwell.cache.placement import needed
-from stepwell.cache.policy import Policy, Regret, Value
 from stepwell.cache.tree import Item
 
 
@@ -74,7 +74,7 @@ class Ranking:
     ) -> None:
         self._tier = tier
         self._value = policy.value
-        # the last two never age: what is spared, and what a pin guards (`stepwell.cache.pins`)
+        # the last two never age: what is spared, and what a pin guards (`stepwell.cache.evict.pins`)
         self._weights = (*policy.weights, 0.0, 0.0)
         self._queues: list[list[_Entry]] = [[] for _ in self._weights]
         self._ageing = tuple(zip(range(1, len(self._weights)), self._queues[1:], self._weights[1:], strict=True))

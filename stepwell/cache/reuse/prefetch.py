@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stepwell.cache.copies import begin_copy
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.leases import Lease
 from stepwell.cache.life import FREE
 from stepwell.cache.moves import DEVICE, NATIVE, Move, Tier
-from stepwell.cache.shed import begin, secure
 from stepwell.cache.tree import Item, Node
 
 
@@ -142,7 +143,7 @@ def _begin(directory: Directory, part: list[Node], missing: list[Item], status: 
     hold = directory.lease(footing[-1].kv if footing else root.kv, DEVICE)
     tip = part[-1]
     images = [directory.lease(image, DEVICE) for image in _image_here(part)]
-    secured = secure(directory, _need(missing))
+    secured = free_pages(directory, _need(missing))
     for image in images:
         directory.release(image)
     if not secured:  # what is clean hangs on what is held
@@ -158,7 +159,7 @@ def _begin(directory: Directory, part: list[Node], missing: list[Item], status: 
         assert source is not None, f"{item!r} was found to be there"
         if item.what == "kv":
             loads[source] = loads.get(source, 0) + (item.node.end - item.node.start)
-        moves.append(begin(directory, item, source, DEVICE))
+        moves.append(begin_copy(directory, item, source, DEVICE))
     return Fetch(status, tip.end, tip, tuple(sorted(loads.items())), tuple(moves), hold)
 
 

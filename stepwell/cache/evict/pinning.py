@@ -1,10 +1,10 @@
-"""Pinning a prompt: what is cached of it goes last for a time. See `stepwell.cache.pins` for what that means and its bounds."""
+"""Pinning a prompt: what is cached of it goes last for a time. See `stepwell.cache.evict.pins` for what that means and its bounds."""
 
 from __future__ import annotations
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
-from stepwell.cache.pins import Label, Pin
+from stepwell.cache.evict.pins import Label, Pin
 from stepwell.cache.tree import Item, Node
 
 

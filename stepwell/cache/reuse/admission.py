@@ -16,15 +16,15 @@ import numpy as np
 
 from stepwell.base.errors import StalePlan
 from stepwell.base.geometry import Ints
-from stepwell.cache.content import publish, touch
 from stepwell.cache.directory import Directory
+from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.leases import Lease
 from stepwell.cache.moves import DEVICE, DISK, EXTERNAL, HOST, Extent, LiveState, Move, Name, Report, Tier
-from stepwell.cache.outcome import AdmissionOutcome, Loss, Reason
-from stepwell.cache.plan import Option, Plan, Source, losses
-from stepwell.cache.shed import secure
-from stepwell.cache.survey import Survey, gather
-from stepwell.cache.table import BlockTable
+from stepwell.cache.publish import publish, touch
+from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
+from stepwell.cache.reuse.plan import Option, Plan, Source, losses
+from stepwell.cache.reuse.survey import Survey, gather
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import Node
 
 COPY_PAGES = {HOST: 256, DISK: 32}
@@ -124,7 +124,7 @@ def commit(directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot
     table = BlockTable(directory.pages_of(path.item.node, aim.shared))
     directory.promise(table, plan.need)
     pages = (aim.leg_end - aim.shared) // block
-    secured = secure(directory, pages, force=True)
+    secured = free_pages(directory, pages, force=True)
     assert secured, f"{pages} pages planned, {directory.room()} found"
     directory.grow(table, pages)
     held = Held(request_id, plan, tokens, slot, path, images, sources, legs, table)

@@ -10,8 +10,8 @@ from stepwell.cache.leases import Lease
 from stepwell.cache.life import ABSENT, CONDEMNED, HERE, REFUSED
 from stepwell.cache.moves import DEVICE, DISK
 from stepwell.cache.placement import left_by, overtaken
-from stepwell.cache.survey import Survey
-from stepwell.cache.table import BlockTable
+from stepwell.cache.reuse.survey import Survey
+from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import MOST_JOINED, OLD, ROLLING, TOKEN_BYTES, WAYPOINT, Node, Rung, RungKind
 
 
