@@ -8,7 +8,7 @@ from __future__ import annotations
 from stepwell.cache.directory import Directory
 from stepwell.cache.disk.archive import names_of
 from stepwell.cache.disk.names import Trail
-from stepwell.cache.leases import Flight
+from stepwell.cache.leases import CopyInFlight
 from stepwell.cache.life import Pending
 from stepwell.cache.moves import DEVICE, Extent, Move, Report, Tier
 from stepwell.cache.tree import Item
@@ -19,7 +19,7 @@ def begin_copy(directory: Directory, item: Item, source: Tier, target: Tier, tra
     slots = item.at[source]
     assert slots is not None and item.at[target] is None, f"{item!r} cannot go from {source.name} to {target.name}"
     pending = directory.depart(item, source, target)
-    directory.in_flight[pending.ticket] = Flight(directory.lease(item, source), [item])
+    directory.in_flight[pending.ticket] = CopyInFlight(directory.lease(item, source), [item])
     names = names_of(item, trail) if trail is not None else ()
     return Move(pending.ticket, item.what, Extent(source, slots), Extent(target, pending.slots), item.node.end, names)
 

@@ -19,7 +19,7 @@ from stepwell.cache.evict.policy import Answers, Branches
 from stepwell.cache.evict.ranking import attached
 from stepwell.cache.external.ledger import External
 from stepwell.cache.external.offer import Offer
-from stepwell.cache.leases import Flight, Lease, lock, lock_path, unlock
+from stepwell.cache.leases import CopyInFlight, Lease, lock, lock_path, unlock
 from stepwell.cache.life import CONDEMNED
 from stepwell.cache.moves import DEVICE, DISK, Tier
 from stepwell.cache.reuse.outcome import Reason
@@ -38,8 +38,8 @@ class Directory(Account):
         self.tree = Tree(config.geometry.block)
         self.reserved = self.condemnations = 0  # the latter counts quarantines
         self.leases: set[Lease] = set()
-        self.in_flight: dict[int, Flight] = {}
-        self.overdue: dict[int, Flight] = {}
+        self.in_flight: dict[int, CopyInFlight] = {}
+        self.overdue: dict[int, CopyInFlight] = {}
         self.answers = Answers()
         self.branches = Branches()
 

@@ -23,7 +23,7 @@ class Lease:
 
 
 @dataclass(slots=True)
-class Flight:
+class CopyInFlight:
     """A copy between tiers under way: what it reads (both halves, where a node was split meanwhile), and the hold on that."""
 
     lease: Lease

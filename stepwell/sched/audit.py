@@ -27,7 +27,7 @@ from stepwell.cache.evict.make_room import demote
 from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.sched.build import release
 from stepwell.sched.compose import Built
-from stepwell.sched.job import Job, Tokens, Watched
+from stepwell.sched.job import Job, KnownTokens, Watched
 from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams
 from stepwell.sched.step import Logits, StepResult
@@ -54,7 +54,7 @@ class Case:
 
 
 @dataclass(slots=True)
-class Counts:
+class AuditCounts:
     """Audits that ended with an answer, those of them that differed, those that could not be held, copies taken out."""
 
     audits: int = 0
@@ -92,7 +92,7 @@ class Auditor:
     def __init__(self, rate: float = 0.0, tolerance: float = 0.0, rng: random.Random | None = None) -> None:
         self.rate = rate
         self.tolerance = tolerance
-        self.counts = Counts()
+        self.counts = AuditCounts()
         self.differed: deque[Case] = deque(maxlen=PENDING)
         self._rng = rng or random.Random(0)
         self._pending: deque[Case] = deque()
@@ -188,7 +188,7 @@ class Auditor:
         request = Request(self._name, case.prompt, once, case.salt, read_cache=False, write_cache=False)
         count = len(case.prompt)
         order = (-inf, 0)  # it runs alone
-        enqueue(queues, Job(request, order, Tokens(case.prompt), count + 1, root_number(case.salt), internal=True))
+        enqueue(queues, Job(request, order, KnownTokens(case.prompt), count + 1, root_number(case.salt), internal=True))
 
     def _keep(self, case: Case) -> None:
         self._pending.append(case)

@@ -25,7 +25,7 @@ from stepwell.sched.request import Request
 from stepwell.sched.step import Carry, StateStart
 
 
-class Tokens:
+class KnownTokens:
     """Prompt and answer so far: an int32 array that grows at the end.
 
     tail  the newest tokens, which go into the array when somebody next reads it: a step appends what it drew here
@@ -99,7 +99,7 @@ class Job:
 
     request: Request
     order: tuple[float, int]
-    tokens: Tokens
+    tokens: KnownTokens
     limit: int
     root: int
     starts: int = 0
@@ -130,7 +130,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class Suspended:
     """What a preempted request still has: the live state after `computed` tokens in `slot`, and `pages` of the KV past the end of
     `node`, where its last whole block ends (see `stepwell.sched.suspend`). Once `Directory.condemnations` is no longer
     `condemnations`, it may have been computed from condemned bytes, and serves nobody."""
@@ -155,7 +155,7 @@ class Waiting:
     """Holds nothing but what it may have kept when it was preempted. One that is `behind` another may be overtaken."""
 
     job: Job
-    kept: Kept | None = None
+    kept: Suspended | None = None
     behind: Behind | None = None
 
 
@@ -167,7 +167,7 @@ class Parked:
     slot: int
     loading: Loading
     heard: float = 0.0
-    kept: Kept | None = None
+    kept: Suspended | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,12 @@ from stepwell.sched.compose import Built
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.drafts import Always, Gain, timed
 from stepwell.sched.finish import finish
-from stepwell.sched.job import Draining, Job, Tokens
+from stepwell.sched.job import Draining, Job, KnownTokens
 from stepwell.sched.meter import Meter
 from stepwell.sched.outlook import Outlook, explained, outlook
 from stepwell.sched.overdue import Deadlines, expire, is_stranded, refuse_stranded, relieve
 from stepwell.sched.probe import ExternalStore, probe, tell
-from stepwell.sched.queues import Order, Queues, enqueue, withdraw
+from stepwell.sched.queues import Queues, ServingOrder, enqueue, withdraw
 from stepwell.sched.request import MAX_PRIORITY, Event, Finished, Request
 from stepwell.sched.retention import Prefetched, Retention, Subject
 from stepwell.sched.stats import EngineStats
@@ -83,7 +83,7 @@ class EngineLoop:
         self.directory = Directory(cache, archive, external)
         self.meter = Meter(costs or Costs(), config.deterministic)
         self.costs = self.meter.costs
-        order = Order(config.priority_ageing, config.fair_salts, self.costs.prefill_tokens_per_s)
+        order = ServingOrder(config.priority_ageing, config.fair_salts, self.costs.prefill_tokens_per_s)
         self.queues = Queues(list(range(config.max_num_seqs - 1, -1, -1)), order, Board(config.max_num_seqs))
         self.auditor = auditor or Auditor()
         self.retention = Retention(self.directory, config.load_timeout, config.records_a_turn)
@@ -153,7 +153,7 @@ class EngineLoop:
             raise RequestError(f"a request with id {request.id!r} is being served already", "request_id")
         limit = self.longest if wanted is None else min(self.longest, count + wanted)
         place = self.queues.order.place(request, self._clock.now())
-        tokens = Tokens(request.prompt, min(limit - count, _ROOM))
+        tokens = KnownTokens(request.prompt, min(limit - count, _ROOM))
         job = Job(request, place, tokens, limit, root_number(request.salt))
         if self.config.cache and request.read_cache and self.directory.archive.catalogue.pages:
             self.queues.asking[job] = self._clock.now()

@@ -1,7 +1,7 @@
 """The scheduler's whole state beside the directory: who waits and in what order, who loads, runs and is being let go.
 
-`Order` serves by priority, then by arrival, or by turns among salts. A place in the order is a number that is set on arrival, so that
-the queue is not sorted anew, except where somebody gives up:
+`ServingOrder` serves by priority, then by arrival, or by turns among salts. A place in the order is a number that is set on arrival, so
+the queue is not sorted anew, except where a request gives up:
 
     place = start + priority · ageing       start: when it came; with turns among salts, where its salt's work so far ends
 
@@ -27,7 +27,7 @@ from stepwell.cache.reuse.explain import RecentPaths
 from stepwell.cache.reuse.outcome import Tally
 from stepwell.sched.board import Board
 from stepwell.sched.drafts import DraftCounts
-from stepwell.sched.job import Draining, Job, Kept, Leaving, Parked, Running, Waiting
+from stepwell.sched.job import Draining, Job, Leaving, Parked, Running, Suspended, Waiting
 from stepwell.sched.request import Event, Request, SamplingParams
 
 
@@ -36,7 +36,7 @@ class Lineup:
     """Rows of `Decodes`, in their order; its columns as there.
 
     runs   whose rows they are              at    row of each live slot
-    tails  where their tokens go, see `stepwell.sched.job.Tokens`
+    tails  where their tokens go, see `stepwell.sched.job.KnownTokens`
     ends   tokens that may end one of the answers: whose, and whether, is for their params to say
     """
 
@@ -73,7 +73,7 @@ class Lineup:
 _REMEMBERED = 4096  # salts and priorities; those that have fallen behind are worth nothing and are forgotten
 
 
-class Order:
+class ServingOrder:
     """Gives places. With `fair`, time is work: the seconds of prefill of the prompts that have been admitted.
 
         salt a   ├── 9 s ──┼── 9 s ──┼── 9 s ──┤      the virtual time of whoever is admitted is that of the queue; a salt that
@@ -153,7 +153,7 @@ class Queues:
     """
 
     slots: list[int]
-    order: Order
+    order: ServingOrder
     board: Board
     waiting: list[Waiting] = field(default_factory=list)
     asking: dict[Job, float] = field(default_factory=dict)
@@ -218,7 +218,7 @@ def leave(queues: Queues, running: Running) -> None:
     queues.regroup()
 
 
-def enqueue(queues: Queues, job: Job, kept: Kept | None = None) -> None:
+def enqueue(queues: Queues, job: Job, kept: Suspended | None = None) -> None:
     """Put `job` at its place; a preempted one comes back before whoever came after it."""
     at = len(queues.waiting)
     while at and queues.waiting[at - 1].job.order > job.order:

@@ -50,7 +50,7 @@ class Prefetched:
 
 
 @dataclass(slots=True)
-class Counts:
+class HintCounts:
     """Orders that ended, by what became of them; tokens that they brought."""
 
     prefetches: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
@@ -100,7 +100,7 @@ class Retention:
         self._directory = directory
         self._patience = patience
         self._records = self._left = records
-        self.counts = Counts()
+        self.counts = HintCounts()
         self._orders: list[_Order] = []
         self._unknown: list[_Order] = []  # whose prompts are looked up on disk first
         self._pins: dict[Label, _Pin] = {}

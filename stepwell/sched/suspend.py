@@ -17,12 +17,12 @@ from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import DEVICE
-from stepwell.sched.job import Kept, Running, Waiting
+from stepwell.sched.job import Running, Suspended, Waiting
 from stepwell.sched.queues import Queues
 from stepwell.sched.step import Carry
 
 
-def keep(directory: Directory, running: Running) -> Kept | None:
+def keep(directory: Directory, running: Running) -> Suspended | None:
     """Take from a request that is about to be preempted what it needs to go on where it is; None where it has not got there."""
     assert not running.in_flight, "the step that computes it is collected first"
     request, node = running.job.request, running.path.item.node
@@ -35,10 +35,10 @@ def keep(directory: Directory, running: Running) -> Kept | None:
     rest, spare = running.table.detach(whole // block, directory.config.geometry.pages_for(running.computed))
     directory.give(DEVICE, spare)
     node.awaited += 1
-    return Kept(running.slot, running.computed, rest, node, directory.condemnations)
+    return Suspended(running.slot, running.computed, rest, node, directory.condemnations)
 
 
-def attach(directory: Directory, running: Running, kept: Kept) -> None:
+def attach(directory: Directory, running: Running, kept: Suspended) -> None:
     """A request has all its KV again up to the last whole block: it goes on where it was."""
     assert len(running.table) * directory.tree.block == floor_to(kept.computed, directory.tree.block)
     running.table.append(kept.pages)
@@ -47,7 +47,7 @@ def attach(directory: Directory, running: Running, kept: Kept) -> None:
     _unawait(directory, kept)
 
 
-def let_go(directory: Directory, kept: Kept) -> None:
+def let_go(directory: Directory, kept: Suspended) -> None:
     """The pages are needed more elsewhere, or the request is gone. The slot is the caller's to give back."""
     directory.give(DEVICE, kept.pages)
     _unawait(directory, kept)
@@ -86,7 +86,7 @@ def _strip(queues: Queues, directory: Directory, index: int, waiting: Waiting) -
     queues.waiting[index] = replace(waiting, kept=None)
 
 
-def _unawait(directory: Directory, kept: Kept) -> None:
+def _unawait(directory: Directory, kept: Suspended) -> None:
     kept.node.awaited -= 1
     if kept.node.parent is not None:
         directory.tidy(kept.node)

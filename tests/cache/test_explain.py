@@ -6,7 +6,7 @@ import numpy as np
 
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.admission import Ready, commit
-from stepwell.cache.reuse.explain import Explanation, Start, explain
+from stepwell.cache.reuse.explain import Explanation, PlannedStart, explain
 from stepwell.cache.reuse.outcome import Loss, Reason
 from tests.cache.builders import COSTS, copy_down, directory, forget, hold, join, keep, numbers, planned, state_of
 
@@ -16,7 +16,7 @@ PROMPT = numbers(48)
 def test_nothing_is_known_of_a_new_prompt() -> None:
     told = explain(directory(), "", PROMPT, COSTS)
     assert (told.matched, told.device, told.union, told.hit, told.rungs) == (0, 0, 0, 0, ())
-    assert told.starts == (Start(0, 0, None, ()),) and told.pages_needed == 12
+    assert told.starts == (PlannedStart(0, 0, None, ()),) and told.pages_needed == 12
     assert told.outcome is not None and told.outcome.lost == ((Loss.NEW, 48),)
 
 
@@ -28,7 +28,7 @@ def test_a_load_is_told_with_its_legs_and_its_fallbacks() -> None:
     told = explain(shelf, "", PROMPT, COSTS)
     assert (told.matched, told.device, told.union, told.hit) == (40, 20, 40, 20)
     assert told.rungs == ((20, "device"), (40, "host"))
-    assert told.starts[0] == Start(40, 20, "host", (("host", 20, 40),))
+    assert told.starts[0] == PlannedStart(40, 20, "host", (("host", 20, 40),))
     assert [start.boundary for start in told.starts] == [40, 20, 0]
     assert told.outcome is not None
     assert (told.outcome.device, told.outcome.host, told.outcome.recomputed) == (20, 20, 8)

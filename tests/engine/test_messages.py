@@ -8,7 +8,7 @@ import pytest
 
 from stepwell.base.errors import CapacityError, RequestError
 from stepwell.cache.moves import Tier
-from stepwell.cache.reuse.explain import Explanation, Start
+from stepwell.cache.reuse.explain import Explanation, PlannedStart
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts
@@ -62,7 +62,7 @@ def test_config_and_facts_survive_the_journey() -> None:
 
 
 def test_answers_about_the_cache_survive_the_journey() -> None:
-    start = Start(40, 20, "host", (("host", 20, 40),))
+    start = PlannedStart(40, 20, "host", (("host", 20, 40),))
     told = Explanation(48, 40, 20, 40, 20, ((20, "device"),), (30,), 41, (start,), 7, None, OUTCOME, 36)
     expected = Outlook(48, 40, Tier.HOST, 0.25, 0.5, 0.125, 3)
     for reply in (messages.Explained(5, told), messages.Expected(5, expected), messages.WasReset(6, {"device": 3})):

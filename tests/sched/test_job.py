@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell.sched.job import Tokens
+from stepwell.sched.job import KnownTokens
 from tests.cache.builders import numbers
 
 
 @pytest.mark.parametrize("size", [1, 3, 64, 65, 400])
 def test_it_grows_without_touching_what_is_there(size: int) -> None:
     prompt = numbers(10)
-    tokens = Tokens(prompt)
+    tokens = KnownTokens(prompt)
     expected = prompt.tolist()
     for start in range(0, 500, size):
         more = tuple(range(start, start + size))
@@ -22,7 +22,7 @@ def test_it_grows_without_touching_what_is_there(size: int) -> None:
 
 def test_the_prompt_is_copied() -> None:
     prompt = numbers(10)
-    tokens = Tokens(prompt)
+    tokens = KnownTokens(prompt)
     before = tokens.view.tolist()
     prompt[:] = 0
     assert tokens.view.tolist() == before

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.errors import RequestError
-from stepwell.sched.queues import Order
+from stepwell.sched.queues import ServingOrder
 from stepwell.sched.request import MAX_PRIORITY, Request
 from tests.cache.builders import numbers
 from tests.sched.rig import Rig
@@ -54,7 +54,7 @@ class TestPriority:
 
     def test_waiting_is_worth_priority(self) -> None:
         """One step of priority for each `ageing` seconds, whoever comes meanwhile."""
-        order = Order(10.0)
+        order = ServingOrder(10.0)
         waited = order.place(request("a", priority=3), 100.0)
         assert order.place(request("b"), 129.9) < waited < order.place(request("c"), 130.1)
         assert order.place(request("d", priority=-MAX_PRIORITY), 100.0 + 10 * (MAX_PRIORITY + 4)) > waited
@@ -93,13 +93,13 @@ class TestTurns:
         assert started(rig) == ["a", "b", "c"]
 
     def test_one_salt_alone_is_served_as_it_came(self) -> None:
-        order = Order(10.0, fair=True, tokens_per_s=100.0)
+        order = ServingOrder(10.0, fair=True, tokens_per_s=100.0)
         places = [order.place(request(f"{i}", 10 * (i % 3 + 1), "a"), 0.0) for i in range(9)]
         assert places == sorted(places)
 
     def test_who_was_idle_has_saved_nothing_up_and_owes_nothing(self) -> None:
         """`b` comes after `a` has been served for long, and is neither before all of `a` nor behind it."""
-        order = Order(10.0, fair=True, tokens_per_s=1.0)
+        order = ServingOrder(10.0, fair=True, tokens_per_s=1.0)
         for i in range(50):
             order.served(request("", 10, "a"), order.place(request(f"{i}", 10, "a"), 0.0))
         a = [order.place(request("", 10, "a"), 0.0) for _ in range(3)]
@@ -133,7 +133,7 @@ class TestTurns:
         assert started(rig) == ["first", "b0", "a0", "b1", "a1"]
 
     def test_closing_up_saves_nothing_up(self) -> None:
-        order = Order(10.0, fair=True, tokens_per_s=1.0)
+        order = ServingOrder(10.0, fair=True, tokens_per_s=1.0)
         gone, later = request("gone", 90, "a", priority=5), request("later", 10, "a", priority=5)
         order.place(gone, 0.0)
         order.served(request("b", 200, "b"), (80.0, 9))
@@ -153,12 +153,12 @@ class TestTurns:
         assert started(rig) == ["begun", "b", "a"]
 
     def test_priorities_of_one_salt_do_not_hold_each_other_up(self) -> None:
-        order = Order(10.0, fair=True, tokens_per_s=1.0)
+        order = ServingOrder(10.0, fair=True, tokens_per_s=1.0)
         background = [order.place(request("", 10, "a", priority=50), 0.0) for _ in range(20)]
         assert order.place(request("", 10, "a"), 0.0) < min(background)
 
     def test_what_it_remembers_is_bounded(self) -> None:
-        order = Order(10.0, fair=True)
+        order = ServingOrder(10.0, fair=True)
         for number in range(20_000):
             order.served(request("", 1, f"{number}"), order.place(request("", 1, f"{number}"), 0.0))
             order.served(request("", 2, "busy"), order.place(request("", 2, "busy"), 0.0))

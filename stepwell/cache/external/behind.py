@@ -13,7 +13,7 @@ import numpy as np
 from stepwell.base.units import floor_to
 from stepwell.cache.directory import Directory
 from stepwell.cache.external.ledger import Behind, Saving, What
-from stepwell.cache.leases import Flight
+from stepwell.cache.leases import CopyInFlight
 from stepwell.cache.moves import DEVICE, EXTERNAL, HOST, Extent, Move, Name, Tier
 from stepwell.cache.reuse.survey import Survey, gather, kv_nodes
 from stepwell.cache.tree import ROLLING, Item
@@ -91,6 +91,6 @@ def _begin(directory: Directory, what: What, item: Item, source: Extent, name: N
     external, ticket, pages = directory.external, directory.ticket(), len(source.slots)
     assert external is not None
     external.begin(ticket, Saving(what, name, pages))
-    directory.in_flight[ticket] = Flight(directory.lease(item, source.tier), [])
+    directory.in_flight[ticket] = CopyInFlight(directory.lease(item, source.tier), [])
     target = Extent(EXTERNAL, np.arange(pages, dtype=np.int32))
     return Move(ticket, what, source, target, name.end, (name,))

@@ -29,7 +29,7 @@ from stepwell.cache.tree import TIERS, Node, RungKind
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class PlannedStart:
     """One option of a plan.
 
     state  tier of the image; None at boundary 0
@@ -65,7 +65,7 @@ class Explanation:
     rungs: tuple[tuple[int, str], ...]
     lost_rungs: tuple[int, ...]
     diverged_at: int | None
-    starts: tuple[Start, ...]
+    starts: tuple[PlannedStart, ...]
     pages_needed: int
     pages_available: int | None
     outcome: AdmissionOutcome | None
@@ -76,7 +76,7 @@ def explain(directory: Directory, salt: str, prompt: Ints, costs: Costs, read: b
     """Answer for `prompt` under `salt` at this moment."""
     answer = directory.plan(salt, prompt, costs, read)
     found = answer.survey if isinstance(answer, Plan) else directory.survey(salt, prompt)
-    starts: tuple[Start, ...] = ()
+    starts: tuple[PlannedStart, ...] = ()
     outcome = None
     if isinstance(answer, Plan):
         starts = tuple(_start(option) for option in answer.options)
@@ -105,10 +105,10 @@ def _hit(found: Survey) -> int:
     return found.hit.position if found.hit is not None else 0
 
 
-def _start(option: Option) -> Start:
+def _start(option: Option) -> PlannedStart:
     state = None if option.foothold is None else _name(option.foothold.tier)
     legs = tuple((_name(source.tier), source.start, source.end) for source in option.leg)
-    return Start(option.boundary, option.shared, state, legs)
+    return PlannedStart(option.boundary, option.shared, state, legs)
 
 
 def _name(tier: Tier) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.disk.archive import Dormant
-from stepwell.store.disk.health import Counts, Health, is_ruin
+from stepwell.store.disk.health import DiskCounts, Health, is_ruin
 from stepwell.store.disk.inbox import Inbox
 from stepwell.store.disk.ledger import Places
 from stepwell.store.disk.manifest import Manifest, Place, Row
@@ -33,7 +33,7 @@ class DiskCatalogue:
         places: Places,
         inbox: Inbox,
         health: Health,
-        counts: Counts,
+        counts: DiskCounts,
         last: int,
         pages: int,
     ) -> None:

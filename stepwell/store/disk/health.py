@@ -169,7 +169,7 @@ class DiskStats:
     paused_until: float
 
 
-class Counts:
+class DiskCounts:
     """Counters that several threads add to."""
 
     __slots__ = ("_counts", "_lock")

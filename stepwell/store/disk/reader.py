@@ -11,7 +11,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Move
 from stepwell.store.arena import Rows
 from stepwell.store.disk.files import read_all
-from stepwell.store.disk.health import Counts
+from stepwell.store.disk.health import DiskCounts
 from stepwell.store.disk.ledger import Places, Stretch
 from stepwell.store.disk.record import Damaged, Header, Kind, Layout, decode, page_sums
 from stepwell.store.disk.segments import Gone, Segments
@@ -44,7 +44,7 @@ class Reader:
         layout: Layout,
         segments: Segments,
         places: Places,
-        counts: Counts,
+        counts: DiskCounts,
         damaged: Callable[[Ints, Stretch], None],
     ) -> None:
         self._layout = layout

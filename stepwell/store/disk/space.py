@@ -12,7 +12,7 @@ from stepwell.cache.moves import Name
 from stepwell.store.arena import Rows
 from stepwell.store.disk.files import Files, Point, disk_usage, read_all
 from stepwell.store.disk.folder import Namespace, others
-from stepwell.store.disk.health import Counts
+from stepwell.store.disk.health import DiskCounts
 from stepwell.store.disk.ledger import Ledger, Places
 from stepwell.store.disk.manifest import Manifest, Row
 from stepwell.store.disk.record import Damaged, Header, Kind, Layout, decode, page_sums
@@ -45,7 +45,7 @@ class Space:
         ledger: Ledger,
         manifest: Manifest,
         places: Places,
-        counts: Counts,
+        counts: DiskCounts,
         point: Point,
     ) -> None:
         self._path = path

@@ -20,7 +20,7 @@ from stepwell.store.disk.catalogue import DiskCatalogue
 from stepwell.store.disk.files import Files, OsFiles, Point, no_point
 from stepwell.store.disk.folder import Lock, enter, names_key, prepare, read_key, usage
 from stepwell.store.disk.gate import Gate
-from stepwell.store.disk.health import Counts, DiskStats, Health
+from stepwell.store.disk.health import DiskCounts, DiskStats, Health
 from stepwell.store.disk.inbox import Inbox, Job
 from stepwell.store.disk.ledger import Ids, Ledger, Places, Stretch
 from stepwell.store.disk.manifest import Manifest, open_index
@@ -205,7 +205,7 @@ def _build(
     files, point = options.files or OsFiles(), options.points
     space = enter(path, layout, dict(options.parts or {}), files, point)
     key = names_key(read_key(path), layout.fingerprint)
-    health, counts = Health(options.clock or WallClock(), space.distrust), Counts()
+    health, counts = Health(options.clock or WallClock(), space.distrust), DiskCounts()
     segments = Segments(space.segments, files)
     slots = int(budget * PAGE_SHARE / layout.page_bytes)
     found = open_index(space, segments, _checkpoint_pages(budget), health)

@@ -21,7 +21,7 @@ from stepwell.store.arena import Rows, check_slots
 from stepwell.store.disk.catalogue import DiskCatalogue
 from stepwell.store.disk.files import Point, read_all
 from stepwell.store.disk.gate import Gate
-from stepwell.store.disk.health import Counts, Health, is_ruin
+from stepwell.store.disk.health import DiskCounts, Health, is_ruin
 from stepwell.store.disk.inbox import Adopt, Copy, Drop, Job, Strike
 from stepwell.store.disk.ledger import Ids, Ledger, Places
 from stepwell.store.disk.manifest import Row
@@ -43,7 +43,7 @@ class Tools:
     space: Space
     catalogue: DiskCatalogue
     health: Health
-    counts: Counts
+    counts: DiskCounts
     ids: Ids
     wall: Callable[[], float]
     point: Point
