@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from stepwell.engine.batching import Layout, lay_out
-from stepwell.engine.wishes import Wishes
+from stepwell.engine.compute.batching import Layout, lay_out
+from stepwell.engine.compute.wishes import Wishes
 from stepwell.model import torch_forward
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stepwell.base.geometry import Ints
-from stepwell.engine.sampler import Sampler
-from stepwell.engine.torch_runner import TorchRunner
+from stepwell.engine.compute.sampler import Sampler
+from stepwell.engine.compute.torch_runner import TorchRunner
 from stepwell.model.backend import Prepared
 from stepwell.model.backends import MakeBackend, backend_for
 from stepwell.model.loading import dummy_decoder

@@ -30,9 +30,9 @@ import torch
 from load.models import CONFIGS, write_model
 
 from stepwell.engine.build import build_engine
+from stepwell.engine.compute.torch_runner import TorchPass, TorchRunner
 from stepwell.engine.config import engine_config
-from stepwell.engine.process import ServedLoop, build
-from stepwell.engine.torch_runner import TorchPass, TorchRunner
+from stepwell.engine.process.serving import ServedLoop, build
 from stepwell.sched.request import Request, SamplingParams, Tokens
 from stepwell.sched.step import Pass, Step, StepResult
 

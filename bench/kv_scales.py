@@ -21,11 +21,11 @@ from rich.table import Table
 from torch import Tensor
 
 from stepwell.base.geometry import Ints
+from stepwell.engine.compute.sampler import Sampler
+from stepwell.engine.compute.torch_runner import TorchRunner
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.kv_scales import calibrated, calibration_tokens
-from stepwell.engine.sampler import Sampler
-from stepwell.engine.tokenizer import Tokenizer
-from stepwell.engine.torch_runner import TorchRunner
+from stepwell.engine.text.tokenizer import Tokenizer
+from stepwell.engine.worker.kv_scales import calibrated, calibration_tokens
 from stepwell.eval.task import TEST, read_problems
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.kv_scales import KvScales

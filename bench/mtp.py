@@ -29,8 +29,8 @@ from rich.table import Table
 
 from stepwell.base.clock import WallClock
 from stepwell.cache.config import CacheConfig
-from stepwell.engine.sampler import Sampler
-from stepwell.engine.torch_runner import TorchRunner
+from stepwell.engine.compute.sampler import Sampler
+from stepwell.engine.compute.torch_runner import TorchRunner
 from stepwell.model.backend import Prepared
 from stepwell.model.backends import backend_for
 from stepwell.model.decoder import HybridDecoder

@@ -3,8 +3,8 @@
     python bench/pauses.py --nodes 100000
 
 Grows a tree to so many nodes, then lets prompts come and go, once under the collector's defaults and once as an engine process sets it
-(`stepwell/engine/garbage.py`). Ends with one line of JSON: for each the longest pause in ms and the collections by generation, and the
-objects that only a collection would have freed, of all that went (0: nothing in the tree keeps itself alive).
+(`stepwell/engine/process/garbage.py`). Ends with one line of JSON: for each the longest pause in ms and the collections by
+generation, and the objects that only a collection would have freed, of all that went (0: nothing in the tree keeps itself alive).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.publish import leave_rung, publish
 from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import RungKind
-from stepwell.engine.garbage import Garbage
+from stepwell.engine.process.garbage import Garbage
 
 BLOCK = 16
 TOKENS = 4 * BLOCK

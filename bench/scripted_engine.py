@@ -1,8 +1,8 @@
 """An engine whose model says what it is told to: the real scheduler and cache, and a runner that computes nothing.
 
-`build` is a factory as `stepwell.engine.spawn` names it. A request with seed N answers with the tokens of `MODEL/scripts/N.json`, others
-with the end of a turn. Each admission is a line of `MODEL/ledger.jsonl`: what of its prompt had been computed before, as an
-earlier prompt or answer, and what of that the cache gave back.
+`build` is a factory as `stepwell.engine.process.spawn` names it. A request with seed N answers with the tokens of
+`MODEL/scripts/N.json`, others with the end of a turn. Each admission is a line of `MODEL/ledger.jsonl`: what of its prompt had been
+computed before, as an earlier prompt or answer, and what of that the cache gave back.
 """
 
 from __future__ import annotations

@@ -38,13 +38,13 @@ from rich.table import Table
 
 from stepwell.base.clock import WallClock
 from stepwell.cache.config import CacheConfig
-from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
-from stepwell.engine.garbage import settle_front
 from stepwell.engine.owned import OwnedLoop
-from stepwell.engine.process import answers_address, commands_address, serve
-from stepwell.engine.spawn import EngineLink
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.process import messages
+from stepwell.engine.process.garbage import settle_front
+from stepwell.engine.process.serving import answers_address, commands_address, serve
+from stepwell.engine.process.spawn import EngineLink
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Event, Finished, Request
 from stepwell.sched.step import Done, Step

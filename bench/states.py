@@ -23,8 +23,8 @@ from rich.table import Table
 from torch import Tensor
 
 from stepwell.base.geometry import Ints
-from stepwell.engine.sampler import Sampler
-from stepwell.engine.torch_runner import TorchRunner
+from stepwell.engine.compute.sampler import Sampler
+from stepwell.engine.compute.torch_runner import TorchRunner
 from stepwell.model.loading import dummy_decoder
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Carry, Cut, Fresh, FromImage, Sample, StateStart, Step, Work

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from stepwell.base.clock import WallClock
 from stepwell.cache.config import CacheConfig
-from stepwell.engine.link import Answer, Endpoint, WiredRunner
+from stepwell.engine.wire.link import Answer, Endpoint, WiredRunner
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Request, SamplingParams

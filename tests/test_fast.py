@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import inspect
 
-from stepwell.engine import messages
+from stepwell.engine.process import messages
 from stepwell.sched.request import SamplingParams
 from tests.test_deploy import tool
 from tests.test_repository import ROOT

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from stepwell.engine.messages import Stats
+from stepwell.engine.process.messages import Stats
 from stepwell.server.observe.metrics import Metrics
 
 _BEGIN, _END = "<!-- metrics -->", "<!-- end of metrics -->"

@@ -23,12 +23,12 @@ import zmq
 
 from stepwell.base.clock import WallClock
 from stepwell.cache.config import CacheConfig
-from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.owned import OwnedLoop
-from stepwell.engine.process import answers_address, commands_address, serve
-from stepwell.engine.spawn import EngineLink
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.process import messages
+from stepwell.engine.process.serving import answers_address, commands_address, serve
+from stepwell.engine.process.spawn import EngineLink
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.step import Work
 from stepwell.server.generation.client import EngineClient

@@ -19,7 +19,7 @@ from stepwell.base.geometry import Geometry
 from stepwell.bench.fit import Decode, Prefill, fit_costs
 from stepwell.bench.sizes import PASSES, Sizes
 from stepwell.cache.moves import Extent, Move, Tier
-from stepwell.engine.process import ServedLoop
+from stepwell.engine.process.serving import ServedLoop
 from stepwell.replay.cost import CostModel
 from stepwell.sched.request import Finished, Request, SamplingParams, Tokens
 from stepwell.store.copier import Copier, HostCopier

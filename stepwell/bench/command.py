@@ -77,7 +77,7 @@ def measured(
     from stepwell.bench import calibrate as measuring
     from stepwell.engine.build import build_engine
     from stepwell.engine.config import engine_config
-    from stepwell.engine.process import build
+    from stepwell.engine.process.serving import build
 
     shape = _shape(Path(model))
     config = engine_config({"model": model, **engine})

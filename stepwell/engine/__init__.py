@@ -1,5 +1,11 @@
 """From a `Step` to tensors, from a `Move` to copies; the process around them. Decides nothing.
 
+    build ▸ owned       control: directory and loop, put together      events     what the cache holds, told to subscribers
+    wire                steps and moves as bytes                       grammar    which tokens may come next, in processes beside it
+    worker ▸ compute    the model, its memory, a step computed         ranks      several workers, one a process
+    process             the engine behind a front end's sockets        text       tokenizer and detokenizer
+    llm                 the engine without a server
+
 This package knows models, arenas, processes and messages. It does not know HTTP, and it has no opinion on what to cache.
 """
 

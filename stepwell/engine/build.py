@@ -15,6 +15,7 @@ from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError
 from stepwell.base.units import ceil_to, format_size
 from stepwell.cache.config import CacheConfig, Costs
+from stepwell.engine.compute.sampler import Masks
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.engine.disk_tier import CHUNK, DiskTier, identity, open_disk, with_disk
 from stepwell.engine.doubts import doubts
@@ -23,13 +24,12 @@ from stepwell.engine.external_tier import ExternalTier, open_external
 from stepwell.engine.grammar.grammars import Grammars
 from stepwell.engine.grammar.guide import Guides
 from stepwell.engine.grammar.vocabulary import GuideError
-from stepwell.engine.kv_scales import Naming
 from stepwell.engine.owned import Growing, OwnedLoop
 from stepwell.engine.phases import Phases
 from stepwell.engine.ranks.start import start_ranks, take_folder
-from stepwell.engine.sampler import Masks
-from stepwell.engine.sizes import Sizes
-from stepwell.engine.worker import Frame, build_worker
+from stepwell.engine.worker.build import Frame, build_worker
+from stepwell.engine.worker.kv_scales import Naming
+from stepwell.engine.worker.sizes import Sizes
 from stepwell.engine.workers import Workers
 from stepwell.sched.audit import Auditor
 from stepwell.sched.config import SchedConfig

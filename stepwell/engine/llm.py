@@ -21,11 +21,11 @@ from stepwell.base.errors import EngineDead, RequestError, StepwellError
 from stepwell.base.geometry import Ints
 from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineFacts, engine_config
-from stepwell.engine.detokenizer import Transcript
 from stepwell.engine.hub import local_model
 from stepwell.engine.interrupt import whole
-from stepwell.engine.process import ServedLoop, build
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.process.serving import ServedLoop, build
+from stepwell.engine.text.detokenizer import Transcript
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.request import Admitted, Event, Finished, FinishReason, Request, SamplingParams, Scored, Tokens
 from stepwell.sched.retention import Prefetched, Subject
 from stepwell.sched.stats import EngineStats

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepwell.cache.config import Costs
-from stepwell.engine.link import WiredMover, WiredRunner
 from stepwell.engine.owned import Counting, Growing
-from stepwell.engine.sizes import Sizes
-from stepwell.engine.worker import Worker
+from stepwell.engine.wire.link import WiredMover, WiredRunner
+from stepwell.engine.worker.build import Worker
+from stepwell.engine.worker.sizes import Sizes
 from stepwell.sched.probe import ExternalStore
 from stepwell.sched.step import Mover, Runner
 from stepwell.store.device import DeviceArena

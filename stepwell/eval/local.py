@@ -19,7 +19,7 @@ from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.engine.build import build_engine
 from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.engine.owned import OwnedLoop
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.eval.subject import Answer, Sources, Told
 from stepwell.sched.request import Admitted, Finished, Request, SamplingParams, Scored, Tokens
 from stepwell.sched.retention import Subject

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.read.names import ServedNames
 from stepwell.testing.agents import TEMPLATE, forgetful, write_agent_tokenizer
 from tests.agents.bodies import PROGRAMS, Sent, sent_by

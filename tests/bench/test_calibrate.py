@@ -115,7 +115,7 @@ def test_the_command_writes_a_profile(tmp_path: Path, monkeypatch: pytest.Monkey
         asked.append(config)
         return loop, SimpleNamespace(vocab_size=100, max_model_len=8192)
 
-    monkeypatch.setattr("stepwell.engine.process.build", build)
+    monkeypatch.setattr("stepwell.engine.process.serving.build", build)
     monkeypatch.setattr("stepwell.bench.calibrate.measure_compute", lambda *given: KNOWN)
     done = CliRunner().invoke(
         bench_app, ["calibrate", str(model), "--out", str(tmp_path / "p.toml"), "--device", "cpu"]

@@ -11,8 +11,8 @@ import pytest
 from stepwell.base.clock import WallClock
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.outcome import Reason
-from stepwell.engine.messages import Batch, Stats, decode_answer, encode
-from stepwell.engine.stats import stats_message
+from stepwell.engine.process.messages import Batch, Stats, decode_answer, encode
+from stepwell.engine.process.stats import stats_message
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import Request, SamplingParams

@@ -1,6 +1,6 @@
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from tests.server.harness import tokenizer_directory
 
 

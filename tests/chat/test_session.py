@@ -15,7 +15,7 @@ from stepwell.chat.session import Session
 from stepwell.chat.talkers import LocalTalker, Piece, RemoteTalker, Talker, Turn
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.llm import LocalEngine
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from tests.engine.scripted import CONTEXT, VOCAB, ScriptedLoop
 from tests.server.harness import running

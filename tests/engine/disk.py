@@ -14,8 +14,8 @@ from stepwell.engine.build import build_engine
 from stepwell.engine.config import EngineConfig, engine_config
 from stepwell.engine.llm import Completion, LocalEngine
 from stepwell.engine.owned import OwnedLoop
-from stepwell.engine.process import build
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.process.serving import build
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.request import SamplingParams
 from stepwell.testing.checkpoint import write_checkpoint
 

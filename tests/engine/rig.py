@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from stepwell.base.geometry import Ints
-from stepwell.engine.sampler import Sampler
-from stepwell.engine.torch_runner import TorchRunner
+from stepwell.engine.compute.sampler import Sampler
+from stepwell.engine.compute.torch_runner import TorchRunner
 from stepwell.model.backend import Forward, Output
 from stepwell.model.batch import Behind, Memory
 from stepwell.model.decoder import HybridDecoder

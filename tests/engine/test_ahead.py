@@ -15,15 +15,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from stepwell.engine import ahead  # noqa: E402
-from stepwell.engine.ahead import Kernel, compile_ahead, compile_all, rehearsal  # noqa: E402
+from stepwell.engine.worker import ahead  # noqa: E402
+from stepwell.engine.worker.ahead import Kernel, compile_ahead, compile_all, rehearsal  # noqa: E402
 
 ON_NO_GPU = """
 import contextlib, torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
-from stepwell.engine.ahead import compile_all, rehearsal
-from stepwell.engine.compiles import Compiles
+from stepwell.engine.worker.ahead import compile_all, rehearsal
+from stepwell.engine.worker.compiles import Compiles
 from stepwell.ops.triton.images import copy_images
 
 class Driver:

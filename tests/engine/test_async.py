@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from stepwell.engine.compute.torch_runner import TorchRunner  # noqa: E402
 from stepwell.engine.llm import LLM, Completion  # noqa: E402
-from stepwell.engine.torch_runner import TorchRunner  # noqa: E402
 from stepwell.sched.request import Finished, Request, SamplingParams, Tokens  # noqa: E402
 from stepwell.sched.step import Pass, Step  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402

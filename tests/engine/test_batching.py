@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepwell.engine.batching import Laid, Layout, lay_out  # noqa: E402
-from stepwell.engine.wishes import Wishes  # noqa: E402
+from stepwell.engine.compute.batching import Laid, Layout, lay_out  # noqa: E402
+from stepwell.engine.compute.wishes import Wishes  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402
 from stepwell.sched.step import FIRST_DRAFT, LAST_DRAW, Carry, Cut, Decodes, Sample, Score, Step, Work  # noqa: E402
 

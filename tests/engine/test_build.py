@@ -16,12 +16,13 @@ from llguidance import LLMatcher  # noqa: E402
 
 from stepwell.base.errors import ConfigError, RequestError  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
-from stepwell.engine import build, worker  # noqa: E402
+from stepwell.engine import build  # noqa: E402
 from stepwell.engine.config import EngineFacts, engine_config  # noqa: E402
 from stepwell.engine.grammar import wire  # noqa: E402
 from stepwell.engine.grammar.desk import Desk, Order  # noqa: E402
 from stepwell.engine.llm import LLM, LocalEngine  # noqa: E402
-from stepwell.engine.tokenizer import Tokenizer  # noqa: E402
+from stepwell.engine.text.tokenizer import Tokenizer  # noqa: E402
+from stepwell.engine.worker import build as worker  # noqa: E402
 from stepwell.sched.request import Request, SamplingParams, Tokens  # noqa: E402
 from stepwell.store.device import DeviceArena  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402

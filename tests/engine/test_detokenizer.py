@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwell.engine.detokenizer import ByteDecoder, StopFinder, Transcript, WindowDecoder
+from stepwell.engine.text.detokenizer import ByteDecoder, StopFinder, Transcript, WindowDecoder
 
 BYTES = [bytes([i]) for i in range(256)]
 TEXT = st.text(alphabet="ab<|é🙂東", max_size=40)

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepwell.base.errors import ConfigError  # noqa: E402
-from stepwell.engine import torch_runner  # noqa: E402
+from stepwell.engine.compute import torch_runner  # noqa: E402
 from stepwell.engine.llm import LLM  # noqa: E402
 from stepwell.model.config import HybridConfig  # noqa: E402
 from stepwell.model.loading import load_decoder  # noqa: E402

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepwell.base.clock import VirtualClock
-from stepwell.engine.garbage import SOME, Garbage
+from stepwell.engine.process.garbage import SOME, Garbage
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 from stepwell import LLM, SamplingParams  # noqa: E402
 from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.engine.hub import expect_checkpoint  # noqa: E402
-from stepwell.engine.tokenizer import Tokenizer  # noqa: E402
+from stepwell.engine.text.tokenizer import Tokenizer  # noqa: E402
 from tools.from_gguf import unpack  # noqa: E402
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)

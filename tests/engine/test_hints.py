@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from stepwell.cache.reuse.prefetch import Status
-from stepwell.engine import messages
-from stepwell.engine.hints import fetched, take_hint
 from stepwell.engine.llm import LLM
+from stepwell.engine.process import messages
+from stepwell.engine.process.hints import fetched, take_hint
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.retention import Prefetched, Subject
 from stepwell.store.disk.catalogue import DiskCatalogue

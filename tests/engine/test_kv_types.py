@@ -13,7 +13,7 @@ from safetensors.torch import save  # noqa: E402
 from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
 from stepwell.engine.config import engine_config  # noqa: E402
-from stepwell.engine.kv_scales import calibrated  # noqa: E402
+from stepwell.engine.worker.kv_scales import calibrated  # noqa: E402
 from stepwell.model.decoder import HybridDecoder  # noqa: E402
 from stepwell.model.layers import Attention  # noqa: E402
 from stepwell.model.loading import load_decoder  # noqa: E402

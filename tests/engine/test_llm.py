@@ -13,7 +13,7 @@ import stepwell
 from stepwell.base.errors import CapacityError, EngineDead, RequestError, StepwellError
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.llm import LocalEngine
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.request import Finished, Request, SamplingParams
 from stepwell.testing.tokenizer import train_tokenizer, write_tokenizer
 from tests.engine.scripted import CONTEXT, EOS, FAILS, RAISES, TOO_LARGE, VOCAB, ScriptedLoop

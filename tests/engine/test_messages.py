@@ -10,8 +10,8 @@ from stepwell.base.errors import CapacityError, RequestError
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.explain import Explanation, PlannedStart
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
-from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, EngineFacts
+from stepwell.engine.process import messages
 from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams, Tokens
 

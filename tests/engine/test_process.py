@@ -17,10 +17,10 @@ import zmq
 
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError
-from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, Report
-from stepwell.engine.process import EngineService, serve
-from stepwell.engine.spawn import EngineLink, EngineProcess
+from stepwell.engine.process import messages
+from stepwell.engine.process.serving import EngineService, serve
+from stepwell.engine.process.spawn import EngineLink, EngineProcess
 from stepwell.sched.request import Event, Finished, Request, SamplingParams
 from tests.engine.scripted import RAISES, REFUSED, ScriptedLoop, facts
 
@@ -187,7 +187,7 @@ def test_engine_ends_when_its_front_end_is_killed(factory: str) -> None:
     program = f"""
 import asyncio
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.spawn import EngineProcess
+from stepwell.engine.process.spawn import EngineProcess
 async def run():
     process = await EngineProcess.start(EngineConfig("tiny"), {factory!r})
     print(process.pid, process.directory, flush=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 pytest.importorskip("torch")
 
 from stepwell.base.clock import VirtualClock
-from stepwell.engine.progress import reading_progress
+from stepwell.engine.worker.progress import reading_progress
 
 
 def test_a_log_hears_of_it_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:

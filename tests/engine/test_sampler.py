@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepwell.engine.batching import Layout, lay_out  # noqa: E402
-from stepwell.engine.sampler import Sampler, score_targets, scored  # noqa: E402
-from stepwell.engine.wishes import Wishes  # noqa: E402
+from stepwell.engine.compute.batching import Layout, lay_out  # noqa: E402
+from stepwell.engine.compute.sampler import Sampler, score_targets, scored  # noqa: E402
+from stepwell.engine.compute.wishes import Wishes  # noqa: E402
 from stepwell.model.backend import Output  # noqa: E402
 from stepwell.ops.sampling import Draw, sample  # noqa: E402
 from stepwell.sched.request import SamplingParams  # noqa: E402

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.base.geometry import Geometry  # noqa: E402
-from stepwell.engine import sizes  # noqa: E402
 from stepwell.engine.config import EngineConfig  # noqa: E402
+from stepwell.engine.worker import sizes  # noqa: E402
 from stepwell.ops.ranks import Alone  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepwell.base.geometry import Ints  # noqa: E402
-from stepwell.engine.tallies import KEPT, Tallies  # noqa: E402
+from stepwell.engine.compute.tallies import KEPT, Tallies  # noqa: E402
 
 VOCAB = 20
 ROW = torch.zeros(VOCAB)

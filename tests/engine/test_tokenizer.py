@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.base.errors import ConfigError, RequestError
-from stepwell.engine.detokenizer import ByteDecoder
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.detokenizer import ByteDecoder
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.testing.tokenizer import SPECIAL, train_tokenizer, write_tokenizer
 from tests.server.templates import word_tokenizer
 

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("torch")
 
 from stepwell.base.errors import ConfigError
-from stepwell.engine.compiles import Compiles
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.warm import prepare, rehearsals, wanted, warm_up
+from stepwell.engine.worker.compiles import Compiles
+from stepwell.engine.worker.warm import prepare, rehearsals, wanted, warm_up
 from stepwell.model.backend import Prepared
 from stepwell.sched.step import Done, Step, StepResult
 

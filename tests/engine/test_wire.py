@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.cache.moves import Divide, Extent, Forget, LiveState, Move, Name, Report, Task, Tier, Touch
-from stepwell.engine.link import Endpoint, WiredMover, WiredRunner
-from stepwell.engine.wire import StepReader, StepWriter, read_result, write_result
-from stepwell.engine.wire_moves import read_reports, read_tasks, write_reports, write_tasks
+from stepwell.engine.wire.link import Endpoint, WiredMover, WiredRunner
+from stepwell.engine.wire.moves import read_reports, read_tasks, write_reports, write_tasks
+from stepwell.engine.wire.steps import StepReader, StepWriter, read_result, write_result
 from stepwell.sched.request import SamplingParams, Scored
 from stepwell.sched.step import Done, Runner, Step, StepResult
 from stepwell.testing.faults import ManualMover, no_copy

@@ -159,7 +159,7 @@ _WIRE = find_spec("msgspec") is not None
 
 def wired(runner: Runner) -> Runner:
     """Each step, and what comes of it, crosses the wire between control and a worker."""
-    from stepwell.engine.link import Endpoint, WiredRunner
+    from stepwell.engine.wire.link import Endpoint, WiredRunner
 
     return WiredRunner(Endpoint(runner, ManualMover(no_copy)))
 

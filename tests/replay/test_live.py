@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, StepwellError
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.replay.command import replay_command
 from stepwell.replay.cost import CostModel
 from stepwell.replay.formats import read_trace

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from tests.server.harness import Running, running, tokenizer_directory
 from tests.server.looking import chromium
 

@@ -18,11 +18,11 @@ import uvicorn
 import zmq
 
 from stepwell.base.clock import WallClock
-from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig, Report
-from stepwell.engine.process import ServedLoop, answers_address, commands_address, serve
-from stepwell.engine.spawn import EngineLink
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.process import messages
+from stepwell.engine.process.serving import ServedLoop, answers_address, commands_address, serve
+from stepwell.engine.process.spawn import EngineLink
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.generation.answers import Patience
 from stepwell.server.generation.client import EngineClient
 from stepwell.server.http.app import create_app

@@ -13,7 +13,7 @@ import torch
 
 from stepwell.engine.build import build_engine
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.testing.checkpoint import write_checkpoint
 from tests.engine.scripted import CONTEXT
 from tests.server.harness import Running, running

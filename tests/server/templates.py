@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.testing.tokenizer import train_tokenizer, write_tokenizer
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stepwell.cache.reuse.outcome import Reason
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from tests.engine.scripted import CONTEXT, EOS, FAILS, REFUSED, TOO_LARGE
 from tests.server.harness import MODEL, Running, eventually
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.parts import Limits
 from tests.engine.scripted import CONTEXT, VOCAB
 from tests.server.harness import Running, running

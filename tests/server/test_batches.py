@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.base.errors import ConfigError
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.request import MAX_PRIORITY
 from stepwell.server.batches.lines import MAX_LINES, answered, fault_of, faults_of
 from stepwell.server.batches.store import MAX_BATCHES, MAX_FILES, Batch, BatchStore, FileInfo, NoRoom

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from tests.server.harness import Running, eventually, running
 from tests.server.test_conversation import real_loop

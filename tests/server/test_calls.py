@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from tests.server.harness import MODEL, Running, eventually, running
 from tests.server.templates import talking_tokenizer
 

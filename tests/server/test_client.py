@@ -8,7 +8,7 @@ import threading
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from tests.engine.scripted import RAISES, SLOW
 from tests.server.harness import Running, eventually, running
 
@@ -85,7 +85,7 @@ def test_message_that_cannot_be_read_ends_every_call_instead_of_leaving_it_witho
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tokenizer) as server:
-        monkeypatch.setattr("stepwell.engine.process.stats_message", lambda stats: "no statistics")
+        monkeypatch.setattr("stepwell.engine.process.serving.stats_message", lambda stats: "no statistics")
         for _ in range(2):
             answer = httpx.post(
                 server.url + "/v1/completions", json={"prompt": [SLOW, 5], "max_tokens": 400}, timeout=20

@@ -14,7 +14,7 @@ from stepwell.cache.moves import Tier
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.llm import LocalEngine
 from stepwell.engine.owned import OwnedLoop
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import SamplingParams
 from stepwell.testing.faults import InstantMover

@@ -15,7 +15,7 @@ import pytest
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.explain import Ladder, RungSeen
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from tests.engine.scripted import SLOW, ScriptedLoop
 from tests.server.harness import Running, eventually, running

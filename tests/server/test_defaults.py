@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from stepwell.base.errors import ConfigError
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.model.ends import Ends
 from stepwell.server.read.defaults import SamplingDefaults, print_defaults, read_defaults, with_ends
 from tests.server.harness import running

@@ -21,7 +21,7 @@ from stepwell.cache.moves import Tier  # noqa: E402
 from stepwell.cli import app  # noqa: E402
 from stepwell.engine.build import build_engine  # noqa: E402
 from stepwell.engine.owned import OwnedLoop  # noqa: E402
-from stepwell.engine.tokenizer import Tokenizer  # noqa: E402
+from stepwell.engine.text.tokenizer import Tokenizer  # noqa: E402
 from tests.engine.disk import PROMPT, SMALL, forget, small_config, small_model  # noqa: E402
 from tests.server.harness import eventually, running  # noqa: E402
 

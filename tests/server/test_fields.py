@@ -10,7 +10,7 @@ import httpx
 import pydantic
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.read.schema import ChatCall, CompletionCall, TokenizeCall
 from stepwell.server.responses.schema import ResponsesCall

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.testing.agents import write_agent_tokenizer
 from tests.engine.scripted import CONTEXT
 from tests.server.harness import MODEL, Running, eventually, running

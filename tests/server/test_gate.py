@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.gate import OPEN_PATHS
 from stepwell.server.http.keys import Keys
 from tests.server.harness import Running, eventually, running

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.prompt.heads import APART, MOST, Heads, spread
 from stepwell.testing.agents import write_agent_tokenizer
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.engine.messages import Stats
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.process.messages import Stats
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.loop import EngineLoop
 from stepwell.server.http.keys import Keys
 from stepwell.server.observe.metrics import Metrics

@@ -10,7 +10,7 @@ import pytest
 from stepwell.base.clock import VirtualClock
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
-from stepwell.engine.messages import Stats
+from stepwell.engine.process.messages import Stats
 from stepwell.server.observe.journal import Ended, summary, tell
 from stepwell.server.observe.phases import Course
 from stepwell.server.observe.recent import Recent

@@ -9,7 +9,7 @@ import socket
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.generation.answers import Patience
 from stepwell.server.http.parts import Limits
 from tests.engine.scripted import SLOW

@@ -11,8 +11,8 @@ import pytest
 
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
-from stepwell.engine.messages import Stats
-from stepwell.engine.stats import COPIES, PAGE_STATES, PHASES
+from stepwell.engine.process.messages import Stats
+from stepwell.engine.process.stats import COPIES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason
 from stepwell.server.http import errors
 from stepwell.server.observe.metrics import STATUSES, Metrics

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from tests.engine.scripted import FAILS, LOADED, SLOW
 from tests.server.harness import MODEL, Running, eventually, running

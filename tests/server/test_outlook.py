@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from stepwell.server.routes.outlook import HEADER
 from tests.server.harness import Running, running

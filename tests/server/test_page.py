@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from stepwell.server.routes.page import FILES, PAGE_PATHS
 from tests.engine.scripted import SLOW

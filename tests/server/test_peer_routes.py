@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from stepwell.server.read.defaults import SamplingDefaults
 from stepwell.server.read.names import ServedNames

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from stepwell.cli import app
-from stepwell.engine.messages import Stats
+from stepwell.engine.process.messages import Stats
 from stepwell.server.observe.metrics import Metrics
 from stepwell.server.observe.phases import Course
 from tests.server.harness import Running

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stepwell.base.errors import RequestError
 from stepwell.engine.config import EngineFacts
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.errors import PromptTooLong
 from stepwell.server.prompt.prompts import PromptReader
 from stepwell.server.prompt.render import Renderer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepwell.base.clock import VirtualClock
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
-from stepwell.engine.messages import Stats
+from stepwell.engine.process.messages import Stats
 from stepwell.server.observe.recent import SECONDS, SLICES, Durations, Recent
 
 OUTCOME = AdmissionOutcome("a", 40, 16, 8, 0, 16, 24, 16, Tier.HOST, Reason.COMPLETE)

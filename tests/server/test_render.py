@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.parse.answer import Answer
 from stepwell.server.parse.reply import Reading, ReplyReader, Start
 from stepwell.server.parse.signatures import Signatures

@@ -273,7 +273,7 @@ def test_a_starting_server_answers_and_has_its_port_alone(directory: Path) -> No
 
 STUCK = """
 import threading
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.cli import app
 Tokenizer.load = lambda *given: threading.Event().wait(600)
 app()

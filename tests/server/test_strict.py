@@ -20,7 +20,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import Field, TypeAdapter, ValidationError
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.generation.choice import Choice
 from stepwell.server.http.streams import EventStream
 from tests.engine.scripted import CONTEXT

@@ -14,7 +14,7 @@ import torch
 
 from stepwell.engine.build import build_engine
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.prompt.heads import APART
 from stepwell.server.prompt.template_use import TemplateUse
 from stepwell.testing.agents import TEMPLATE, forgetful, write_agent_tokenizer

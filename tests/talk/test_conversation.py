@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepwell.base.errors import RequestError
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.prompt.dialect import Dialect
 from stepwell.talk import blocks, items
 from stepwell.talk.conversation import conversation

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell.base.errors import RequestError
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.testing.agents import MARKS, TEMPLATE, forgetful, write_agent_tokenizer
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "1.10", "c": [True, None]}}}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.base.errors import StepwellError
-from stepwell.engine.tokenizer import byte_pieces
+from stepwell.engine.text.tokenizer import byte_pieces
 
 
 class GuideError(StepwellError):

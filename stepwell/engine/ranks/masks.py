@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from stepwell.base.geometry import Ints
+from stepwell.engine.compute.sampler import Masks
 from stepwell.engine.grammar.guide import Allowed
 from stepwell.engine.grammar.vocabulary import GuideError
-from stepwell.engine.sampler import Masks
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Step
 

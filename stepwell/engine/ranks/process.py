@@ -27,7 +27,6 @@ from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, identity, open_disk
-from stepwell.engine.kv_scales import Naming
 from stepwell.engine.logs import set_up
 from stepwell.engine.phases import Phases
 from stepwell.engine.ranks.heartbeat import Heartbeat, Tally
@@ -47,7 +46,8 @@ from stepwell.engine.ranks.wire import (
     orders_address,
     signs_address,
 )
-from stepwell.engine.worker import Frame, Worker, build_worker, device_of
+from stepwell.engine.worker.build import Frame, Worker, build_worker, device_of
+from stepwell.engine.worker.kv_scales import Naming
 from stepwell.ops.ranks import ProcessRanks
 from stepwell.store.disk.store import DiskStore
 

@@ -17,8 +17,8 @@ import zmq
 from stepwell.base.children import command, environment
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import ConfigError, RankError
-from stepwell.engine import private
 from stepwell.engine.config import DiskCache, EngineConfig
+from stepwell.engine.process import private
 from stepwell.engine.ranks.watch import Watch
 from stepwell.engine.ranks.wire import (
     REPORTS,

@@ -11,7 +11,6 @@ import zmq
 
 from stepwell.cache.disk.archive import Dormant
 from stepwell.cache.moves import Name
-from stepwell.engine.link import Answer, Endpoint
 from stepwell.engine.ranks.heartbeat import Tally
 from stepwell.engine.ranks.masks import SentMasks
 from stepwell.engine.ranks.wire import (
@@ -26,7 +25,8 @@ from stepwell.engine.ranks.wire import (
     Drop,
     decode_filing,
 )
-from stepwell.engine.wire_moves import write_reports
+from stepwell.engine.wire.link import Answer, Endpoint
+from stepwell.engine.wire.moves import write_reports
 from stepwell.store.disk.store import DiskStore
 from stepwell.store.pinned import Pinning
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from stepwell.base.clock import WallClock
 from stepwell.cache.moves import Report, Task
+from stepwell.engine.compute.sampler import Masks
 from stepwell.engine.ranks.catalogue import joint_stats
 from stepwell.engine.ranks.masks import write_masks
 from stepwell.engine.ranks.processes import RankProcesses
 from stepwell.engine.ranks.wire import GIVE_WAY, STEP, TASKS, State
-from stepwell.engine.sampler import Masks
-from stepwell.engine.wire import StepWriter, read_result
-from stepwell.engine.wire_moves import read_reports, write_tasks
+from stepwell.engine.wire.moves import read_reports, write_tasks
+from stepwell.engine.wire.steps import StepWriter, read_result
 from stepwell.sched.step import Step, StepResult
 from stepwell.store.disk.health import DiskStats
 from stepwell.store.ranks import JointMover, RankCount

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stepwell.cache.disk.archive import Archive
 from stepwell.cache.disk.names import Names
+from stepwell.engine.compute.sampler import Masks
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import CHUNK, DiskTier, budget_of, identity, layout_of
 from stepwell.engine.logs import form_in_use
@@ -16,9 +17,8 @@ from stepwell.engine.ranks.catalogue import JointCatalogue
 from stepwell.engine.ranks.processes import RankProcesses
 from stepwell.engine.ranks.shared import RanksCounts, RanksDisk, RanksMover, RanksPinning, RanksRunner
 from stepwell.engine.ranks.wire import CATALOGUE, encode
-from stepwell.engine.sampler import Masks
-from stepwell.engine.sizes import Sizes
-from stepwell.engine.worker import Frame
+from stepwell.engine.worker.build import Frame
+from stepwell.engine.worker.sizes import Sizes
 from stepwell.engine.workers import Workers
 from stepwell.store.disk.folder import names_key, prepare, read_key
 

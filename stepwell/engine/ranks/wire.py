@@ -1,4 +1,4 @@
-"""What control and the processes of ranks say to each other. Steps, results, moves and reports have their form from `stepwell.engine.wire`.
+"""What control and the processes of ranks say to each other. Steps, results, moves and reports have the form of `stepwell.engine.wire`.
 
     orders    (kind, bytes …) to every rank         answers   (kind, rank, bytes) to control         signs   the same, to the watch
 

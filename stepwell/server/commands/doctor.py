@@ -133,7 +133,7 @@ def _device(options: ServeOptions) -> Iterator[Finding]:
 
 
 def _checkpoint(options: ServeOptions) -> Iterator[Finding]:
-    from stepwell.engine.tokenizer import Tokenizer
+    from stepwell.engine.text.tokenizer import Tokenizer
     from stepwell.model.checkpoint import Checkpoint
 
     folder = Path(options.config.model)

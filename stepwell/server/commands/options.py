@@ -11,7 +11,7 @@ from stepwell.base.units import parse_size
 from stepwell.engine.config import EngineConfig, flag
 from stepwell.engine.hub import local_model
 from stepwell.engine.logs import LogFormat
-from stepwell.engine.spawn import DEFAULT_FACTORY
+from stepwell.engine.process.spawn import DEFAULT_FACTORY
 from stepwell.server.commands.preflight import engine_of
 from stepwell.server.commands.settings import TraceTarget, trace_target
 from stepwell.server.generation.answers import Patience

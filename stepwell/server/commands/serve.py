@@ -25,9 +25,9 @@ from rich.table import Table
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, EngineDead
 from stepwell.engine.config import EngineConfig, EngineFacts, flag
-from stepwell.engine.garbage import settle_front
-from stepwell.engine.spawn import EngineProcess
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.process.garbage import settle_front
+from stepwell.engine.process.spawn import EngineProcess
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.batches.store import BatchStore
 from stepwell.server.commands.options import Endings, ServeOptions
 from stepwell.server.commands.preflight import listen

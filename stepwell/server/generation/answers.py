@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from stepwell.base.errors import StepwellError
 from stepwell.cache.reuse.outcome import AdmissionOutcome
-from stepwell.engine import messages
+from stepwell.engine.process import messages
 from stepwell.sched.request import FinishReason, Scored
 from stepwell.server.http.errors import queued_too_long, timed_out
 

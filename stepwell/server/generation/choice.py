@@ -8,7 +8,7 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.reuse.outcome import AdmissionOutcome
-from stepwell.engine.detokenizer import Transcript
+from stepwell.engine.text.detokenizer import Transcript
 from stepwell.sched.request import FinishReason, Request, Scored
 from stepwell.server.generation.answers import Delivery
 from stepwell.server.http.errors import GenerationFailed

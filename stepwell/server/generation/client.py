@@ -17,9 +17,9 @@ from stepwell.base.errors import EngineDead, StepwellError
 from stepwell.base.geometry import Ints
 from stepwell.cache.reuse.explain import Explanation, Ladder
 from stepwell.cache.reuse.outcome import AdmissionOutcome
-from stepwell.engine import messages
 from stepwell.engine.config import EngineFacts
-from stepwell.engine.spawn import EngineLink
+from stepwell.engine.process import messages
+from stepwell.engine.process.spawn import EngineLink
 from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Request
 from stepwell.sched.retention import Prefetched, Subject

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from stepwell.base.clock import Clock
-from stepwell.engine.detokenizer import Transcript
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.detokenizer import Transcript
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.request import FinishReason, Request, SamplingParams
 from stepwell.server.generation.answers import Answers, Delivery
 from stepwell.server.generation.choice import Choice

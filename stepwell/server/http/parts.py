@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepwell.base.clock import Clock, WallClock
 from stepwell.engine.config import EngineFacts
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.batches.store import BatchStore
 from stepwell.server.generation.client import EngineClient
 from stepwell.server.http.gate import Door

@@ -29,7 +29,7 @@ _PROBLEMS = "What has stopped the disk cache from writing, or broken a copy, by 
 
 
 def disk_metrics(counts: Mapping[str, float], problems: Mapping[str, int]) -> Iterator[Metric]:
-    """`counts` and `problems` as in `stepwell.engine.messages.Stats`."""
+    """`counts` and `problems` as in `stepwell.engine.process.messages.Stats`."""
     for name, text in _GAUGES.items():
         yield GaugeMetricFamily(f"stepwell_disk_{name}", text, value=counts.get(name, 0))
     for name, text in _COUNTERS.items():

@@ -18,8 +18,8 @@ from stepwell.cache.config import Costs
 from stepwell.cache.moves import NATIVE, Tier
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason, Tally
 from stepwell.cache.reuse.prefetch import Status
-from stepwell.engine.messages import Stats
-from stepwell.engine.stats import COPIES, COUNTERS, GAUGES, PAGE_STATES, PHASES
+from stepwell.engine.process.messages import Stats
+from stepwell.engine.process.stats import COPIES, COUNTERS, GAUGES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason
 from stepwell.server.observe.disk_metrics import disk_metrics
 from stepwell.server.observe.phases import Phases

@@ -20,7 +20,7 @@ _GAUGES = {
 
 
 def rank_metrics(ranks: Sequence[Mapping[str, float]]) -> Iterator[Metric]:
-    """`ranks` as in `stepwell.engine.messages.Stats`."""
+    """`ranks` as in `stepwell.engine.process.messages.Stats`."""
     for kind, texts in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
         for name, text in texts.items():
             family = kind(f"stepwell_rank_{name}", text, labels=["rank"])

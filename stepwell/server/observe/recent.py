@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.base.clock import Clock
 from stepwell.cache.reuse.outcome import AdmissionOutcome
-from stepwell.engine.messages import Stats
+from stepwell.engine.process.messages import Stats
 
 SECONDS = 2.0
 """Length of a slice."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from stepwell.engine.messages import Stats
+from stepwell.engine.process.messages import Stats
 from stepwell.server.observe.times import Times
 
 _HISTOGRAMS = {

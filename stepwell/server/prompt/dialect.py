@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.base.errors import RequestError
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.parse.marks import OPEN
 from stepwell.server.parse.reply import THINK, THOUGHT, Start
 from stepwell.server.read.grammar import CallForm

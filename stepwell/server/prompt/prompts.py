@@ -12,7 +12,7 @@ import numpy as np
 from stepwell.base.errors import RequestError
 from stepwell.base.geometry import Ints
 from stepwell.engine.config import EngineFacts
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.errors import PromptTooLong
 from stepwell.server.parse.reply import Start
 from stepwell.server.prompt.beside import Beside

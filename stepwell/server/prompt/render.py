@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.parse.marks import CLOSE, OPEN
 from stepwell.server.parse.reply import THINK, THOUGHT
 from stepwell.server.prompt.dialect import PRESERVE, Dialect

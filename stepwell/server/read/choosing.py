@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stepwell.base.errors import RequestError
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.request import SamplingParams
 from stepwell.server.read.defaults import SamplingDefaults
 from stepwell.server.read.schema import MAX_BIASES, ChatCall, CompletionCall

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from stepwell.base.errors import ConfigError, RequestError
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.model.ends import GENERATION, Ends
 from stepwell.model.files import LONGEST_CONFIG, read_json
 from stepwell.server.read import schema

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from fastapi import Request, Response
 
-from stepwell.engine.stats import COPIES
+from stepwell.engine.process.stats import COPIES
 from stepwell.server.http.gate import caller_of
 from stepwell.server.http.parts import Parts
 from stepwell.server.http.streams import EventStream

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.generation.choice import Choice
 from stepwell.server.generation.generate import Generation, Piece
 from stepwell.server.http.errors import Problem

@@ -15,7 +15,7 @@ from stepwell.engine.grammar.desk import Desk, Order
 from stepwell.engine.grammar.grammars import Grammars
 from stepwell.engine.grammar.guide import QUICK, Guides
 from stepwell.engine.grammar.vocabulary import GuideError
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.sched.request import SamplingParams
 from tests.server.harness import eventually
 from tests.server.templates import talking_tokenizer

@@ -31,8 +31,8 @@ import numpy as np
 
 from stepwell.base.errors import RankError
 from stepwell.base.geometry import Ints
-from stepwell.engine import private
 from stepwell.engine.llm import LLM
+from stepwell.engine.process import private
 from stepwell.engine.ranks.processes import RankProcesses
 from stepwell.engine.ranks.wire import STEP
 from stepwell.sched.request import SamplingParams

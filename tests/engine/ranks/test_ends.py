@@ -18,8 +18,9 @@ torch = pytest.importorskip("torch")
 from stepwell.base.children import command, environment  # noqa: E402
 from stepwell.base.errors import ConfigError, RankError  # noqa: E402
 from stepwell.cache.config import Costs  # noqa: E402
-from stepwell.engine import build, private  # noqa: E402
+from stepwell.engine import build  # noqa: E402
 from stepwell.engine.config import EngineConfig, EngineFacts  # noqa: E402
+from stepwell.engine.process import private  # noqa: E402
 from stepwell.engine.ranks import processes as ranks  # noqa: E402
 from stepwell.engine.ranks.watch import Judge  # noqa: E402
 from stepwell.engine.ranks.wire import STEP, Begin, Ready, State, encode  # noqa: E402

@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("torch")
 
 from stepwell.base.geometry import Ints
+from stepwell.engine.compute.sampler import Allowed
 from stepwell.engine.config import DiskCache, EngineConfig
 from stepwell.engine.grammar.vocabulary import GuideError
 from stepwell.engine.ranks.heartbeat import DIGEST_EVERY, Tally
 from stepwell.engine.ranks.masks import SentMasks, write_masks
 from stepwell.engine.ranks.processes import config_of
-from stepwell.engine.sampler import Allowed
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import CARRY, NO_DECODES, Sample, Step, Work
 

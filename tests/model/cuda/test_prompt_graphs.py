@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from stepwell.engine.batching import Layout, lay_out  # noqa: E402
-from stepwell.engine.wishes import Wishes  # noqa: E402
+from stepwell.engine.compute.batching import Layout, lay_out  # noqa: E402
+from stepwell.engine.compute.wishes import Wishes  # noqa: E402
 from stepwell.model.backend import Output, Prepared  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend  # noqa: E402
 from stepwell.model.cuda.prompt_graphs import CUTS, SEQUENCES, Part, Piece, PromptGraphs, Room  # noqa: E402

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter  # noqa: E402
 
 from stepwell.engine.config import EngineConfig  # noqa: E402
-from stepwell.engine.warm import rehearsals, wanted  # noqa: E402
+from stepwell.engine.worker.warm import rehearsals, wanted  # noqa: E402
 from stepwell.model.cuda.backend import CudaBackend  # noqa: E402
 from stepwell.model.loading import dummy_decoder  # noqa: E402
 from tests.engine.rig import Rig  # noqa: E402

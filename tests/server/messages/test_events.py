@@ -8,7 +8,7 @@ import numpy as np
 
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
-from stepwell.engine.detokenizer import ByteDecoder, Transcript
+from stepwell.engine.text.detokenizer import ByteDecoder, Transcript
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.server.generation.answers import Delivery
 from stepwell.server.generation.choice import Choice

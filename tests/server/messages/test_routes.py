@@ -12,7 +12,7 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.generation.answers import Patience
 from stepwell.server.http.keys import Keys
 from tests.engine.scripted import CONTEXT

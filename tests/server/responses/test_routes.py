@@ -12,7 +12,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from stepwell.engine.tokenizer import Tokenizer
+from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from stepwell.server.http.parts import Limits
 from tests.engine.scripted import CONTEXT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell.cache.moves import NATIVE, Tier
-from stepwell.engine.messages import Stats
+from stepwell.engine.process.messages import Stats
 from stepwell.sched.stats import EngineStats
 
 PHASES = ("waiting", "parked", "running", "draining")

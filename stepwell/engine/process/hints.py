@@ -6,7 +6,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from stepwell.engine import messages
+from stepwell.engine.process import messages
 from stepwell.sched.retention import Prefetched, Subject
 
 

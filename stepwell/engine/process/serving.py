@@ -1,6 +1,6 @@
 """The engine in a process of its own: one loop between two sockets.
 
-    python -m stepwell.engine.process      reads one Start line (JSON) from standard input and serves until told to stop
+    python -m stepwell.engine.process.serving      reads one Start line (JSON) from standard input and serves until told to stop
 
 The sockets lie in a private directory; standard input stays open for as long as the front end lives, so the engine ends
 with it whatever kills it. Terminal signals are the front end's business: it decides when the engine stops.
@@ -28,13 +28,13 @@ from stepwell.base.errors import CapacityError, ConfigError, RequestError, Stepw
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.explain import Explanation, Ladder
-from stepwell.engine import messages, private
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
-from stepwell.engine.garbage import Garbage
-from stepwell.engine.hints import Hint, HintedLoop, fetched, take_hint
 from stepwell.engine.logs import set_up
 from stepwell.engine.phases import Phases
-from stepwell.engine.stats import stats_message
+from stepwell.engine.process import messages, private
+from stepwell.engine.process.garbage import Garbage
+from stepwell.engine.process.hints import Hint, HintedLoop, fetched, take_hint
+from stepwell.engine.process.stats import stats_message
 from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from stepwell.engine.batching import Laid
+from stepwell.engine.compute.batching import Laid
 from stepwell.model.batch import Behind, Longs, Memory
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.drafter import DraftBackend

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepwell.base.errors import ConfigError, RequestError
 from stepwell.base.geometry import Ints
-from stepwell.engine.detokenizer import ByteDecoder, TokenDecoder, WindowDecoder
+from stepwell.engine.text.detokenizer import ByteDecoder, TokenDecoder, WindowDecoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

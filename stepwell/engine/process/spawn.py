@@ -15,10 +15,10 @@ import zmq
 
 from stepwell.base.children import command, environment
 from stepwell.base.errors import ConfigError
-from stepwell.engine import messages
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.logs import LogFormat
-from stepwell.engine.process import answers_address, commands_address
+from stepwell.engine.process import messages
+from stepwell.engine.process.serving import answers_address, commands_address
 
 log = logging.getLogger("stepwell.engine")
 
@@ -77,7 +77,7 @@ class EngineProcess:
         try:
             link = EngineLink(directory)
             process = await asyncio.create_subprocess_exec(
-                *command("stepwell.engine.process"),
+                *command("stepwell.engine.process.serving"),
                 stdin=asyncio.subprocess.PIPE,
                 env=environment(),
                 start_new_session=True,  # Ctrl-C is the front end's, also while this one is importing

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from stepwell.cache.moves import Report, Task, moves_of
-from stepwell.engine.wire import StepReader, StepWriter, read_result, write_result
-from stepwell.engine.wire_moves import read_reports, read_tasks, write_reports, write_tasks
+from stepwell.engine.wire.moves import read_reports, read_tasks, write_reports, write_tasks
+from stepwell.engine.wire.steps import StepReader, StepWriter, read_result, write_result
 from stepwell.sched.step import Mover, Runner, Step, StepResult
 
 Answer: TypeAlias = Callable[[], bytes]

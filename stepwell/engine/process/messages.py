@@ -171,7 +171,7 @@ class Stats(msgspec.Struct, frozen=True):
     pages     by tier, then state
     gauges    other numbers that go up and down
     counters  numbers that only grow
-    copied    bytes by source and target, in the order of `stepwell.engine.stats.COPIES`
+    copied    bytes by source and target, in the order of `stepwell.engine.process.stats.COPIES`
     joint     how joint loads went, on one line
     prefetches  that have ended, by what became of them
     drafts    computed, and accepted, for the first position behind a drawn token, the second …

@@ -28,9 +28,9 @@ import stepwell
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.base.shapes import ModelShape
 from stepwell.base.units import floor_to
+from stepwell.engine.compute.sampler import Sampler
+from stepwell.engine.compute.torch_runner import TorchRunner
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.sampler import Sampler
-from stepwell.engine.torch_runner import TorchRunner
 from stepwell.model.decoder import HybridDecoder
 from stepwell.model.identity import fingerprint
 from stepwell.model.kv_scales import KvScales
@@ -122,7 +122,7 @@ def text() -> str:
 
 def calibration_tokens(config: EngineConfig, vocab: int) -> Ints:
     """Tokens of that text, at most TOKENS. Raises ConfigError where the checkpoint has no tokenizer."""
-    from stepwell.engine.tokenizer import Tokenizer  # imports Transformers, which takes seconds
+    from stepwell.engine.text.tokenizer import Tokenizer  # imports Transformers, which takes seconds
 
     tokens = Tokenizer.load(config.model).encode(text())[: min(TOKENS, config.max_model_len or TOKENS)]
     return tokens[tokens < vocab]

@@ -12,7 +12,7 @@ from stepwell.base.clock import WallClock
 from stepwell.base.units import floor_to
 from stepwell.cache.config import Costs
 from stepwell.cache.moves import Extent, Move, Tier
-from stepwell.engine.sizes import Sizes
+from stepwell.engine.worker.sizes import Sizes
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Fresh, FromImage, Runner, Sample, StateStart, Step, Work
 from stepwell.store.mover import CopyMover

@@ -19,20 +19,20 @@ from stepwell.base.geometry import Geometry
 from stepwell.base.units import ceil_div
 from stepwell.cache.config import Costs
 from stepwell.cache.moves import Tier
-from stepwell.engine.ahead import compile_ahead
-from stepwell.engine.compiles import Compiles
+from stepwell.engine.compute.sampler import Masks, Sampler
+from stepwell.engine.compute.torch_runner import TorchRunner
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, disk_mover, gate_of
 from stepwell.engine.external_tier import ExternalTier
-from stepwell.engine.kv_scales import Naming, calibrated, calibration_tokens, settled
-from stepwell.engine.link import Endpoint
-from stepwell.engine.measure import measure_copies, measure_prefill
 from stepwell.engine.phases import Phases
-from stepwell.engine.progress import reading_progress
-from stepwell.engine.sampler import Masks, Sampler
-from stepwell.engine.sizes import Sizes, sizes_of
-from stepwell.engine.torch_runner import TorchRunner
-from stepwell.engine.warm import prepare, rehearsals, wanted, warm_up
+from stepwell.engine.wire.link import Endpoint
+from stepwell.engine.worker.ahead import compile_ahead
+from stepwell.engine.worker.compiles import Compiles
+from stepwell.engine.worker.kv_scales import Naming, calibrated, calibration_tokens, settled
+from stepwell.engine.worker.measure import measure_copies, measure_prefill
+from stepwell.engine.worker.progress import reading_progress
+from stepwell.engine.worker.sizes import Sizes, sizes_of
+from stepwell.engine.worker.warm import prepare, rehearsals, wanted, warm_up
 from stepwell.model.backend import Backend
 from stepwell.model.backends import backend_for, has_kernels
 from stepwell.model.config import HybridConfig

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepwell.engine.batching import Cutting, Laid, Layout, lay_out
-from stepwell.engine.drafting import Drafting
-from stepwell.engine.sampler import Chosen, Sampler, score_targets, scored
-from stepwell.engine.wishes import Wishes
+from stepwell.engine.compute.batching import Cutting, Laid, Layout, lay_out
+from stepwell.engine.compute.drafting import Drafting
+from stepwell.engine.compute.sampler import Chosen, Sampler, score_targets, scored
+from stepwell.engine.compute.wishes import Wishes
 from stepwell.model.backend import Backend, Prepared
 from stepwell.model.batch import Memory, States
 from stepwell.model.decoder import HybridDecoder

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from stepwell.base.geometry import Ints
-from stepwell.engine.batching import Asked
+from stepwell.engine.compute.batching import Asked
+from stepwell.engine.compute.tallies import Tallies
 from stepwell.engine.grammar.guide import Allowed
 from stepwell.engine.grammar.vocabulary import GuideError
-from stepwell.engine.tallies import Tallies
 from stepwell.model.backend import Output
 from stepwell.model.batch import Longs
 from stepwell.ops.adjust import Rated, add_bias, completing, forbid, keep_only, penalise, repeat_less, score

@@ -1,4 +1,4 @@
-"""Moves, the disk's bookkeeping and reports as bytes (msgpack); see `stepwell.engine.wire`."""
+"""Moves, the disk's bookkeeping and reports as bytes (msgpack); see `stepwell.engine.wire.steps`."""
 
 from __future__ import annotations
 

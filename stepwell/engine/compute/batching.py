@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.engine.wishes import Wishes
+from stepwell.engine.compute.wishes import Wishes
 from stepwell.model.batch import Ahead, Batch, Cuts, Draws, Longs
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import FIRST_DRAFT, Cut, Sample, Step, Work

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from stepwell.base.errors import ConfigError
+from stepwell.engine.compute.torch_runner import TorchRunner
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.sizes import Sizes
-from stepwell.engine.torch_runner import TorchRunner
+from stepwell.engine.worker.sizes import Sizes
 from stepwell.model.backend import Prepared
 from stepwell.model.backends import sizes_up_to
 from stepwell.sched.request import SamplingParams
@@ -109,8 +109,10 @@ def warm_up(runner: Runner, sizes: Sizes, config: EngineConfig) -> None:
 
 
 def rehearsals(runner: TorchRunner, asked: Prepared, sizes: Sizes, config: EngineConfig) -> list[Callable[[], None]]:
-    """What launches the kernels of `prepare` and `warm_up`, for `stepwell.engine.ahead`: a little of it, then all. Nothing is captured, no
-    token is read, and nobody looks at log-probabilities."""
+    """Calls that launch the kernels of `prepare` and `warm_up`, for `stepwell.engine.worker.ahead`: first a few of them, then all.
+
+    They capture no graph, read no token and ask for no log-probabilities.
+    """
     steps = [step for step in _steps(sizes, config) if all(_is_plain(work) for work in step.works)]
 
     def a_little() -> None:
