@@ -166,7 +166,7 @@ class Account:
             self.ghost_blocks += blocks
 
     def _backed(self, item: Item) -> int:
-        """Slots of `item` in host that could go without losing what is meant to be kept."""
+        """Slots of `item` in host that can be dropped without losing anything that is meant to be kept."""
         slots = item.at[HOST]
         return len(slots) if slots is not None and self.offers.safe(item, HOST) else 0
 
@@ -199,7 +199,7 @@ class Account:
     # ---- what happens to copies -----------------------------------------------------------------------------
 
     def give(self, tier: Tier, slots: Ints, forget: bool = True) -> None:
-        """Slots that nobody needs any more; without `forget` the disk has been told already."""
+        """Free slots that are no longer needed. With `forget`, the disk store is told as well; without, it knows already."""
         self.pools[tier].give(slots)
         if tier == DISK and forget:
             self.archive.forget(slots)

@@ -80,7 +80,7 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
 
 
 def _expel(directory: Directory, top: Node) -> None:
-    """Have no prompt lead to `top`, a child of a root, or to anything below it from now on; it stays only while it is held."""
+    """Remove `top`, a child of a root, and all below it from where prompts are looked up. It stays only as long as it is leased."""
     root = top.parent
     assert root is not None, f"{top!r} is not part of the tree"
     directory.tree.expel(top, top.used)

@@ -44,7 +44,10 @@ def copy_landed(directory: Directory, report: Report) -> bool:
 
 
 def _risen(directory: Directory, item: Item, pending: Pending, ok: bool) -> None:
-    """End a copy to the device; what it read is condemned if it failed. KV has to stand on KV, and whoever came first stays."""
+    """End a copy to the device. It counts only if the KV above is on the device and no other copy came first.
+
+    If the copy failed, its source is condemned.
+    """
     above = item.node.parent
     gap = item.what == "kv" and above is not None and above.parent is not None and above.kv.at[DEVICE] is None
     directory.arrive(item, ok and not gap and item.has(pending.source) and item.at[DEVICE] is None)

@@ -52,7 +52,7 @@ class Directory(Account):
 
     @property
     def spendable(self) -> int:
-        """Device pages that nobody holds and that are promised to nobody: free, or cached and unleased."""
+        """Device pages that a new request may count on: free, or cached and unleased, less those promised to others."""
         device = DEVICE
         return self.pools[device].free + self.cached[device] - self.leased[device] - self.reserved
 
@@ -87,7 +87,7 @@ class Directory(Account):
         self.epoch += 1
 
     def release(self, lease: Lease) -> None:
-        """Let go. The only way in which a hold ends."""
+        """End a lease. No other call does."""
         if not lease.open:
             return
         lease.open = False
@@ -116,7 +116,7 @@ class Directory(Account):
     # ---- pages --------------------------------------------------------------------------------------------
 
     def grow(self, table: BlockTable, count: int) -> None:
-        """Append `count` free pages; promised ones first. The caller has secured them."""
+        """Append `count` free pages; promised ones first. The caller has made sure that they are free."""
         table.append(self.pools[DEVICE].take(count))
         used = min(count, table.promised)
         table.promised -= used
@@ -157,8 +157,8 @@ class Directory(Account):
         self.tidy(node)
 
     def condemn(self, item: Item, tier: Tier) -> None:
-        """Nobody is to find this copy again, and it goes when the last reader lets go. The disk forgets its own copy at once, and what is
-        being written from this one as soon as it is there, so that not even the next process finds it."""
+        """Make this copy unfindable; it is dropped when its last lease ends. The disk forgets its own copy at once. A copy that is being
+        written from this one is forgotten when the write ends, so the next process does not find it either."""
         slots = item.at[tier]
         if slots is None or not item.has(tier):
             return
@@ -211,7 +211,7 @@ class Directory(Account):
         return old
 
     def remove_rung(self, rung: Rung) -> None:
-        """Take out an unlocked rung with all its copies, by choice: it does not count as lost."""
+        """Remove an unlocked rung with all its copies on purpose: it does not count as lost."""
         node = rung.image.node
         for tier in self.pools:
             if rung.image.at[tier] is not None:
@@ -263,7 +263,7 @@ class Directory(Account):
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
     def tidy(self, node: Node) -> None:
-        """Remove what stands for nothing at `node`: a rung without an image, an empty leaf, a needless boundary.
+        """Remove what is of no use at `node`: a rung without an image, an empty leaf, a needless boundary.
 
         The tokens of evicted leaves stay, so that a loss can be named, up to the configured number of blocks and of leaves.
         """

@@ -45,8 +45,10 @@ def publish(
 
 
 def _may_lengthen(node: Node, end: int) -> bool:
-    """Whether only one request, which holds its KV, knows where `node` ends: a leaf, on the device alone; and it is no longer than what is
-    joined. What is published behind it would be joined to it."""
+    """True if the tree may lengthen `node` in place: a leaf on the device alone that one request holds, not longer than joined nodes are.
+
+    What is published behind it would be joined to it anyway.
+    """
     kv = node.kv
     if node.children or node.awaited or node.left or end - node.start > MOST_JOINED:
         return False
@@ -118,7 +120,7 @@ def leave_rung(
 
 
 def _raise(directory: Directory, rung: Rung, kind: RungKind) -> None:
-    """The better reason to keep a rung counts. What was a waypoint is no longer among the first to go."""
+    """Give `rung` the better of two reasons to keep it. If it was a waypoint, it is no longer among the first to be dropped."""
     if rung.kind == WAYPOINT and kind != WAYPOINT:
         rung.depth = 0
         directory.offer(rung.image)
@@ -177,7 +179,7 @@ def advance(
 
 
 def _is_own(rung: Rung) -> bool:
-    """Whether nobody but the request that left it knows of a rolling `rung`, which is on the device alone."""
+    """True if only the request that left the rolling `rung` knows of it, and it is on the device alone."""
     image = rung.image
     if rung.kind != ROLLING or image.pending is not None or image.pins or image.locks != _UNLOCKED:
         return False
@@ -192,7 +194,7 @@ def _as_new(directory: Directory, rung: Rung) -> bool:
 
 
 def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
-    """The new `rung` makes others less valuable, or is itself of an answer that hardly anybody will go on from."""
+    """Lower the value of the rungs that the new `rung` supersedes, or of `rung` itself if answers are hardly ever continued."""
     above, answers = overtaken(rung.image.node)
     for depth, old in enumerate(above, 1):
         if old.depth < depth:
@@ -209,13 +211,13 @@ def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
 
 
 def _give_up(directory: Directory, rung: Rung) -> None:
-    """Nobody is likely to go on from `rung`: it is the first to go, and not worth a copy."""
+    """Mark `rung` as unlikely to be resumed: it is dropped first and not copied down."""
     rung.depth = OLD
     directory.refuse(rung.image, directory.offers.next_tier)
 
 
 def retract(directory: Directory, rung: Rung) -> None:
-    """Drop a rolling rung that a later one of the same request replaces, unless someone holds it or it is a fork by now."""
+    """Drop a rolling rung that a later one of the same request replaces, unless it is leased or has become a fork."""
     node = rung.image.node
     stays = node.rung is not rung or rung.kind != ROLLING or len(node.children) > 1
     if not stays and not rung.image.pins and not any(rung.image.locks) and rung.image.pending is None:
@@ -223,8 +225,8 @@ def retract(directory: Directory, rung: Rung) -> None:
 
 
 def pass_by(directory: Directory, rung: Rung) -> None:
-    """A rolling rung stays where it is while its answer goes on: whoever goes on from the middle of that resumes here. It is among the
-    first to go, and makes no other rung less valuable."""
+    """Keep a rolling rung in the middle of its answer, for a request that continues from there. It is among the first to be dropped,
+    and makes no other rung less valuable."""
     if rung.image.node.rung is rung and rung.kind == ROLLING:
         rung.kind = WAYPOINT
         if directory.policy.thins:
@@ -233,7 +235,7 @@ def pass_by(directory: Directory, rung: Rung) -> None:
 
 
 def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int, now: float) -> None:
-    """A request resumed at `boundary`: its KV was used, and of the rungs only the one it resumed from."""
+    """Record that a request resumed at `boundary`: all KV up to there was used, but only the rung that it resumed from."""
     directory.offers.latest.use = now
     used = [node for node in found.path if node.start < boundary]
     if used and used[-1].left:

@@ -31,7 +31,7 @@ class Pool:
 
     @property
     def most(self) -> int:
-        """Slots that there may be at last."""
+        """Slots that the pool can grow to."""
         return len(self._stack)
 
     def widen(self, count: int) -> None:
@@ -51,7 +51,7 @@ class Pool:
         return self._stack[self.free : self.free + count][::-1].copy()
 
     def give(self, slots: Ints) -> None:
-        """Return slots that nobody references any more."""
+        """Return slots that are no longer referenced."""
         assert self.free + len(slots) <= self.total, f"{len(slots)} slots too many given back"
         self._stack[self.free : self.free + len(slots)] = slots[::-1]
         self.free += len(slots)

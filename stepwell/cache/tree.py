@@ -103,7 +103,7 @@ class Item:
         return 0 if slots is None else len(slots)
 
     def goes_last(self, tier: Tier) -> bool:
-        """Whether the copy in `tier` goes after all others, since a keep guards it."""
+        """Whether the copy in `tier` goes after all others, since a pin guards it."""
         return self.guarded >> tier & 1 == 1
 
     @property

@@ -33,7 +33,7 @@ class Deadlines:
             self._due.append((now + self._patience, ticket))
 
     def turn(self, directory: Directory, now: float) -> None:
-        """Have nobody wait any longer for copies between tiers that are overdue. Amortised O(1) a copy."""
+        """Stop waiting for copies between tiers that are overdue. Amortised O(1) a copy."""
         while self._due and self._due[0][0] <= now:
             directory.miss(self._due.popleft()[1])
 
@@ -62,8 +62,11 @@ def refuse_stranded(queues: Queues, directory: Directory, config: SchedConfig, c
 
 
 def relieve(queues: Queues, directory: Directory, config: SchedConfig) -> None:
-    """No request can compute, for overdue copies hold the pages that were promised: the youngest goes back to waiting, the last one
-    ends."""
+    """Act where no request can compute because overdue copies hold the promised pages.
+
+    The youngest request goes back to waiting. If it is the only one, suspended requests release what they kept; if there is none, it ends
+    with an error.
+    """
     youngest = queues.running[-1]
     if len(queues.running) > 1:
         preempt(queues, directory, youngest)

@@ -101,12 +101,12 @@ class ServingOrder:
         return start + request.priority * self._ageing, self._count
 
     def served(self, request: Request, place: tuple[float, int]) -> None:
-        """A request has left the queue to be served: whoever comes now does not start before it."""
+        """A request has left the queue to be served: a request that comes now does not start before it."""
         if self._fair:
             self._now = max(self._now, place[0] - request.priority * self._ageing)
 
     def withdrawn(self, request: Request) -> None:
-        """A request has left the queue and will not be served: what its salt sends from now on is not behind its work."""
+        """A request has left the queue unserved: later requests of its salt no longer wait for its work."""
         key = _key(request)
         if key in self._ends:
             self._ends[key] -= self._work(request)
@@ -183,13 +183,13 @@ class Queues:
         return self._line
 
     def draft(self, on: bool) -> None:
-        """Whether answers draft from now on: who begins to is looked at by itself in each step."""
+        """Switch drafting on or off for all answers. One that begins to draft is looked at by itself in each step."""
         if on and not self.drafting:
             self.board.calm[:] = 0
         self.drafting = on
 
     def regroup(self) -> None:
-        """Others run from now on."""
+        """Forget the lineup: the set of running requests has changed."""
         self.lineup = self._line = None
 
     def find_running(self, request_id: str) -> Running | None:
@@ -219,7 +219,7 @@ def leave(queues: Queues, running: Running) -> None:
 
 
 def enqueue(queues: Queues, job: Job, kept: Suspended | None = None) -> None:
-    """Put `job` at its place; a preempted one comes back before whoever came after it."""
+    """Put `job` at its place. A preempted request comes before those that arrived after it."""
     at = len(queues.waiting)
     while at and queues.waiting[at - 1].job.order > job.order:
         at -= 1
@@ -227,7 +227,7 @@ def enqueue(queues: Queues, job: Job, kept: Suspended | None = None) -> None:
 
 
 def withdraw(queues: Queues, waiting: Waiting) -> None:
-    """Take out one who gives up; if it has not been served at all, who came after it closes up."""
+    """Remove a request that gives up. If it has not been served at all, later ones move up."""
     queues.waiting.remove(waiting)
     queues.asking.pop(waiting.job, None)
     queues.probing.pop(waiting.job, None)

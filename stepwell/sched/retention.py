@@ -130,7 +130,7 @@ class Retention:
     def pin(self, subject: Subject, until: float, now: float) -> int:
         """Pin what is cached of a prompt, as far as that is known by now. Returns its tokens.
 
-        What else the disk holds of it is looked up in turns to come, and then pinned as well.
+        More of it that is on disk is looked up in later turns, and then pinned as well.
         """
         label, wanted = _label(subject), _Pin(subject, until, now)
         self._pins.pop(label, None)
@@ -163,7 +163,7 @@ class Retention:
     # ---- inside -----------------------------------------------------------------------------------------------
 
     def _look_up(self, subject: Subject, now: float) -> bool:
-        """Let the tree know what the disk holds of a prompt, as far as this turn may look; whether that is all."""
+        """Add to the tree what the disk holds of a prompt, as far as this turn may look. Returns whether that is all."""
         if not self._directory.archive.catalogue.pages:
             return True
         if not self._left:
@@ -212,7 +212,7 @@ class Retention:
         self._tell(_outcome(order))
 
     def _begin(self, order: _Order, now: float) -> list[Move]:
-        """Load what is there, or make room for it first; told at once where there is nothing to wait for."""
+        """Begin to load what is cached, or make room for it first. If there is nothing to wait for, the order ends at once."""
         order.fetch = fetch(self._directory, self._path(order.subject), now, partly=order.tries == 0)
         moves = list(order.fetch.moves)
         if order.tries and order.fetch.status == Status.NO_ROOM:

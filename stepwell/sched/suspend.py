@@ -48,13 +48,13 @@ def attach(directory: Directory, running: Running, kept: Suspended) -> None:
 
 
 def let_go(directory: Directory, kept: Suspended) -> None:
-    """The pages are needed more elsewhere, or the request is gone. The slot is the caller's to give back."""
+    """Release what a suspended request kept: its pages are needed elsewhere, or it has ended. The caller gives its slot back."""
     directory.give(DEVICE, kept.pages)
     _unawait(directory, kept)
 
 
 def let_go_all(queues: Queues, directory: Directory) -> bool:
-    """Have every suspended request resume at a rung after all; False if there was none."""
+    """Release what every suspended request kept, so that each resumes at a rung. Returns False if there was none."""
     kept = [(index, waiting) for index, waiting in enumerate(queues.waiting) if waiting.kept is not None]
     for index, waiting in kept:
         _strip(queues, directory, index, waiting)
@@ -62,7 +62,7 @@ def let_go_all(queues: Queues, directory: Directory) -> bool:
 
 
 def let_go_at(queues: Queues, directory: Directory, index: int) -> None:
-    """Have the request at `index` of the queue, which is suspended, resume at a rung."""
+    """Release what the suspended request at `index` of the queue kept, so that it resumes at a rung."""
     _strip(queues, directory, index, queues.waiting[index])
 
 

@@ -77,7 +77,7 @@ class Catalogue(Protocol):
         """The record is dormant no more: its pages, in order, are these slots from now on."""
 
     def discard(self, dormant: Dormant) -> None:
-        """The record is of no use to anyone."""
+        """Discard the record."""
 
     def expel(self, root: bytes) -> int:
         """Discard every record of this root (see `Name.root`); how many pages that was. Looks at all records: for emergencies."""
@@ -182,7 +182,7 @@ class Archive:
         return tasks
 
     def expel(self, salt: str) -> int:
-        """Have nothing found any more of what an earlier process left under `salt`; pages that it took."""
+        """Discard all that an earlier process left under `salt`. Returns the pages that it took."""
         return self.catalogue.expel(self.names.root(salt)) if self.names is not None and self.catalogue.pages else 0
 
     def forget(self, slots: Ints) -> None:

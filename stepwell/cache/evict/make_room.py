@@ -44,8 +44,8 @@ def free_pages(directory: Directory, pages: int, force: bool = False) -> bool:
 
 
 def dirty_leaf(directory: Directory, tier: Tier) -> Item | None:
-    """The least valuable dirty candidate that no deeper KV of the tier hangs on, one that leaves a wide gap only where there is no
-    other; the rest stays on offer."""
+    """The least valuable dirty candidate without deeper KV in the tier; None if there is none. One that leaves a wide gap is returned only
+    if there is no other. All others stay candidates."""
     ranking = directory.offers.dirty.get(tier)
     if ranking is None:
         return None
@@ -93,7 +93,7 @@ def demote(directory: Directory, pages: int) -> list[Move]:
 
 
 def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Demotion:
-    """The same for any price, telling what host lacks."""
+    """As `demote`, at any price. Also says how many slots host lacks."""
     moves: list[Move] = []
     lacking = 0
     if HOST not in directory.pools:
@@ -133,7 +133,7 @@ def _room_in_host(directory: Directory, item: Item, price: Price) -> bool:
     else may go at that price.
 
     An image whose loss would leave a wide gap is no price for that: the answer is False, and the least valuable end of KV on the device
-    goes in its place, if it was used before `item`. What a keep guards takes no free slots while nobody needs its pages: with a copy
+    goes in its place, if it was used before `item`. What a pin guards takes no free slots while nobody needs its pages: with a copy
     below, it would leave the device before things of less value that have none.
     """
     pool, offers = directory.pools[HOST], directory.offers
@@ -185,7 +185,7 @@ class Making:
 
 
 def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Making:
-    """Begin what lets `pages` device pages be taken without a loss, for a caller who tries again when it is told of a copy's end.
+    """Begin the copies that will free `pages` device pages without a loss. The caller tries again when a copy has ended.
 
     If nothing is coming, no page can be had without losing an only copy: the caller does without, or takes them by force.
     """
@@ -203,7 +203,7 @@ def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Mak
 
 
 def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
-    """Copies that bring the clean shares of all tiers back to where the configuration wants them; nobody waits for them.
+    """Begin copies that restore the configured clean share of every tier, before a request needs it. Returns the moves.
 
     After idle copies far more is clean, and it would go before things of less value that only the device has. Then these are copied, one
     at a time, until the least valuable thing on the device is clean.

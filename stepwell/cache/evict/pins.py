@@ -52,7 +52,7 @@ class Pin:
 
 
 class Pins:
-    """Every pin of one directory. Keeps the counts on items and tells whose value has fallen; the caller re-offers those.
+    """Every pin of one directory. Counts pins on items. Its methods return the items whose value has fallen; the caller offers those again.
 
     known   by label            at       by the node at which they end
     pages   pinned, each once   pages_of, pins_of   pinned pages and pins by tenant
@@ -98,7 +98,7 @@ class Pins:
         self.caps[tier] = int(SHARE * total)
 
     def room(self, tenant: str) -> int:
-        """Pages that `tenant` may pin besides those that are pinned; negative if it may not have another pin at all."""
+        """Pages that `tenant` may still pin. Negative if it may not have another pin at all."""
         share = self._tenant_share
         if len(self.known) >= MOST_PINS or self.pins_of.get(tenant, 0) >= MOST_PINS * share:
             return -1
@@ -147,7 +147,7 @@ class Pins:
         return fallen
 
     def ended(self, now: float) -> Pin | None:
-        """A pin whose time is over, for the caller to end; None if there is none. O(1) then."""
+        """A pin whose time is over; the caller ends it. None if there is none, in O(1)."""
         ends = self._ends
         while ends and not ends[0][2].open:
             heapq.heappop(ends)

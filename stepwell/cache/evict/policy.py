@@ -100,20 +100,20 @@ _KEEP = 0.98
 
 @dataclass(slots=True)
 class Answers:
-    """Whether clients send answers back as they were given: turns that went on after the answer before, and turns that left it out
-    (its text was rendered anew, say)."""
+    """Whether clients send answers back unchanged. Counts the turns that continued the answer before, and those that did not (its text was
+    rendered anew, say)."""
 
     repeated: float = 1.0
     left_out: float = 0.0
 
     def saw(self, repeated: bool) -> None:
-        """The next turn has come for one answer."""
+        """Note whether the next turn continued an answer."""
         self.repeated = self.repeated * _KEEP + repeated
         self.left_out = self.left_out * _KEEP + (not repeated)
 
     @property
     def in_vain(self) -> bool:
-        """Whether hardly any answer is gone on from: rungs at their ends are then the first to go, and not worth a copy."""
+        """True if hardly any answer is continued. Rungs at the ends of answers then go first and are not worth a copy."""
         return self.left_out > 12 * self.repeated
 
 
@@ -126,14 +126,14 @@ class Branches:
     returned: float = 2.0
 
     def leave(self) -> int:
-        """One more was left; returns its `Node.left`, 1 (about to be asked for again) to 4 (hardly ever)."""
+        """Count a branch as left. Returns its `Node.left`: 1 (likely to be asked for again soon) to 4 (hardly ever)."""
         rate = self.returned / self.left
         self.left = self.left * _KEEP + 1
         self.returned *= _KEEP
         return 1 + sum(rate < bound for bound in (0.5, 0.125, 0.03))
 
     def come_back(self) -> None:
-        """Somebody went on from one."""
+        """A request continued a branch that had been left."""
         self.returned += 1
 
 
@@ -151,7 +151,7 @@ class Regret:
 
     @property
     def thrashes(self) -> bool:
-        """Whether KV is missed so often that rungs for forks that may come have to give way to it."""
+        """True if KV is missed so often that rungs kept for possible forks have to give way to it."""
         return self.evicted * 1000 > self.asked
 
 

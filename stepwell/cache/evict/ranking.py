@@ -129,7 +129,7 @@ class Ranking:
         return self._age(*self._place(item))
 
     def outlasts(self, item: Item, other: Item) -> bool:
-        """Whether `item` is not to go for the sake of `other`: used as lately, whatever they are, or guarded.
+        """True if `item` must not be dropped to make room for `other`: it was used as recently, or is pinned.
 
         By plain use: were an image to weigh more here than KV, two runs that do not fit together could each be written in the place
         of the other's KV for ever.
@@ -140,7 +140,7 @@ class Ranking:
         return queue > 0 and used >= self._value(other, self._tier)[1]
 
     def respare(self) -> None:
-        """What is spared has changed: place everything that was once more. O(k log n) for k of them."""
+        """The rule for sparing has changed: rank again all that were spared. O(k log n) for k of them."""
         for _, _, item, _ in self._queues[-2].copy():
             self.offer(item)
 
@@ -224,7 +224,8 @@ MakeRanking: TypeAlias = Callable[
 
 
 class Offers:
-    """The rankings of one directory. Whoever changes an item offers it again; who stays a candidate is found out when popped.
+    """The rankings of one directory. A caller that changes an item offers it again. Whether it still is a candidate is checked when it is
+    popped.
 
     What is offered is looked at when somebody next asks for a candidate: a request changes the same few items many times over.
     """
@@ -277,12 +278,12 @@ class Offers:
         return self.lower[DEVICE] or HOST
 
     def safe(self, item: Item, tier: Tier) -> bool:
-        """Whether dropping the copy in `tier` loses nothing that is meant to be kept."""
+        """True if dropping the copy in `tier` loses nothing that is meant to be kept."""
         lower = self.lower[tier]
         return lower is None or (life := item.life[lower]) >= HERE or life == REFUSED
 
     def overtaken(self) -> bool:
-        """Whether something that only the device has is less valuable than all that the device could drop as it is."""
+        """True if something that only the device holds is less valuable than everything that the device could drop without a copy."""
         if self.lower[DEVICE] is None:
             return False
         dirty, drops = self.dirty[DEVICE], self.drops[DEVICE]
@@ -322,7 +323,7 @@ class Offers:
                     self.dirty[tier].add(item, self.items)
 
     def _note(self, item: Item) -> None:
-        """Add to the backlog `item`, or what it hangs on if `item` is on disk: without that it is there in vain."""
+        """Add `item` to the backlog; or, if it is on disk already, the parent that it cannot be resumed without."""
         if item.life[DISK] >= HERE:
             above = item.node if item.what == "image" else item.node.parent
             item = item if above is None else above.kv
@@ -330,7 +331,7 @@ class Offers:
             self.backlog.add(item, self.items)
 
     def unsaved(self, item: Item) -> bool:
-        """Whether an image, or KV without which the disk has something in vain, is in a tier above the disk alone."""
+        """True if `item` is not on disk yet but needed there: an image, or KV that something on disk depends on."""
         if item.life[DISK] != ABSENT or item.best() is None or not attached(item):
             return False
         rung = item.node.rung
@@ -354,18 +355,18 @@ class Offers:
         return item.pending is None and item.at[DEVICE] is None and not item.below[tier] and attached(item)
 
     def doubled(self, item: Item) -> bool:
-        """Whether host holds a copy of KV that stays on the device meanwhile, since a running request holds it there."""
+        """True if host holds a copy of KV that a running request also holds on the device."""
         held = item.what == "kv" and item.at[DEVICE] is not None and item.locks[DEVICE] > 0
         free = item.at[HOST] is not None and not item.locks[HOST] and not item.below[HOST]
         return held and free and item.has(DEVICE) and item.pending is None and attached(item)
 
     def spared(self, tier: Tier, item: Item) -> bool:
-        """Whether the copy of `item` in `tier`, of which no other will be made, goes after all others: see `leaves_gap`."""
+        """True if the copy of `item` in `tier` goes after all others, because no other copy will be made; see `leaves_gap`."""
         lower = self.lower[tier]
         return (lower is None or item.life[lower] == REFUSED) and self.leaves_gap(item)
 
     def leaves_gap(self, item: Item) -> bool:
-        """Whether `item` is an image with one copy, whose loss leaves a wide gap. Never while KV is missed: memory has to go to that."""
+        """True if `item` is an image with one copy whose loss leaves a wide gap. False while KV is missed often: it needs the memory."""
         rung = item.node.rung
         if rung is None or rung.image is not item or item.copies != 1 or self.regret.thrashes:
             return False

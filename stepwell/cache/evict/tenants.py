@@ -48,8 +48,8 @@ class Tenants:
             del self._over[tier][tenant]
 
     def greediest(self, tier: Tier) -> tuple[str, ...]:
-        """Who holds all of its share of `tier` or more: the one that holds most first, of equal ones the one that took something last, so
-        that whoever is at its share and wants more gives up something of its own. O(1 / share · log)."""
+        """The tenants that hold their whole share of `tier` or more, the largest first. Of equal ones the one that took something last
+        comes first: so a tenant at its share that wants more gives up something of its own. O(1 / share · log)."""
         held = self.held[tier]
         ordered = sorted(((held[name], at, name) for at, name in enumerate(self._over[tier])), reverse=True)
         return tuple(name for _, _, name in ordered)

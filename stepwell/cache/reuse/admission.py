@@ -212,7 +212,7 @@ def reported(loading: Loading, report: Report) -> Loading:
 
 
 def settle(directory: Directory, loading: Loading, now: float) -> Ready | Loading:
-    """All tickets are in: publish what was loaded, or fall back to the next option. Needs no page and cannot be refused."""
+    """All tickets are in: publish what was loaded, or fall back to the next option. Needs no page and cannot fail."""
     assert not loading.waiting
     held, option = loading.held, loading.option
     _share_path(directory, held)
@@ -237,7 +237,7 @@ def _tried(loading: Loading) -> Tried:
 
 
 def give_up(directory: Directory, loading: Loading) -> Reason:
-    """No report will be waited for: condemn what the copies read that failed or are open, and say which leg that was.
+    """Stop waiting for reports. Condemns the sources of copies that failed or are still open. Returns which leg failed.
 
     All but the reservation stays held until `abandon`: an open copy may still be writing.
     """
@@ -332,7 +332,7 @@ def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reaso
 
 
 def abandon(directory: Directory, held: Held) -> None:
-    """Let go of everything: the request ended before it could run. Only once no copy writes its pages any more."""
+    """Release everything: the request ended before it could run. Call it once no copy writes to its pages any more."""
     for lease in (*held.leases, held.path):
         directory.release(lease)
     _end_offer(directory, held)

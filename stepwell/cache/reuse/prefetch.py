@@ -55,7 +55,7 @@ def fetch(directory: Directory, path: list[Node], now: float, partly: bool = Tru
     """Begin to load what the deepest rung of `path` needs, or (`partly`) the deepest that fits; `path` goes from the top of its tree
     down.
 
-    What is on the way counts as used now, so that it is not the next to go.
+    What is being loaded counts as used now, so that it is not dropped next.
     """
     targets = _targets(directory, path)
     if not targets:
@@ -121,7 +121,7 @@ def _footing(part: list[Node]) -> list[Node]:
 
 
 def _image_here(part: list[Node]) -> list[Item]:
-    """The image that it loads KV for, where that is on the device; without the KV it would be the first to go."""
+    """The image at the end of `part`, if it is on the device; without its KV it would be dropped first."""
     rung = part[-1].rung
     return [] if rung is None or rung.image.at[DEVICE] is None else [rung.image]
 
