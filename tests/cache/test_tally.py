@@ -47,3 +47,13 @@ def test_the_joint_line_names_every_reason_and_adds_up() -> None:
     for part in ("no_room=1", "load_failed(state)=1", "load_failed(kv)=0", "off_chunk_grid=0", "fallback_weakened=1"):
         assert part in line.split()
     assert all(f"{reason.value}=" in line for reason in Reason if reason is not Reason.COMPLETE)
+
+
+def test_legs_are_counted_by_tier_as_completed_of_attempted() -> None:
+    failed = ((Tier.EXTERNAL, "kv", True), (Tier.EXTERNAL, "image", False))
+    came = ((Tier.EXTERNAL, "kv", True), (Tier.EXTERNAL, "image", True))
+    beyond = replace(LOADED, host=0, external=12, state_tier=Tier.EXTERNAL, legs=came)
+    tally = tally_of(replace(KEPT, legs=failed), beyond, replace(beyond, readmission=True))
+    assert tally.joint_line().endswith(" | loads external(image)=2/3 external(kv)=3/3 state_external=1")
+    assert (tally.external, tally.boundaries) == (12, 1)
+    assert "loads" not in tally_of(KEPT).joint_line()

@@ -43,7 +43,7 @@ def test_tokens_by_source_sum_to_the_prompt_and_readmissions_stay_apart() -> Non
     metrics.admitted(READMITTED)
     values = shown(metrics)
     sources = {name: value for name, value in values.items() if name.startswith("stepwell_prompt_tokens_total{")}
-    assert len(sources) == 4 and sum(sources.values()) == 40
+    assert len(sources) == 5 and sum(sources.values()) == 40
     assert values['stepwell_resumes_total{tier="host"}'] == 1
     assert values['stepwell_admissions_total{reason="complete"}'] == 1
     assert values['stepwell_recomputed_tokens_total{lost_to="new"}'] == 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stepwell.cache.moves import DEVICE, Tier
+from stepwell.cache.moves import DEVICE, EXTERNAL, Tier
 
 
 class Reason(StrEnum):
@@ -90,7 +90,10 @@ class AdmissionOutcome:
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over first admissions. Readmissions after a preemption are counted apart: they are not cache hits of a prompt."""
+    """Sums over first admissions. Readmissions after a preemption are counted apart: they are not cache hits of a prompt.
+
+    legs  loads by the tier that was read, "kv" or "image", and whether all of it came: of readmissions, too
+    """
 
     admissions: int = 0
     readmissions: int = 0
@@ -108,8 +111,12 @@ class Tally:
     coalesced_tokens: int = 0
     reasons: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
     lost: dict[Loss, int] = field(default_factory=lambda: dict.fromkeys(Loss, 0))
+    state_external: int = 0
+    legs: dict[tuple[Tier, str, bool], int] = field(default_factory=dict)
 
     def add(self, outcome: AdmissionOutcome) -> None:
+        for leg in outcome.legs:
+            self.legs[leg] = self.legs.get(leg, 0) + 1
         if outcome.readmission:
             self.readmissions += 1
             return
@@ -128,6 +135,7 @@ class Tally:
             self.boundaries += 1
             self.state_device += outcome.state_tier == DEVICE
             self.state_tier += outcome.state_tier != DEVICE
+            self.state_external += outcome.state_tier == EXTERNAL
         for loss, tokens in outcome.lost:
             self.lost[loss] += tokens
 
@@ -136,4 +144,12 @@ class Tally:
         skipped = [r for r in Reason if r != Reason.COMPLETE]
         rest = " ".join(f"{r.value}={self.reasons[r]}" for r in skipped)
         head = f"joint: boundaries={self.boundaries} (state_device={self.state_device} state_tier={self.state_tier})"
-        return f"{head} | {rest} fallback_weakened={self.weakened}"
+        return f"{head} | {rest} fallback_weakened={self.weakened}{self._loads()}"
+
+    def _loads(self) -> str:
+        """Legs by tier as completed/attempted, and how many states came from an external store; nothing where there was no load."""
+        legs = sorted({(tier, what) for tier, what, _ in self.legs})
+        done = {leg: self.legs.get((*leg, True), 0) for leg in legs}
+        tried = {leg: done[leg] + self.legs.get((*leg, False), 0) for leg in legs}
+        told = " ".join(f"{leg[0].name.lower()}({leg[1]})={done[leg]}/{tried[leg]}" for leg in legs)
+        return f" | loads {told} state_external={self.state_external}" if legs else ""

@@ -28,9 +28,10 @@ from stepwell.server.observe.recent import Recent
 from stepwell.server.observe.times import Times
 from stepwell.server.observe.vllm import VllmNames
 
-SOURCES = ("device", "host", "disk", "recomputed")
+SOURCES = ("device", "host", "disk", "external", "recomputed")
 STATUSES = ("400", "401", "403", "404", "405", "408", "409", "413", "415", "429", "499", "500", "503")
 _STATE_TIERS = ("none", *(tier.name.lower() for tier in Tier))
+_BELOW = tuple(tier.name.lower() for tier in Tier if tier != Tier.DEVICE)
 _FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _NEXT_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
@@ -83,6 +84,19 @@ class Metrics:
         self._resumes = self._counter(
             "resumes", "Admissions by the tier of the state they resumed from", "tier", _STATE_TIERS
         )
+        self._boundaries = self._counter(
+            "boundaries", "Admissions that loaded, by the tier of the state they resumed from", "tier", _STATE_TIERS
+        )
+        self._loads = Counter(
+            "stepwell_load_legs",
+            "Loads by the tier that was read, the leg (kv or image), and the result: attempted, completed or failed",
+            ("tier", "leg", "result"),
+            registry=self.registry,
+        )
+        for tier in _BELOW:
+            for leg in ("kv", "image"):
+                for result in ("attempted", "completed", "failed"):
+                    self._loads.labels(tier, leg, result)
         self._saved = Counter(
             "stepwell_prefill_saved_seconds",
             "Prefill that cached tokens would have taken, at the speed measured at the time",
@@ -142,6 +156,9 @@ class Metrics:
         }
 
     def admitted(self, outcome: AdmissionOutcome) -> None:
+        for tier, leg, came in outcome.legs:
+            for result in ("attempted", "completed" if came else "failed"):
+                self._loads.labels(tier.name.lower(), leg, result).inc()
         if outcome.readmission:  # its tokens were counted when it was first admitted
             return
         saved = self.saved(outcome)
@@ -155,7 +172,10 @@ class Metrics:
         for loss, tokens in outcome.lost:
             self._lost.labels(loss).inc(tokens)
         self._admissions.labels(outcome.reason).inc()
-        self._resumes.labels("none" if outcome.state_tier is None else outcome.state_tier.name.lower()).inc()
+        state = "none" if outcome.state_tier is None else outcome.state_tier.name.lower()
+        self._resumes.labels(state).inc()
+        if outcome.loaded:
+            self._boundaries.labels(state).inc()
 
     def looked_ahead(self, outcome: AdmissionOutcome) -> None:
         """A conversation was computed as its next turn will have it: no call's, and no part of any rate."""
