@@ -203,6 +203,8 @@ def _enter(
         return
     gained = max(0, state.boundary - job.alone) if job.waits and not job.starts else 0
     outcome = replace(state.outcome, readmission=job.starts > 0, coalesced=gained)
+    if job.given_legs:
+        outcome, job.given_legs = replace(outcome, legs=(*job.given_legs, *outcome.legs)), ()
     job.given_up = None
     if not job.internal:
         queues.tally.add(outcome)

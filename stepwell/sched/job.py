@@ -16,7 +16,7 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.leases import Lease
-from stepwell.cache.reuse.admission import Loading
+from stepwell.cache.reuse.admission import Loading, Tried
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import Node, Rung, RungKind
@@ -93,6 +93,7 @@ class Job:
     internal  the engine's own: no caller hears of it, and no count of admissions includes it
     watched   set where the logits of its first token are to be kept
     resumed   how it was first admitted
+    given_legs  what loads that were given up had tried
     given_up  the failed leg and the boundary of a load that was not reported in time
     waits     leaders that it has waited for     alone  where it would have been resumed without the first of them
     """
@@ -106,6 +107,7 @@ class Job:
     internal: bool = False
     watched: Watched | None = None
     given_up: tuple[Reason, int] | None = None
+    given_legs: Tried = ()
     resumed: AdmissionOutcome | None = None
     waits: int = 0
     alone: int = 0

@@ -11,7 +11,7 @@ from collections import deque
 
 from stepwell.base.clock import Clock
 from stepwell.cache.directory import Directory
-from stepwell.cache.reuse.admission import give_up
+from stepwell.cache.reuse.admission import give_up, legs_of
 from stepwell.sched.build import preempt, release
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Draining, Job
@@ -46,6 +46,7 @@ def expire(queues: Queues, directory: Directory, config: SchedConfig, clock: Clo
             continue
         del queues.parked[name]
         parked.job.given_up = give_up(directory, parked.loading), parked.loading.option.boundary
+        parked.job.given_legs += legs_of(parked.loading)
         queues.draining.append(Draining(parked.slot, parked.loading, now))
         if parked.kept is not None:
             let_go(directory, parked.kept)

@@ -237,3 +237,15 @@ def test_legs_are_told_by_tier() -> None:
     engine.ask()
     engine.harness.flush(Tier.DEVICE)
     assert engine.ask().legs == ((Tier.EXTERNAL, "kv", True), (Tier.EXTERNAL, "image", False))
+
+
+def test_a_load_that_is_given_up_counts_as_failed() -> None:
+    engine = Engine()
+    engine.ask()
+    engine.harness.flush(Tier.DEVICE)
+    engine.harness.faults.drop(Where(source=Tier.EXTERNAL, target=LIVE), count=1)
+    name = engine.begin()
+    engine.harness.drain(deliver=False)
+    outcome = engine.harness.told[name].outcome
+    assert outcome is not None and outcome.reason is Reason.LOAD_FAILED_STATE
+    assert outcome.legs[:2] == ((Tier.EXTERNAL, "kv", True), (Tier.EXTERNAL, "image", False))

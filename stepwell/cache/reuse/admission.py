@@ -216,7 +216,7 @@ def settle(directory: Directory, loading: Loading, now: float) -> Ready | Loadin
     assert not loading.waiting
     held, option = loading.held, loading.option
     _share_path(directory, held)
-    tried = (*loading.tried, *_tried(loading))
+    tried = legs_of(loading)
     if not loading.failed:
         if directory.external is not None and option.offer is not None:
             for move in loading.moves:
@@ -229,11 +229,12 @@ def settle(directory: Directory, loading: Loading, now: float) -> Ready | Loadin
     return _begin(directory, held, loading.index + 1, reason, skipped, now, tried)
 
 
-def _tried(loading: Loading) -> Tried:
-    """The legs of a load that has ended, by tier."""
-    failed = {(move.source.tier, move.what) for move in loading.failed}
+def legs_of(loading: Loading) -> Tried:
+    """The legs of a load and of those before it, by tier; what has not been reported has failed."""
+    late = (move for move in loading.moves if move.ticket in loading.waiting)
+    failed = {(move.source.tier, move.what) for move in (*loading.failed, *late)}
     legs = dict.fromkeys((move.source.tier, move.what) for move in loading.moves)
-    return tuple((tier, what, (tier, what) not in failed) for tier, what in legs)
+    return (*loading.tried, *((tier, what, (tier, what) not in failed) for tier, what in legs))
 
 
 def give_up(directory: Directory, loading: Loading) -> Reason:

@@ -7,6 +7,7 @@ carries text, names or salts of callers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -87,16 +88,7 @@ class Metrics:
         self._boundaries = self._counter(
             "boundaries", "Admissions that loaded, by the tier of the state they resumed from", "tier", _STATE_TIERS
         )
-        self._loads = Counter(
-            "stepwell_load_legs",
-            "Loads by the tier that was read, the leg (kv or image), and the result: attempted, completed or failed",
-            ("tier", "leg", "result"),
-            registry=self.registry,
-        )
-        for tier in _BELOW:
-            for leg in ("kv", "image"):
-                for result in ("attempted", "completed", "failed"):
-                    self._loads.labels(tier, leg, result)
+        self._loads = _load_legs(self.registry)
         self._saved = Counter(
             "stepwell_prefill_saved_seconds",
             "Prefill that cached tokens would have taken, at the speed measured at the time",
@@ -230,6 +222,19 @@ class Metrics:
         times = Times(f"stepwell_{name}", text, buckets)
         self.registry.register(times)
         return times
+
+
+def _load_legs(registry: CollectorRegistry) -> Counter:
+    """Loads of every tier below the device, by leg and result; all there from the start."""
+    counter = Counter(
+        "stepwell_load_legs",
+        "Loads by the tier that was read, the leg (kv or image), and the result: attempted, completed or failed",
+        ("tier", "leg", "result"),
+        registry=registry,
+    )
+    for labels in product(_BELOW, ("kv", "image"), ("attempted", "completed", "failed")):
+        counter.labels(*labels)
+    return counter
 
 
 class _EngineGauges(Collector):
