@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from safetensors import safe_open  # noqa: E402
 from safetensors.torch import save  # noqa: E402
 
 from stepwell.base.errors import ConfigError  # noqa: E402
@@ -20,7 +21,8 @@ from stepwell.model.loading import load_decoder  # noqa: E402
 from stepwell.ops.attention import places, write_kv  # noqa: E402
 from stepwell.ops.linear import Dense  # noqa: E402
 from stepwell.store.device import LiveStates, Precision  # noqa: E402
-from tests.engine.disk import PROMPT, Engine, small_model, sources  # noqa: E402
+from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
+from tests.engine.disk import PROMPT, VOCAB, Engine, small_model, sources  # noqa: E402
 from tests.engine.rig import Rig, work  # noqa: E402
 from tests.engine.test_disk_tier import to_host  # noqa: E402
 
@@ -198,3 +200,16 @@ def _enlarge_values(decoder: HybridDecoder, factor: float) -> None:
 def test_scales_of_kv_in_another_type_are_refused(model: Path) -> None:
     with pytest.raises(ConfigError, match="give --kv-cache-dtype fp8, too"):
         engine_config({"model": str(model), "calculate_kv_scales": True})
+
+
+def test_drafts_have_scales_of_their_own_layer_and_change_no_answer(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "mtp", hidden=64, layers=4, vocab=VOCAB, max_positions=4096, mtp=True)
+    answers = []
+    for drafts in (0, 2):
+        disk = tmp_path / f"cache {drafts}"
+        with Engine.of(model, disk, num_speculative_tokens=drafts, **SCALED) as engine:
+            answers += [engine.ask().token_ids, engine.ask().token_ids]
+            engine.settle()
+        with safe_open(kept(disk), "pt") as file:
+            assert file.get_tensor("keys").shape[0] == (2 if drafts else 1), "one layer of four attends"
+    assert len(set(answers)) == 1
