@@ -67,7 +67,9 @@ def test_page_fills_and_follows_and_says_the_same_in_words(browser: Any, server:
     for chart in ("fill", "hits", "ttft", "itl", "copies"):
         label = browser.execute_script("return document.getElementById(arguments[0]).ariaLabel", chart)
         assert label and label != "no data yet", chart
-        assert browser.execute_script("return document.getElementById(arguments[0]).childElementCount", chart)
+        assert browser.execute_script("return document.querySelectorAll(`#${arguments[0]} canvas`).length", chart) == 1
+    assert eventually(lambda: "came from memory" in text(browser, "#story"))
+    assert "on average, measured over 2 answers" in text(browser, "#detail")
     with httpx.stream("POST", server.url + "/v1/completions", json={"prompt": [SLOW, 40], "stream": True}) as stream:
         lines = stream.iter_lines()  # kept: the connection goes with it
         next(lines)
@@ -83,10 +85,10 @@ def test_keyboard_reaches_everything_in_order(browser: Any, server: Running) -> 
 
     opened(browser, server)
     focused = []
-    for _ in range(5):
+    for _ in range(6):
         ActionChains(browser).send_keys(Press.TAB).perform()
         focused.append(browser.execute_script("const e = document.activeElement; return e.id || e.className"))
-    assert focused == ["skip", "tab-dashboard", "pause", "theme", "scroll"]
+    assert focused == ["skip", "tab-dashboard", "pause", "theme", "window", "term"]
     browser.execute_script("document.getElementById('theme').focus()")
     before = browser.execute_script("return document.documentElement.dataset.theme")
     ActionChains(browser).send_keys(Press.ENTER).perform()
@@ -124,12 +126,32 @@ def test_page_asks_for_a_key_where_there_is_one(browser: Any, locked: Running) -
     assert eventually(lambda: text(browser, "#state") == "A key is needed")
     field = browser.find_element("css selector", "#key")
     assert eventually(lambda: bool(field.is_displayed()))
+    shown = "return [...document.querySelectorAll('main > *')].filter((e) => e.checkVisibility()).map((e) => e.id)"
+    assert browser.execute_script(shown) == ["ask"], "nothing empty stands below the form"
     field.send_keys("wrong-key\n")
     assert eventually(lambda: text(browser, "#state") == "This key does not fit")
     field.send_keys(KEY + "\n")
     assert eventually(lambda: text(browser, "#state") == "Live")
-    assert not field.is_displayed()
+    assert not field.is_displayed() and browser.find_element("css selector", "#panel-dashboard").is_displayed()
     console(browser)  # a refusal is told there; nothing else may be left for the next test
+
+
+@in_browser
+def test_a_longer_window_is_asked_of_the_server_and_told_in_words(browser: Any, server: Running) -> None:
+    opened(browser, server)
+    httpx.post(server.url + "/v1/completions", json={"prompt": "water", "max_tokens": 2})
+    for seconds, words in ((86400, "last day"), (60, "last minute")):
+        browser.execute_script(
+            "const e = document.getElementById('window'); e.value = arguments[0]; e.dispatchEvent(new Event('change'))",
+            str(seconds),
+        )
+        assert eventually(lambda words=words: words in text(browser, "#story"))  # type: ignore[misc]
+    assert console(browser) == []
+
+
+def test_a_window_that_is_none_is_refused(server: Running) -> None:
+    for window in ("0", "1e9", "x"):
+        assert httpx.get(server.url + f"/dashboard/events?window={window}").status_code == 400
 
 
 LADDER = Ladder(
@@ -181,7 +203,12 @@ def test_an_engine_that_has_no_time_holds_up_nothing(tokenizer: Tokenizer) -> No
 @in_browser
 def test_paths_are_drawn_and_said(browser: Any, tokenizer: Tokenizer) -> None:
     loop = ScriptedLoop()
-    loop.shown = (LADDER, replace(LADDER, session=None, rungs=(), kv=()))
+    again = replace(LADDER, outcome=replace(LADDER.outcome, request_id="cmpl-6-0"))
+    loop.shown = (
+        LADDER,
+        again,
+        replace(LADDER, session=None, rungs=(), kv=()),
+    )  # a session is shown once, as it was last
     with running(tokenizer, loop=loop) as server:
         opened(browser, server)
         assert eventually(lambda: browser.execute_script("return document.querySelectorAll('.ladder').length") == 2)

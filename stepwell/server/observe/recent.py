@@ -1,4 +1,4 @@
-"""The last few minutes in slices of equal length, for whoever watches. Memory is bounded by the window, not by the load."""
+"""The last minutes in short slices and the last day in long ones, for whoever watches. Memory is bounded by them, not by the load."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ SECONDS = 2.0
 """Length of a slice."""
 SLICES = 300
 """Slices that are kept: ten minutes."""
+LONG_SECONDS = 60.0
+LONG_SLICES = 1440
+"""Long slices that are kept beside them: a day."""
 
 _BOUNDS = tuple(0.0005 * 1.2**i for i in range(80))  # 0.5 ms to 15 minutes, 20 % apart
 _RATE_SLICES = 15
@@ -27,22 +30,29 @@ _SUMS = ("device", "host", "disk", "recomputed", "saved", "admitted", "generated
 class Durations:
     """Times as counts by size: quantiles to within 20 %, whatever their number."""
 
-    __slots__ = ("_counts", "count")
+    __slots__ = ("_counts", "count", "total")
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
         self.count = 0
+        self.total = 0.0
 
     def add(self, seconds: float) -> None:
         at = bisect_left(_BOUNDS, seconds)
         self._counts[at] = self._counts.get(at, 0) + 1
         self.count += 1
+        self.total += seconds
 
     def merge(self, other: Durations) -> None:
         """Add all that `other` has counted."""
         for at, count in other._counts.items():
             self._counts[at] = self._counts.get(at, 0) + count
         self.count += other.count
+        self.total += other.total
+
+    def mean(self) -> float | None:
+        """Exact; None where there are none."""
+        return self.total / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
         """The time that `share` of all times do not exceed, rounded up to a bound; None where there are none."""
@@ -75,6 +85,15 @@ class Slice:
     first: Durations = field(default_factory=Durations)
     next: Durations = field(default_factory=Durations)
 
+    def add(self, later: Slice) -> None:
+        """Take in a part of the same time: sums of what happened, and the latest that the engine said of itself. O(1)."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        self.first.merge(later.first)
+        self.next.merge(later.next)
+        if later.used:
+            self.running, self.waiting, self.used = later.running, later.waiting, later.used
+
     def point(self) -> dict[str, Any]:
         """As the dashboard reads it; times in seconds, `t` counts slices."""
         return {
@@ -92,6 +111,8 @@ class Slice:
             "waiting": self.waiting,
             "copied": self.copied,
             "used": self.used,
+            "firsts": self.first.count,
+            "ttft": self.first.total,
             "ttft50": self.first.quantile(0.5),
             "ttft95": self.first.quantile(0.95),
             "itl50": self.next.quantile(0.5),
@@ -99,14 +120,24 @@ class Slice:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The slices that make up the last so many seconds: `count` of `seconds` each, of which `now` is the present one."""
+
+    now: int
+    seconds: float
+    count: int
+
+
 class Recent:
-    """Slices of the window, the newest last. A slice in which nothing happened is not kept."""
+    """Slices of both windows, the newest last. A slice in which nothing happened is not kept."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._present = Slice(self.now)
         self._end = (self.now + 1) * SECONDS
         self._slices: deque[Slice] = deque([self._present], maxlen=SLICES)
+        self._long: deque[Slice] = deque(maxlen=LONG_SLICES)
         self._copied = 0
 
     @property
@@ -117,11 +148,26 @@ class Recent:
     def slice(self) -> Slice:
         """The present slice."""
         if self._clock.now() >= self._end:
+            self._lengthen(self._present)
             number = self.now
             self._end = (number + 1) * SECONDS
             self._present = Slice(number)
             self._slices.append(self._present)
         return self._present
+
+    def _lengthen(self, ended: Slice) -> None:
+        """Add a short slice to the long one that it lies in."""
+        number = int(ended.number * SECONDS / LONG_SECONDS)
+        if not self._long or self._long[-1].number != number:
+            self._long.append(Slice(number))
+        self._long[-1].add(ended)
+
+    def window(self, seconds: float) -> Window:
+        """The slices that tell the last so many seconds: short ones where those are kept."""
+        if seconds <= SECONDS * SLICES:
+            return Window(self.now, SECONDS, max(1, ceil(seconds / SECONDS)))
+        count = min(LONG_SLICES, ceil(seconds / LONG_SECONDS))
+        return Window(int(self._clock.now() / LONG_SECONDS), LONG_SECONDS, count)
 
     def admitted(self, outcome: AdmissionOutcome, saved: float = 0.0) -> None:
         """A prompt was admitted, for which the cache saved so many seconds of prefill."""
@@ -146,23 +192,21 @@ class Recent:
             if total:
                 here.used[tier] = round(1 - pages.get("free", 0) / total, 4)
 
-    def points(self, after: int = -1) -> list[dict[str, Any]]:
-        """Slices of the window from number `after` on."""
-        oldest = max(after, self.now - SLICES)
-        return [s.point() for s in self._slices if s.number >= oldest]
+    def points(self, window: Window, after: int = -1) -> list[dict[str, Any]]:
+        """Slices of the window from number `after` on. The present long slice is told as far as its short ones have ended."""
+        slices = self._slices
+        if window.seconds != SECONDS:
+            self.slice()  # the last one has ended, though nothing may have happened since
+            slices = self._long
+        oldest = max(after, window.now - window.count + 1)
+        return [s.point() for s in slices if s.number >= oldest]
 
     def last(self, seconds: float) -> Slice:
         """The slices of the last `seconds` as one: sums of what happened, and the latest that the engine said of itself."""
         lately = Slice(self.now)
         for part in self._slices:
-            if part.number <= lately.number - max(1, round(seconds / SECONDS)):
-                continue
-            for name in _SUMS:
-                setattr(lately, name, getattr(lately, name) + getattr(part, name))
-            lately.first.merge(part.first)
-            lately.next.merge(part.next)
-            if part.used:
-                lately.running, lately.waiting, lately.used = part.running, part.waiting, part.used
+            if part.number > lately.number - max(1, round(seconds / SECONDS)):
+                lately.add(part)
         return lately
 
     def retry_after(self, waiting: int) -> int:

@@ -35,12 +35,6 @@ export function make(tag, text, className) {
   return node;
 }
 
-export function shape(tag, attributes) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  return node;
-}
-
 export function button(text, action, className) {
   const node = make("button", text, className);
   node.type = "button";

@@ -1,56 +1,48 @@
-// The tab that shows the last minutes of the server, from the events of dashboard/events.
+// The tab that shows the last minutes or hours of the server, from the events of dashboard/events.
 
-import { $, NAMES, SOURCES, TIERS, KeyNeeded, age, ask, bytes, events, legend, make, say, seconds, shape, share, short, sum, whole } from "./base.js";
+import { $, NAMES, SOURCES, TIERS, KeyNeeded, age, ask, bytes, events, legend, make, say, seconds, share, short, sum, whole } from "./base.js";
+import { chart, rate, recolour } from "./charts.js";
 
-const BINS = 100;
+const BINS = 120;
+const WORDS = { 60: "last minute", 600: "last ten minutes", 3600: "last hour", 21600: "last six hours", 86400: "last day" };
+const WHY = {
+  new: "Text that no earlier prompt began with: nothing to reuse.",
+  no_rung: "Keys and values were there, but no place to resume at: a shorter --state-checkpoint-interval-tokens leaves more.",
+  evicted_rung: "The place to resume at had been dropped for want of memory.",
+  evicted_kv: "Keys and values had been dropped for want of memory.",
+  no_room: "The device had no room for what would have been loaded.",
+  partial_chunk: "The external store reads whole chunks only.",
+  too_small: "Computing was quicker than loading so little.",
+  failed_leg: "A load failed; the request went on from where it could.",
+  not_read: "The call asked not to read the cache.",
+};
 const points = new Map();
 let paused = false, listening = null;
 
-/* The window in BINS equal parts; each is the list of its slices. */
+/* The window in at most BINS equal parts, each the list of its slices; and when each began, in seconds since 1970. */
 function bins(slice) {
-  const out = Array.from({ length: BINS }, () => []), first = slice.now - slice.count + 1;
-  for (const [t, point] of points) {
-    const at = Math.floor((t - first) * BINS / slice.count);
-    if (at >= 0 && at < BINS) out[at].push(point);
-  }
-  return out;
+  const each = Math.ceil(slice.count / BINS), count = Math.ceil(slice.count / each), first = slice.now - slice.count + 1;
+  const parts = Array.from({ length: count }, () => []), now = Date.now() / 1000, length = each * slice.seconds;
+  for (const [t, point] of points) parts[Math.floor((t - first) / each)]?.push(point);
+  return { parts, seconds: length, x: parts.map((_, at) => Math.round(now - (count - 1 - at) * length)) };
 }
-function stacked(id, parts, names, label) {
-  const columns = parts.map((list) => names.map((name) => sum(list.map((p) => p[name]))));
-  const top = Math.max(1, ...columns.map(sum)), width = 600 / BINS, shapes = [];
-  columns.forEach((column, x) => {
-    let y = 138;
-    column.forEach((value, i) => {
-      const height = 134 * value / top;
-      if (height > 0) shapes.push(shape("rect", { x: x * width, y: y - height, width: width * 0.9, height, fill: `var(--${names[i]})` }));
-      y -= height;
-    });
-  });
-  $(id).replaceChildren(...shapes);
-  $(id).setAttribute("aria-label", label);
-  return top;
+const total = (list, name) => sum(list.map((p) => p[name]));
+const most = (list, read) => list.reduce((top, p) => { const v = read(p); return v === null || v === undefined ? top : Math.max(top ?? v, v); }, null);
+const latest = (column) => column.filter((v) => v !== null).at(-1);
+
+function sources(window, s) {
+  const columns = SOURCES.toReversed().map((name) => window.parts.map((list) => total(list, name)));
+  const tokens = s.totals.tokens, all = sum(SOURCES.map((n) => tokens[n]));
+  const parts = SOURCES.toReversed().map((name) => ({ name: NAMES[name], fill: name, stacked: true }));
+  chart("hits", window.x, parts, columns, (v) => short.format(v), SOURCES.map((n) => `${NAMES[n]} ${share(tokens[n], all)}`).join(", ") + " of all prompt tokens");
 }
-function lines(id, parts, series, write, most) {
-  const curves = series.map(([read]) => parts.map((list) => {
-    const known = list.map(read).filter((v) => v !== null && v !== undefined);
-    return known.length ? Math.max(...known) : null;
-  }));
-  const known = curves.flat().filter((v) => v !== null), top = most || (known.length ? Math.max(...known) : 1);
-  const shapes = curves.map((curve, i) => {
-    let path = "", pen = false;
-    curve.forEach((value, x) => {
-      if (value === null) { pen = false; return; }
-      const at = `${((x + 0.5) * 600 / BINS).toFixed(1)} ${(138 - 132 * value / top).toFixed(1)}`;
-      path += (pen ? "L" : "M") + at + (pen ? "" : "l0.01 0");
-      pen = true;
-    });
-    return shape("path", { d: path || "M0 0", fill: "none", stroke: series[i][1], "stroke-width": 2, "stroke-linecap": "round", "vector-effect": "non-scaling-stroke", "stroke-dasharray": series[i][2] });
-  });
-  $(id).replaceChildren(...shapes);
-  const last = (curve) => curve.filter((v) => v !== null).at(-1);
-  $(id).setAttribute("aria-label", known.length ? series.map(([, , , text], i) => `${text} ${write(last(curves[i]))}`).join(", ") : "no data yet");
-  $(id + "-top").textContent = known.length ? (most ? "to " : "top: ") + write(top) : "";
+function lines(id, window, series, write, top) {
+  const columns = series.map(([, , , read]) => window.parts.map(read)), known = columns.some((column) => latest(column) !== undefined);
+  const label = known ? series.map(([name], i) => `${name} ${latest(columns[i]) === undefined ? "unknown" : write(latest(columns[i]))}`).join(", ") : "no data yet";
+  chart(id, window.x, series.map(([name, fill, dash]) => ({ name, fill, dash })), columns, write, label, top);
 }
+const mean = (list) => total(list, "firsts") ? total(list, "ttft") / total(list, "firsts") : null;
+const without = (list) => mean(list) === null || !total(list, "admitted") ? null : mean(list) + total(list, "saved") / total(list, "admitted");
 
 function figures(s, recent) {
   const tokens = s.totals.tokens, all = sum(SOURCES.map((n) => tokens[n]));
@@ -66,7 +58,7 @@ function figures(s, recent) {
     ["First token, p50 / p95", late ? `${seconds(late.ttft50)} / ${seconds(late.ttft95)}` : "–"],
     ["Between tokens, p50 / p95", flow ? `${seconds(flow.itl50)} / ${seconds(flow.itl95)}` : "–"],
     ["In flight", whole.format(s.open)],
-    ["Leases", whole.format(s.gauges.leases || 0)],
+    ["Held in use (leases)", whole.format(s.gauges.leases || 0)],
     ["Running for", age(s.seconds)],
   ];
   $("figures").replaceChildren(...rows.map(([name, value]) => {
@@ -75,7 +67,7 @@ function figures(s, recent) {
     return box;
   }));
 }
-function tiers(s, parts) {
+function tiers(s, window) {
   const boxes = [];
   for (const [tier, pages] of Object.entries(s.pages)) {
     const total = (pages.free || 0) + (pages.cached || 0) + (pages.private || 0);
@@ -95,15 +87,12 @@ function tiers(s, parts) {
     boxes.push(row, bar);
   }
   if (boxes.length) $("tiers").replaceChildren(...boxes);
-  const there = TIERS.filter((tier) => parts.some((list) => list.some((p) => tier in p.used)));
-  lines("fill", parts, there.map((tier) => [(p) => p.used[tier], `var(--${tier})`, "none", tier]), (v) => share(v, 1) + " used", 1);
+  const there = TIERS.filter((tier) => window.parts.some((list) => list.some((p) => tier in p.used)));
+  if (there.length) lines("fill", window, there.map((tier) => [tier, tier, undefined, (list) => most(list, (p) => p.used[tier])]), (v) => Math.round(100 * v) + " %", 1);
 }
-function copies(s, parts) {
-  const values = parts.map((list) => sum(list.map((p) => p.copied)) / (s.slice.seconds * s.slice.count / BINS));
-  const top = Math.max(1, ...values), width = 600 / BINS;
-  $("copies").replaceChildren(...values.map((v, x) => shape("rect", { x: x * width, y: 138 - 134 * v / top, width: width * 0.9, height: 134 * v / top, fill: "var(--host)" })));
-  $("copies").setAttribute("aria-label", `bytes a second, highest ${bytes(top)}`);
-  $("copies-top").textContent = Math.max(...values) > 0 ? "top: " + bytes(top) + "/s" : "";
+function copies(s, window) {
+  const values = window.parts.map((list) => total(list, "copied") / window.seconds);
+  chart("copies", window.x, [{ name: "copied", fill: "host", stacked: true }], [values], rate, `bytes a second, highest ${bytes(Math.max(...values))}`);
   const rows = s.copied.filter(([, , count]) => count).map(([source, target, count]) => {
     const row = make("div", undefined, "row");
     row.append(make("span", `${source} → ${target}`), make("span", bytes(count)));
@@ -117,7 +106,10 @@ function lost(s) {
   const top = known[0][1];
   $("lost").replaceChildren(...known.flatMap(([name, count]) => {
     const row = make("div", undefined, "row"), bar = make("div", undefined, "bar"), part = make("span");
-    row.append(make("span", name.replaceAll("_", " ")), make("span", whole.format(count)));
+    const reason = make("span", name.replaceAll("_", " "), "term");
+    reason.tabIndex = 0;
+    reason.dataset.tip = WHY[name] ?? name;
+    row.append(reason, make("span", whole.format(count)));
     part.style.cssText = `width:${100 * count / top}%;background:var(--recomputed)`;
     bar.style.height = "8px";
     bar.append(part);
@@ -158,7 +150,8 @@ function ladder(path) {
 }
 function paths(s) {
   if (!s.ladders.length) return;
-  $("paths").replaceChildren(...s.ladders.map((path) => {
+  const seen = new Set(), once = s.ladders.filter(({ session }) => !session || (!seen.has(session) && seen.add(session)));
+  $("paths").replaceChildren(...once.map((path) => {
     const box = make("div", undefined, "path"), row = make("div", undefined, "row"), name = make("span");
     name.append(path.session ? "session " : "", make("code", path.session || path.request), `, ${whole.format(path.known)} tokens`);
     const from = path.boundary ? `resumed at ${whole.format(path.boundary)} of ${whole.format(path.prompt)} from ${path.from}` : `computed all ${whole.format(path.prompt)}`;
@@ -167,35 +160,44 @@ function paths(s) {
     return box;
   }));
 }
-/* The window in two sentences, for who has never seen the rest. */
+/* The window in plain words, for who has never seen the rest. */
 function span(total) {
   if (total < 60) return seconds(total);
   const minutes = Math.round(total / 60);
   return minutes < 120 ? `${minutes} ${minutes === 1 ? "minute" : "minutes"}` : `${(total / 3600).toFixed(1)} hours`;
 }
-function story() {
-  const all = [...points.values()], of = (name) => sum(all.map((p) => p[name]));
-  const cached = sum(TIERS.map(of)), tokens = cached + of("recomputed"), saved = of("saved"), admitted = of("admitted");
-  if (!tokens) return "No prompt in the last ten minutes.";
-  const first = `In the last ten minutes ${share(cached, tokens)} of ${short.format(tokens)} prompt tokens came from the cache.`;
-  if (!saved) return first;
-  return `The cache saved about ${span(saved)} of prefill. ${first} Without it each of ${short.format(admitted)} prompts would have waited about ${span(saved / admitted)} longer, on average.`;
+function story(words) {
+  const all = [...points.values()], of = (name) => total(all, name);
+  const cached = sum(TIERS.map(of)), tokens = cached + of("recomputed"), saved = of("saved");
+  if (!tokens) return [`No prompt in the ${words}.`, "Send one, in the chat or by the API, and this page tells what the cache saved."];
+  const came = `${share(cached, tokens)} of ${short.format(tokens)} prompt tokens came from memory`;
+  const first = saved ? `The cache saved ${span(saved)} of prefill in the ${words}: ${came}.` : `In the ${words} ${came}.`;
+  const measured = mean(all) === null ? "" : `First token after ${seconds(mean(all))} on average, measured over ${short.format(of("firsts"))} answers`;
+  const guessed = measured && saved ? `; without the cache after about ${seconds(without(all))}, estimated from the speed at which this server computes prompts (prefill)` : "";
+  return [first, measured && measured + guessed + "."];
 }
 function draw(s) {
   for (const point of s.points) points.set(point.t, point);
   for (const t of points.keys()) if (t <= s.slice.now - s.slice.count) points.delete(t);
   if (paused) return;
-  const parts = bins(s.slice), recent = [...points.values()].filter((p) => p.t > s.slice.now - 6 && p.t < s.slice.now);
+  const window = bins(s.slice), recent = [...points.values()].filter((p) => p.t > s.slice.now - (s.slice.seconds < 60 ? 6 : 2));
+  const [first, second] = story(WORDS[$("window").value]);
   $("model").textContent = s.model;
-  $("story").textContent = story();
+  $("story").textContent = first;
+  $("detail").textContent = second;
   figures(s, recent);
-  tiers(s, parts);
-  const tokens = s.totals.tokens, all = sum(SOURCES.map((n) => tokens[n]));
-  const top = stacked("hits", parts, SOURCES, SOURCES.map((n) => `${n} ${share(tokens[n], all)}`).join(", ") + " of all prompt tokens");
-  $("hits-top").textContent = all ? `top: ${short.format(top)} tokens in ${(s.slice.seconds * s.slice.count / BINS).toFixed(0)} s` : "";
-  lines("ttft", parts, [[(p) => p.ttft50, "var(--host)", "none", "median"], [(p) => p.ttft95, "var(--recomputed)", "5 4", "95th percentile"]], seconds);
-  lines("itl", parts, [[(p) => p.itl50, "var(--host)", "none", "median"], [(p) => p.itl95, "var(--recomputed)", "5 4", "95th percentile"]], seconds);
-  copies(s, parts);
+  tiers(s, window);
+  sources(window, s);
+  lines("ttft", window, [
+    ["measured, average", "device", undefined, mean],
+    ["without the cache, estimated", "recomputed", [6, 4], without],
+    ["measured, 95 % are faster", "soft", [2, 3], (list) => most(list, (p) => p.ttft95)],
+  ], seconds);
+  lines("itl", window, [
+    ["half are faster", "device", undefined, (list) => most(list, (p) => p.itl50)],
+    ["95 % are faster", "soft", [2, 3], (list) => most(list, (p) => p.itl95)],
+  ], seconds);
+  copies(s, window);
   lost(s);
   paths(s);
   flight(s);
@@ -211,8 +213,9 @@ export async function listen() {
   const mine = listening = new AbortController();
   while (!mine.signal.aborted) {
     try {
-      const answer = await ask("dashboard/events", { signal: mine.signal });
+      const answer = await ask("dashboard/events?window=" + $("window").value, { signal: mine.signal });
       if (!answer.ok) throw new Error(answer.status);
+      points.clear();
       for await (const data of events(answer)) draw(JSON.parse(data));
     } catch (error) {
       if (error instanceof KeyNeeded) { listening = null; return; }
@@ -232,7 +235,10 @@ $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", String(paused));
 });
-legend($("hits-legend"), SOURCES.map((name) => [NAMES[name], `var(--${name})`]));
+$("window").addEventListener("change", () => {
+  leave();
+  listen();
+});
+document.addEventListener("recoloured", recolour);
 legend($("tier-legend"), [["used by requests or copies", "var(--recomputed)"], ["cached (darker: leased)", "var(--device)"], ["free", "var(--free)"]]);
 legend($("paths-legend"), [...TIERS.map((tier) => [tier, `var(--${tier})`]), ["a rung that is gone", "none"], ["▾ where the last request resumed", ""]]);
-for (const id of ["ttft", "itl"]) legend($(id + "-legend"), [["median", "var(--host)"], ["95th percentile (dashed)", "var(--recomputed)"]]);

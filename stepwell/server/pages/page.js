@@ -58,12 +58,16 @@ async function connect() {
     return;
   }
   $("ask").hidden = true;
+  document.body.classList.remove("locked");
   $("model").textContent = model.id;
   chat.serve(model);
   choose(chosen);
 }
 
-document.addEventListener("keyneeded", () => { $("ask").hidden = false; });
+document.addEventListener("keyneeded", () => {
+  $("ask").hidden = false;
+  document.body.classList.add("locked");
+});
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey($("key").value);
@@ -76,6 +80,7 @@ $("key-form").addEventListener("submit", (event) => {
 function theme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   $("theme").setAttribute("aria-pressed", String(dark));
+  document.dispatchEvent(new CustomEvent("recoloured"));
 }
 $("theme").addEventListener("click", () => theme($("theme").getAttribute("aria-pressed") !== "true"));
 theme(matchMedia("(prefers-color-scheme: dark)").matches);

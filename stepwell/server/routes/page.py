@@ -8,12 +8,23 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 FILES = {
-    "page.css": "text/css; charset=utf-8",
+    **dict.fromkeys(("page.css", "uplot.css"), "text/css; charset=utf-8"),
     **dict.fromkeys(
-        ("page.js", "base.js", "chat.js", "tree.js", "markdown.js", "clients.js", "dashboard.js"),
+        (
+            "page.js",
+            "base.js",
+            "chat.js",
+            "tree.js",
+            "markdown.js",
+            "clients.js",
+            "dashboard.js",
+            "charts.js",
+            "uplot.js",
+        ),
         "text/javascript; charset=utf-8",
     ),
     "clients.json": "application/json",
+    "uplot.LICENSE": "text/plain; charset=utf-8",
 }
 """What the page loads, with its type."""
 
