@@ -21,7 +21,13 @@ GROUP = "stepwell.compiled"
 BASE = ("geometry.py", "units.py")
 EXTENDED = ("sched/loop.py",)
 """Stays as it is: the engine's own loop extends it, and an interpreted class cannot have a compiled one for a base."""
-SENT = ("cache/reuse/explain.py", "cache/reuse/outcome.py", "sched/request.py", "sched/retention.py")
+SENT = (
+    "cache/reuse/explain.py",
+    "cache/reuse/outcome.py",
+    "sched/outlook.py",
+    "sched/request.py",
+    "sched/retention.py",
+)
 """Stay as they are: messages between processes are read by the annotations of these classes, and compiled ones keep none."""
 LEVEL = "1"
 """Of the C compiler's optimisation."""
