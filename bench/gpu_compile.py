@@ -34,6 +34,8 @@ shapes.DEVICE = torch.device("meta")  # before the modules below take it over
 from kernels.cases import Case, grouped_cases, prompt_cases  # noqa: E402
 from kernels.step import build  # noqa: E402
 
+from stepwell.ops.triton import attention, norm  # noqa: E402
+
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {
     torch.bfloat16: "*bf16",
@@ -78,6 +80,25 @@ class Compiler:
             self.made[key] = what, triton.compile(source, target=TARGET, options=options)
 
 
+def scaled_kv(shape: shapes.Shape, rows: int) -> None:
+    """Attention over e4m3 pages whose heads have scales."""
+    dim, kv, heads, half = shapes.HEAD_DIM, shape.kv_heads, shapes.HEADS, shapes.ROTARY // 2
+    pages = torch.empty(9, 2, shapes.BLOCK, kv, dim, dtype=torch.float8_e4m3fn, device=shapes.DEVICE)
+    qk, gate, values = (
+        torch.empty(rows, width * dim, dtype=torch.bfloat16, device=shapes.DEVICE) for width in (heads + kv, heads, kv)
+    )
+    weight, angle, by = (torch.empty(*size, device=shapes.DEVICE) for size in ((dim,), (rows, half), (kv,)))
+    page, table = (
+        torch.empty(rows, dtype=torch.int64, device=shapes.DEVICE),
+        torch.empty(rows, 8, dtype=torch.int32, device=shapes.DEVICE),
+    )
+    k, v = pages.unbind(1)
+    q = attention.qkv_step(qk, values, weight, weight, angle, angle, k, v, page, page, 1e-6, by, by)
+    splits = attention.splits_for(rows, kv)
+    y = attention.paged_decode(q, k, v, table, table[:, 0].contiguous(), gate, splits=splits, v_scale=by)
+    norm.sigmoid_gate(y, gate, scale=by.repeat_interleave(heads // kv))
+
+
 def usage(compiled: Any) -> tuple[int, int]:
     """Registers a thread, and bytes of its stack: what is spilled."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -102,6 +123,7 @@ def main() -> None:
         for shape in (shape for shape in shapes.SHAPES if shape.name in options.shapes):
             for batch in options.batches:
                 build(shape, batch, 4096)()
+                scaled_kv(shape, batch)
             parts: list[Callable[..., Any]] = [prompt_cases, *([] if shape.mlp else [grouped_cases])]
             cases: list[Case] = [case for part in parts for rows in PROMPTS for case in part(shape, rows)]
             for case in cases:
