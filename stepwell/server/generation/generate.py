@@ -181,6 +181,7 @@ class Generation:
         outcomes = [choice.outcome for choice in firsts if choice.outcome is not None]
         prompt = sum(choice.prompt for choice in firsts)
         completion = sum(choice.transcript.tokens for choice in self.choices)
+        external = sum(o.external for o in outcomes)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -190,6 +191,7 @@ class Generation:
                 "device_tokens": sum(o.device for o in outcomes),
                 "host_tokens": sum(o.host for o in outcomes),
                 "disk_tokens": sum(o.disk for o in outcomes),
+                **({"external_tokens": external} if external else {}),
                 "saved_ms": round(1000 * sum(self._metrics.saved(o) for o in outcomes)),
             },
             "completion_tokens_details": {"reasoning_tokens": sum(choice.thoughts for choice in self.choices)},

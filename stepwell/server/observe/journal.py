@@ -79,7 +79,7 @@ def _speed(ended: Ended) -> float | None:
 def _sources(outcome: AdmissionOutcome | None) -> str:
     if outcome is None:
         return "never admitted"
-    tiers = (("device", outcome.device), ("host", outcome.host), ("disk", outcome.disk))
+    tiers = (("device", outcome.device), ("host", outcome.host), ("disk", outcome.disk), ("external", outcome.external))
     found = [f"{tokens:,} from {tier}" for tier, tokens in tiers if tokens]
     lost = ", ".join(f"{tokens:,} {_LOST[loss]}" for loss, tokens in outcome.lost if tokens)
     computed = f"{outcome.recomputed:,} computed" + (f" ({lost})" if lost else "")
@@ -91,6 +91,7 @@ def _counts(outcome: AdmissionOutcome) -> dict[str, Any]:
         "device": outcome.device,
         "host": outcome.host,
         "disk": outcome.disk,
+        "external": outcome.external,
         "computed": outcome.recomputed,
         "lost_to": {loss.value: tokens for loss, tokens in outcome.lost if tokens},
         "reason": outcome.reason.value,
@@ -101,7 +102,7 @@ def summary(lately: Slice, seconds: float) -> str | None:
     """What a server did in the last `seconds`, in one line; None where it did nothing."""
     if not (lately.running or lately.waiting or lately.admitted or lately.generated):
         return None
-    cached = lately.device + lately.host + lately.disk
+    cached = lately.device + lately.host + lately.disk + lately.external
     asked = cached + lately.recomputed
     prompts = f"prompts {asked / seconds:,.0f} tokens/s" + (f", {cached / asked:.0%} of them cached" if asked else "")
     parts = [f"{lately.running} running, {lately.waiting} waiting", prompts]

@@ -24,7 +24,19 @@ _BOUNDS = tuple(0.0005 * 1.2**i for i in range(80))  # 0.5 ms to 15 minutes, 20 
 _RATE_SLICES = 15
 _ALL_PAGES = ("free", "cached", "private")
 _LONGEST_WAIT = 60
-_SUMS = ("device", "host", "disk", "recomputed", "saved", "admitted", "generated", "ended", "errors", "copied")
+_SUMS = (
+    "device",
+    "host",
+    "disk",
+    "external",
+    "recomputed",
+    "saved",
+    "admitted",
+    "generated",
+    "ended",
+    "errors",
+    "copied",
+)
 
 
 class Durations:
@@ -72,6 +84,7 @@ class Slice:
     device: int = 0
     host: int = 0
     disk: int = 0
+    external: int = 0
     recomputed: int = 0
     saved: float = 0.0
     admitted: int = 0
@@ -101,6 +114,7 @@ class Slice:
             "device": self.device,
             "host": self.host,
             "disk": self.disk,
+            "external": self.external,
             "recomputed": self.recomputed,
             "saved": round(self.saved, 3),
             "admitted": self.admitted,
@@ -177,6 +191,7 @@ class Recent:
         here.device += outcome.device
         here.host += outcome.host
         here.disk += outcome.disk
+        here.external += outcome.external
         here.recomputed += outcome.recomputed
 
     def measured(self, stats: Stats) -> None:

@@ -7,6 +7,7 @@ saves   ──▶ └ savers  ┘ ◀── copied from slots at once
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ from stepwell.store.disk.gate import Fence, Gate
 from stepwell.store.external import objects
 from stepwell.store.external.backend import Backend
 from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
+
+log = logging.getLogger("stepwell.store")
 
 
 @dataclass(slots=True, eq=False)
@@ -211,13 +214,20 @@ class ExternalMover:
         with self._lock:
             if job.copying or self._open.pop(job.move.ticket, None) is None:
                 return
-        self._tickets.end(job.move, error, self._clock.now() - job.began)
+        self._report(job, error)
 
     def _end(self, job: _Job, error: str = "") -> None:
         """Report the ticket, unless that has been done."""
         with self._lock:
             if self._open.pop(job.move.ticket, None) is None:
                 return
+        self._report(job, error)
+
+    def _report(self, job: _Job, error: str) -> None:
+        """Say what has become of a move; of one that failed, which leg, tokens and rank it was is in the log."""
+        if error and not self._closing:
+            up = job.move.source.tier == Tier.EXTERNAL
+            log.warning("%s the external store failed: %s", "a load from" if up else "a copy into", error)
         self._tickets.end(job.move, error, self._clock.now() - job.began)
 
     def _told(self, job: _Job) -> str:

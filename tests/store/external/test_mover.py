@@ -117,7 +117,9 @@ def test_an_answer_says_how_far_it_goes(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("harm", ["gone", "garbage"])
-def test_a_load_of_what_is_not_there_writes_nothing(rig: Rig, harm: str) -> None:
+def test_a_load_of_what_is_not_there_writes_nothing_and_says_what_it_was(
+    rig: Rig, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
     stored(rig)
     if harm == "gone":
         rig.backend.forget("kv", [SECOND])
@@ -128,6 +130,7 @@ def test_a_load_of_what_is_not_there_writes_nothing(rig: Rig, harm: str) -> None
     (report,) = rig.reports()
     assert not report.ok and "KV of tokens 64 to 128, rank 0" in report.error
     assert (rig.rows == before).all()
+    assert "a load from the external store failed: KV of tokens 64 to 128, rank 0" in caplog.text
 
 
 @pytest.mark.parametrize("up", [True, False])
