@@ -91,7 +91,7 @@ def _counts(outcome: AdmissionOutcome) -> dict[str, Any]:
         "device": outcome.device,
         "host": outcome.host,
         "disk": outcome.disk,
-        "external": outcome.external,
+        **({"external": outcome.external} if outcome.external else {}),
         "computed": outcome.recomputed,
         "lost_to": {loss.value: tokens for loss, tokens in outcome.lost if tokens},
         "reason": outcome.reason.value,
