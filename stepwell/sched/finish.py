@@ -170,7 +170,7 @@ def _lengthen(directory: Directory, config: SchedConfig, share: Share, end: int,
             directory.give(DEVICE, pages)
             continue
         if running.rolling is not None:  # first: a rung about to go must not make others seem superseded
-            (pass_by if _is_waypoint(directory, running, config) else retract)(directory, running.rolling)
+            (pass_by if _leaves_waypoint(directory, running, config) else retract)(directory, running.rolling)
         rung = leave_rung(directory, running.path, position, pages, kind, now)
         running.rolling = rung if kind == ROLLING else None
     running.rungs = tuple(r for r in running.rungs if r[0] > share.end)
@@ -182,7 +182,7 @@ def has_plenty(directory: Directory) -> bool:
     return _MUCH * pool.free >= pool.total
 
 
-def _is_waypoint(directory: Directory, running: Running, config: SchedConfig) -> bool:
+def _leaves_waypoint(directory: Directory, running: Running, config: SchedConfig) -> bool:
     """Whether the rolling rung of a request is to stay where it is: within its answer, and where much of the device is free."""
     assert running.rolling is not None
     position = running.rolling.image.node.end
@@ -193,7 +193,7 @@ def _is_waypoint(directory: Directory, running: Running, config: SchedConfig) ->
 def _advance(directory: Directory, config: SchedConfig, share: Share, end: int, now: float) -> bool:
     """Move the rolling rung of an answer on, where that is all there is to do: by far the most frequent case."""
     running = share.running
-    if running.rolling is None or len(share.rungs) != 1 or _is_waypoint(directory, running, config):
+    if running.rolling is None or len(share.rungs) != 1 or _leaves_waypoint(directory, running, config):
         return False
     position, kind, pages = share.rungs[0]
     if position != end or kind != ROLLING:

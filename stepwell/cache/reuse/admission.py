@@ -128,7 +128,7 @@ def commit(directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot
     assert secured, f"{pages} pages planned, {directory.room()} found"
     directory.grow(table, pages)
     held = Held(request_id, plan, tokens, slot, path, images, sources, legs, table)
-    return _begin(directory, held, 0, plan.reason, plan.skipped, now)
+    return _begin_loads(directory, held, 0, plan.reason, plan.skipped, now)
 
 
 def _extent(found: Survey, source: Source, block: int) -> Extent:
@@ -163,7 +163,7 @@ def _lease_path(directory: Directory, plan: Plan, now: float) -> Lease:
     return directory.lease(directory.node_at(covering, reach).kv, DEVICE)
 
 
-def _begin(
+def _begin_loads(
     directory: Directory, held: Held, index: int, reason: Reason, skipped: int, now: float, tried: Tried = ()
 ) -> Ready | Loading:
     """Start option `index`: its moves, or at once where there are none."""
@@ -226,7 +226,7 @@ def settle(directory: Directory, loading: Loading, now: float) -> Ready | Loadin
         _condemn_source(directory, held, option, move)
     reason = _failed_leg(loading.failed)
     skipped = max(loading.skipped, option.boundary)
-    return _begin(directory, held, loading.index + 1, reason, skipped, now, tried)
+    return _begin_loads(directory, held, loading.index + 1, reason, skipped, now, tried)
 
 
 def legs_of(loading: Loading) -> Tried:

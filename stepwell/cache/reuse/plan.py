@@ -105,7 +105,7 @@ def plan(
     enough; `Wait` if even the hit does not fit."""
     hit = found.hit
     base = hit.position if hit else 0
-    aims, reason, skipped = _aims(found, base, rules, costs)
+    aims, reason, skipped = _aims_and_reason(found, base, rules, costs)
     native = aims[0] if aims else None
     beyond = None if offer is None else _beyond(offer, found, native.boundary if native else base, rules)
     if beyond is not None:
@@ -153,7 +153,7 @@ def plan_return(
     return Wait(Reason.NO_ROOM, need, spendable)
 
 
-def _aims(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[list[Option], Reason, int]:
+def _aims_and_reason(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[list[Option], Reason, int]:
     """Options above the hit, best first; and why there are none, with the boundary that was passed over."""
     above = found.footholds_past(hit)
     if not above:
