@@ -274,12 +274,12 @@ def host_widens_over_its_last_slot(patch: pytest.MonkeyPatch) -> None:
 
 @bug(6)
 def a_failed_load_starts_cold(patch: pytest.MonkeyPatch) -> None:
-    real = admission._begin
+    real = admission._begin_loads
 
     def cold(directory: Any, held: Any, index: int, *rest: Any) -> Any:
         return real(directory, held, len(held.plan.options) - 1 if index else 0, *rest)
 
-    patch.setattr(admission, "_begin", cold)
+    patch.setattr(admission, "_begin_loads", cold)
 
 
 @bug(6)
