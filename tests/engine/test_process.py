@@ -29,7 +29,14 @@ BUILD = "tests.engine.scripted:build"
 
 
 async def answer(process: EngineProcess) -> messages.Answer:
-    """The next answer of the engine."""
+    """The next answer of the engine but for its signs of life."""
+    while isinstance(found := await said(process), messages.Alive):
+        pass
+    return found
+
+
+async def said(process: EngineProcess) -> messages.Answer:
+    """The next thing that the engine says."""
     while (found := process.link.receive()) is None:
         await asyncio.sleep(0.005)
     return found
@@ -99,6 +106,16 @@ def test_process_serves_refuses_aborts_and_stops() -> None:
         submit(process, "c", [5], tokens=10**9)
         process.link.send(messages.Abort(["c", "unknown"]))
         assert (await events_of(process, messages.Finished))[-1] == messages.Finished("c", "abort", "")
+
+    with_engine(work)
+
+
+def test_an_idle_engine_gives_signs_of_life_and_none_of_a_step() -> None:
+    async def work(process: EngineProcess) -> None:
+        for _ in range(2):
+            while not isinstance(sign := await said(process), messages.Alive):
+                pass
+        assert sign.turn_s < 5
 
     with_engine(work)
 

@@ -36,7 +36,7 @@ PROGRAM = """
 import logging, sys
 from rich.console import Console
 from stepwell.engine.config import EngineConfig
-from stepwell.server.commands.options import Endings, ServeOptions
+from stepwell.server.commands.options import Care, Endings, ServeOptions
 from stepwell.server.commands.serve import serve, tracer
 from stepwell.server.commands.settings import TraceTarget
 logging.basicConfig(level="WARNING")
@@ -47,6 +47,7 @@ options = ServeOptions(
     given=frozenset({"max_num_seqs"}),
     factory="tests.engine.scripted:" + sys.argv[2],
     endings=Endings(float(sys.argv[3]), dead=float(sys.argv[4])),
+    care=Care(silence=2.0, restart=sys.argv[5] == "restart", restarts=1),
 )
 sys.exit(serve(options, Console(width=200)))
 """
@@ -55,9 +56,10 @@ sys.exit(serve(options, Console(width=200)))
 class Served:
     """A front end with its engine, and everything it has printed."""
 
-    def __init__(self, directory: Path, drain: float = 0, dead: float = 30) -> None:
+    def __init__(self, directory: Path, drain: float = 0, dead: float = 30, restart: bool = False) -> None:
+        numbers = [str(drain), str(dead), "restart" if restart else "once"]
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", PROGRAM, str(directory), "build", str(drain), str(dead)],
+            [sys.executable, "-u", "-c", PROGRAM, str(directory), "build", *numbers],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -152,6 +154,57 @@ def test_killed_engine_ends_streams_and_makes_health_fail(served: Served) -> Non
     assert health.status_code == 503 and "signal 9" in health.json()["error"]["message"]
     served.process.send_signal(signal.SIGINT)
     assert served.end() == 0
+    assert "Traceback" not in served.text
+
+
+def code_of(answer: httpx.Response) -> str | None:
+    """The code of an error; None where there is none."""
+    error = answer.json().get("error")
+    return None if error is None else error["code"]
+
+
+def test_an_engine_that_hangs_is_not_well_and_ends_its_calls_and_may_go_on(served: Served) -> None:
+    with httpx.Client(base_url=served.url, timeout=60) as http:
+        engine = served.engine()
+        with http.stream("POST", "/v1/completions", json={"prompt": [SLOW, 40], "stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(engine, signal.SIGSTOP)
+            rest = [line for line in lines if line]
+        assert (
+            '"code":"engine_hung"' in rest[-2] and "no sign of life for 2 s" in rest[-2] and rest[-1] == "data: [DONE]"
+        )
+        health = http.get("/health")
+        assert health.status_code == 503 and code_of(health) == "engine_hung"
+        refused = http.post("/v1/completions", json={"prompt": [5]})
+        assert (
+            refused.status_code == 503 and code_of(refused) == "engine_hung" and refused.headers["retry-after"] == "5"
+        )
+        told = http.get("/metrics").text
+        assert "stepwell_engine_up 0.0" in told and "stepwell_engine_hangs_total 1.0" in told
+        os.kill(engine, signal.SIGCONT)
+        assert eventually(lambda: http.get("/health").status_code == 200)
+        assert http.post("/v1/completions", json={"prompt": [5], "max_tokens": 2}).status_code == 200
+
+
+@pytest.mark.long
+def test_an_engine_that_ends_is_started_again_and_no_more_often_than_allowed(directory: Path) -> None:
+    with closing(Served(directory, restart=True)) as served, httpx.Client(base_url=served.url, timeout=60) as http:
+        first = served.engine()
+        with http.stream("POST", "/v1/completions", json={"prompt": [SLOW, 40], "stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(first, signal.SIGKILL)
+            rest = [line for line in lines if line]
+        assert '"code":"engine_restarting"' in rest[-2] and "killed by signal 9; it is being started again" in rest[-2]
+        assert code_of(http.get("/health")) in ("engine_restarting", None)  # 503 until the other one serves
+        assert eventually(lambda: http.get("/health").status_code == 200)
+        assert http.post("/v1/completions", json={"prompt": [5], "max_tokens": 2}).status_code == 200
+        assert "stepwell_engine_restarts_total 1.0" in http.get("/metrics").text
+        assert not alive(first)
+        os.kill(served.engine(), signal.SIGKILL)
+        assert eventually(lambda: code_of(http.get("/health")) == "engine_dead")
+        assert "started again 1 times in 10 minutes" in http.get("/health").json()["error"]["message"]
     assert "Traceback" not in served.text
 
 

@@ -213,6 +213,12 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     facts: EngineFacts
 
 
+class Alive(msgspec.Struct, tag="alive", array_like=True, gc=False):
+    """The process runs; its loop has been in one turn for so many seconds, 0 while it waits."""
+
+    turn_s: float = 0.0
+
+
 class Batch(msgspec.Struct, tag="batch", array_like=True):
     """Everything that one turn of the loop had to say, in order."""
 
@@ -260,7 +266,7 @@ class Dead(msgspec.Struct, tag="dead", array_like=True):
     reason: str
 
 
-Answer: TypeAlias = Starting | Ready | Batch | Explained | Expected | WasReset | Pinned | Fetched | Watched | Dead
+Answer: TypeAlias = Starting | Ready | Alive | Batch | Explained | Expected | WasReset | Pinned | Fetched | Watched | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)

@@ -35,6 +35,7 @@ from stepwell.engine.process import messages, private
 from stepwell.engine.process.garbage import Garbage
 from stepwell.engine.process.hints import Hint, HintedLoop, fetched, take_hint
 from stepwell.engine.process.stats import stats_message
+from stepwell.engine.process.pulse import beating
 from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats
@@ -120,9 +121,15 @@ class EngineService:
         self._answers = answers
         self._clock = clock
         self._stats_due = clock.now()
+        self._turn_began: float | None = None
         self._replies: list[messages.WireEvent] = []
         self._open: set[str] = set()
         self._preparing: dict[str, Request] = {}
+
+    def turn_seconds(self) -> float:
+        """Seconds that the loop has spent in its present turn, 0 while it waits. For any thread."""
+        began = self._turn_began
+        return 0.0 if began is None else self._clock.now() - began
 
     def run(self, facts: EngineFacts) -> float:
         """Serve until told to stop; returns how many seconds the end may take. Raises what the loop raises."""
@@ -154,13 +161,9 @@ class EngineService:
 
     def _take_commands(self) -> messages.Stop | None:
         """Carry out what has arrived, waiting for it if there is nothing else to do; up to the word to stop."""
-        if not self._loop.busy:
-            if self._garbage is not None and not self._preparing and not self._commands.poll(0):
-                self._garbage.idle()
-            rest = PREPARE_WAIT if self._preparing else self._loop.rest
-            self._commands.poll(None if rest is None else int(1000 * rest))
-        elif not self._loop.serving:
-            self._commands.poll(int(1000 * (COPY_WAIT if self._loop.copying else WRITE_WAIT)))
+        self._turn_began = None
+        self._wait()
+        self._turn_began = self._clock.now()
         while self._commands.poll(0):
             try:
                 command = messages.decode_command(self._commands.recv())
@@ -172,6 +175,16 @@ class EngineService:
             self._carry_out(command)
         self._take_prepared()
         return None
+
+    def _wait(self) -> None:
+        """Wait for a command, for as long as nothing else is to be done."""
+        if not self._loop.busy:
+            if self._garbage is not None and not self._preparing and not self._commands.poll(0):
+                self._garbage.idle()
+            rest = PREPARE_WAIT if self._preparing else self._loop.rest
+            self._commands.poll(None if rest is None else int(1000 * rest))
+        elif not self._loop.serving:
+            self._commands.poll(int(1000 * (COPY_WAIT if self._loop.copying else WRITE_WAIT)))
 
     def _carry_out(
         self,
@@ -233,15 +246,21 @@ def serve(
     answers: zmq.Socket[bytes],
     clock: Clock,
     alone: bool = False,
+    signs: Callable[[], zmq.Socket[bytes]] | None = None,
 ) -> None:
-    """Build an engine and serve it until told to stop; `alone`: in a process of its own. The front end hears of any error before it is
-    raised."""
+    """Build an engine and serve it until told to stop. The front end hears of any error before it is raised.
+
+    alone  in a process of its own
+    signs  opens a second socket for answers, on which signs of life are sent
+    """
     try:
         loop, facts = build(factory, config, lambda phase: answers.send(messages.encode(messages.Starting(phase))))
         seconds = 0.0
         try:
             garbage = Garbage(clock) if alone else None
-            seconds = EngineService(loop, commands, answers, clock, garbage).run(facts)
+            service = EngineService(loop, commands, answers, clock, garbage)
+            with beating(signs, service.turn_seconds):
+                seconds = service.run(facts)
         finally:
             _end(loop, seconds)
     except Exception as error:
@@ -301,13 +320,18 @@ def main() -> int:
     private.take(start.directory)
     threading.Thread(target=_end_with_front_end, args=(start.directory,), daemon=True).start()
     context = zmq.Context()
-    commands, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    for socket in (commands, answers):
+
+    def answering() -> zmq.Socket[bytes]:
+        socket = context.socket(zmq.PUSH)
         socket.set_hwm(0)
+        socket.connect(answers_address(start.directory))
+        return socket
+
+    commands, answers = context.socket(zmq.PULL), answering()
+    commands.set_hwm(0)
     commands.bind(commands_address(start.directory))
-    answers.connect(answers_address(start.directory))
     try:
-        serve(_named(start.factory), start.config, commands, answers, WallClock(), alone=True)
+        serve(_named(start.factory), start.config, commands, answers, WallClock(), alone=True, signs=answering)
     except ConfigError:
         return 2  # the front end tells it, without a traceback
     except Exception:

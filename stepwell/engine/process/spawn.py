@@ -97,8 +97,9 @@ class EngineProcess:
     async def ended(self) -> str:
         """Wait for the end of the process; returns how it ended."""
         status = await self._process.wait()
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return f"the engine process {how}: start the server again"
+        return (
+            f"the engine process {f'was killed by signal {-status}' if status < 0 else f'ended with status {status}'}"
+        )
 
     async def stop(self, patience: float = 3.0, hurry: asyncio.Event | None = None) -> None:
         """Ask, wait `patience` seconds, or until `hurry`, then insist. Leaves nothing behind; may be called twice.

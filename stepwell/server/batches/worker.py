@@ -63,9 +63,9 @@ class Worker:
         self._news.set()
 
     async def _run(self) -> None:
-        while self._open:
+        while self._parts.door.open and self._parts.client.dead is None:
             self._news.clear()
-            for batch in self._store.batches():
+            for batch in self._store.batches() if self._open else ():
                 if batch.status in OPEN and batch.owner not in self._working:
                     self._begin(batch)
             async with wake_after(1.0):
@@ -82,7 +82,7 @@ class Worker:
 
     @property
     def _open(self) -> bool:
-        return self._parts.door.open and self._parts.client.dead is None
+        return self._parts.door.open and self._parts.client.trouble is None
 
     async def _work(self, batch: Batch) -> None:
         """Bring one batch to its end, or as far as it comes before the server's."""

@@ -41,6 +41,21 @@ class Endings:
 
 
 @dataclass(frozen=True, slots=True)
+class Care:
+    """How the front end looks after its engine.
+
+    silence   seconds without a sign of life after which its process hangs; 0: never
+    turn      seconds in one turn of its loop after which that hangs; 0: never
+    restart   start it again where it has ended or hangs, `restarts` times at most within ten minutes
+    """
+
+    silence: float = 10.0
+    turn: float = 300.0
+    restart: bool = False
+    restarts: int = 5
+
+
+@dataclass(frozen=True, slots=True)
 class ServeOptions:
     """What to serve, and where. `given` are the names of the config's fields that the user set."""
 
@@ -63,6 +78,7 @@ class ServeOptions:
     generation_config: str = AUTO
     generation_override: str | None = None
     template: TemplateUse = field(default_factory=TemplateUse)
+    care: Care = field(default_factory=Care)
 
 
 def options_from(
@@ -74,7 +90,7 @@ def options_from(
     for name in ("body_timeout", "queue_timeout", "request_timeout"):
         if values[name] is not None and not values[name] > 0:
             raise ConfigError(f"{flag(name)} must be above 0 seconds, not {values[name]:g}")
-    for name in ("drain_timeout", "shutdown_timeout"):
+    for name in ("drain_timeout", "shutdown_timeout", "hang_timeout", "step_timeout"):
         if not values[name] >= 0:
             raise ConfigError(f"{flag(name)} must be at least 0 seconds, not {values[name]:g}")
     return ServeOptions(
@@ -96,6 +112,9 @@ def options_from(
         generation_config=values["generation_config"],
         generation_override=values["override_generation_config"],
         template=template_use(values),
+        care=Care(
+            values["hang_timeout"], values["step_timeout"], values["restart_engine"], values["max_engine_restarts"]
+        ),
     )
 
 

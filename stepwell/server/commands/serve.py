@@ -29,6 +29,7 @@ from stepwell.engine.process.garbage import settle_front
 from stepwell.engine.process.spawn import EngineProcess
 from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.batches.store import BatchStore
+from stepwell.server.commands.keeper import Keeper
 from stepwell.server.commands.options import Endings, ServeOptions
 from stepwell.server.commands.preflight import listen
 from stepwell.server.commands.settings import TraceTarget
@@ -125,11 +126,14 @@ async def _serve(
     signals = _Signals()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, signals.receive, number)
-    process = await EngineProcess.start(options.config, options.factory, options.log_format)
+    process = await _engine(options)
     metrics = Metrics()
     client = EngineClient(process.link, metrics, options.patience)
     front = Front(Starting(WallClock(), lambda: client.starting), options.origins)
-    watch = asyncio.create_task(_watch(process, client))
+    keeper = Keeper(
+        process, lambda: asyncio.ensure_future(_engine(options)), client, options.care, metrics, WallClock()
+    )
+    watch = asyncio.create_task(keeper.run())
     patience = 0.0
     try:
         async with _answering(front, listener, options) as ended:
@@ -146,7 +150,8 @@ async def _serve(
             parts = replace(parts, defaults=with_ends(defaults, facts.ends, tokenizer))
             if options.metrics_compat == "vllm":
                 metrics.also_as_vllm(parts.served.first, lambda: client.stats)
-            metrics.watch(lambda: client.stats, lambda: client.dead is None)
+            metrics.watch(lambda: client.stats, lambda: client.trouble is None)
+            keeper.serves()
             front.app = create_app(parts)
             host, port = listener.getsockname()[:2]
             print_addresses(console, facts, host, port, options.keys.required)
@@ -154,10 +159,10 @@ async def _serve(
     except EngineDead as error:
         raise ConfigError(str(error)) from error
     finally:
-        watch.cancel()
+        await _cancelled(watch)
         died = client.dead is not None
         client.close()
-        await process.stop(patience, signals.hurry)
+        await keeper.stop(patience, signals.hurry)
     return 1 if died and not signals.stop.is_set() else 0
 
 
@@ -185,9 +190,14 @@ def _parts(
     )
 
 
-async def _watch(process: EngineProcess, client: EngineClient) -> None:
-    """Tell the client when the process ends, however it ends."""
-    client.die(await process.ended())
+async def _engine(options: ServeOptions) -> EngineProcess:
+    return await EngineProcess.start(options.config, options.factory, options.log_format)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """End a task and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait((task,))
 
 
 async def _start(options: ServeOptions, client: EngineClient) -> tuple[EngineFacts, Tokenizer]:

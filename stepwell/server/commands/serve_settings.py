@@ -226,6 +226,14 @@ class ServeSettings:
     ] = None
     drain_timeout: Annotated[float, _server("Seconds that open calls may go on after SIGTERM.")] = 20
     shutdown_timeout: Annotated[float, _server("Seconds that the engine then has to end before it is killed.")] = 30
+    hang_timeout: Annotated[
+        float, _server("Seconds without a sign of life after which the engine's process hangs; 0: never.")
+    ] = 10
+    step_timeout: Annotated[float, _server("Seconds in one step after which the engine hangs; 0: never.")] = 300
+    restart_engine: Annotated[
+        bool, _server("Start an engine that has ended or hangs again; its open calls end with an error.")
+    ] = False
+    max_engine_restarts: Annotated[int, _server("Times that this may happen within ten minutes.", 1)] = 5
 
     # Logs
     log_level: Annotated[str, _logs("debug, info, warning or error.")] = "info"

@@ -24,7 +24,7 @@ from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Request
 from stepwell.sched.retention import Prefetched, Subject
 from stepwell.server.generation.answers import Answers, Patience
-from stepwell.server.http.errors import ShuttingDown
+from stepwell.server.http.errors import EngineAway, ShuttingDown
 from stepwell.server.observe.inflight import InFlight
 
 log = logging.getLogger("stepwell.server")
@@ -49,7 +49,13 @@ class Observer(Protocol):
 
 
 class EngineClient:
-    """Owns the list of open sequences. Lives in one event loop."""
+    """Owns the list of open sequences. Lives in one event loop.
+
+    dead         why the engine has ended for good
+    alive        signs of life that have come
+    turn_s       seconds that the engine's loop had spent in one turn by the last of them
+    replaceable  what ends the engine ends the calls that are open, and not the client: another engine may follow (`attach`)
+    """
 
     def __init__(
         self,
@@ -70,13 +76,15 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self.stats = messages.Stats()
         self.starting = ""
+        self.alive = 0
+        self.turn_s = 0.0
+        self.replaceable = False
         self.dead: str | None = None
+        self._away: EngineAway | None = None
+        self._last_words = ""
         self._end: type[EngineDead] = EngineDead  # what is raised once it is
-        self._closed = False
-        # The descriptor tells of changes only: `_read` therefore always reads until nothing is left.
-        self._descriptor = int(link.answers.getsockopt(zmq.FD))
-        self._loop.add_reader(self._descriptor, self._read)
-        self._loop.call_soon(self._read)
+        self._descriptor: int | None = None
+        self._listen()
 
     @property
     def open(self) -> int:
@@ -118,9 +126,21 @@ class EngineClient:
         self._ahead = self._send([request])
         return self._ahead
 
-    def _send(self, requests: Sequence[Request]) -> Answers:
+    @property
+    def trouble(self) -> EngineDead | None:
+        """Why the engine does not serve, and what its next start has come to; None while it serves."""
         if self.dead is not None:
-            raise self._end(self.dead)
+            return self._end(self.dead)
+        if self._away is None or not self.starting:
+            return self._away
+        return EngineAway(f"{self._away}: {self.starting}", self._away.code)
+
+    def _check(self) -> None:
+        if (trouble := self.trouble) is not None:
+            raise trouble
+
+    def _send(self, requests: Sequence[Request]) -> Answers:
+        self._check()
         answers = Answers(self, [request.id for request in requests])
         for request in requests:
             assert request.id not in self._answers, "request ids are never used twice"
@@ -185,8 +205,7 @@ class EngineClient:
         return answer.ladders
 
     async def _ask(self, number: int, question: messages.Command) -> messages.Answer:
-        if self.dead is not None:
-            raise self._end(self.dead)
+        self._check()
         future: asyncio.Future[messages.Answer] = self._loop.create_future()
         self._questions[number] = future
         self._link.send(question)
@@ -200,26 +219,63 @@ class EngineClient:
         known = [i for i in ids if self._answers.pop(i, None) is not None]
         for request_id in known:
             self.in_flight.gone(request_id)
-        if known and self.dead is None:
+        if known and self.trouble is None:
             self._link.send(messages.Abort(known))
 
     def die(self, reason: str) -> None:
         """The engine has ended: every open call hears it, new ones are refused. The first reason stands."""
         if self.dead is not None:
             return
-        while (answer := self._heard()) is not None:  # its last words know better than its exit status
-            self._handle(answer)
+        reason = self.last_words(reason)
         if self.dead is None:
             self._lament(reason)
             self._mark_dead(reason)
+
+    def last_words(self, how: str) -> str:
+        """What an engine that has ended said of it, which knows better than its exit status; otherwise `how` it ended."""
+        while self._descriptor is not None and (answer := self._heard()) is not None:
+            self._handle(answer)
+        words, self._last_words = self._last_words, ""
+        return words or how
+
+    def lose(self, message: str, code: str) -> None:
+        """The engine does not serve any more, or not yet: open calls hear it, and new ones are refused with it, until `regain`."""
+        self._away, self.starting = EngineAway(message, code), ""
+        if self._answers:  # one that hangs may come back
+            self._link.send(messages.Abort(list(self._answers)))
+        self._end_all(self._away)
+
+    def regain(self) -> None:
+        """The engine serves again."""
+        self._away = None
+
+    def detach(self) -> None:
+        """Read no more of an engine that has ended."""
+        if self._descriptor is not None:
+            self._loop.remove_reader(self._descriptor)
+            self._descriptor = None
+
+    def attach(self, link: EngineLink) -> None:
+        """Another engine is being built behind `link`: wait until it is `ready`, then `regain`."""
+        self.detach()
+        self._link = link
+        self._facts = self._loop.create_future()
+        self.starting = ""
+        self.stats = messages.Stats()
+        self._listen()
+
+    def _listen(self) -> None:
+        # The descriptor tells of changes only: `_read` therefore always reads until nothing is left.
+        self._descriptor = int(self._link.answers.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._read)
+        self._loop.call_soon(self._read)
 
     def close(self) -> None:
         """End every open call, with ShuttingDown where the engine lives, and leave the event loop."""
         if self.dead is None:
             self._end = ShuttingDown
             self._mark_dead("the server is shutting down")
-        self._closed = True
-        self._loop.remove_reader(self._descriptor)
+        self.detach()
 
     def _lament(self, reason: str) -> None:
         if self._facts.done():  # before that, whoever waits for the engine tells it
@@ -227,25 +283,31 @@ class EngineClient:
 
     def _mark_dead(self, reason: str) -> None:
         self.dead = reason
+        self._end_all(self._end(reason))
+        self._not_ready(self._end(reason))
+
+    def _end_all(self, error: EngineDead) -> None:
+        """Every open call and question ends with `error`."""
         for answers in set(self._answers.values()):
-            answers.fail(self._end(reason))
+            answers.fail(error)
         self._answers.clear()
         self.in_flight.clear()
         for future in self._questions.values():
             if not future.done():
-                future.set_exception(self._end(reason))
+                future.set_exception(error)
+
+    def _not_ready(self, error: EngineDead) -> None:
         if not self._facts.done():
-            self._facts.set_exception(self._end(reason))
+            self._facts.set_exception(error)
             self._facts.exception()  # whoever waits is told; nobody waiting is no fault
 
     def _read(self) -> None:
-        for _ in range(0 if self._closed else _READ_AT_ONCE):
-            answer = self._heard()
+        for _ in range(_READ_AT_ONCE):
+            answer = None if self._descriptor is None else self._heard()
             if answer is None:
                 return
             self._handle(answer)
-        if not self._closed:
-            self._loop.call_soon(self._read)
+        self._loop.call_soon(self._read)
 
     def _heard(self) -> messages.Answer | None:
         """The next message, or None where none waits. One that cannot be read ends the engine: what it said may be missed by a caller."""
@@ -279,8 +341,14 @@ class EngineClient:
             case messages.Ready(facts):
                 if not self._facts.done():
                     self._facts.set_result(facts)
+            case messages.Alive(turn_s):
+                self.alive += 1
+                self.turn_s = turn_s
             case messages.Dead(reason):
-                if self.dead is None:
+                if self.replaceable:
+                    self._last_words = reason
+                    self._not_ready(EngineDead(reason))
+                elif self.dead is None:
                     self._lament(reason)
                     self._mark_dead(reason)
 

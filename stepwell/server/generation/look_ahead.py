@@ -70,7 +70,7 @@ class LookAhead:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        while self._turns and self._client.dead is None:
+        while self._turns and self._client.trouble is None:
             await asyncio.sleep(_QUIET)
             if self._client.open:
                 continue

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from stepwell.base.errors import RequestError, StepwellError
 from stepwell.server.batches.routes import BatchRoutes
 from stepwell.server.http.document import ERRORS, Api
-from stepwell.server.http.errors import Problem, any_problem, shutting_down, unrouted
+from stepwell.server.http.errors import any_problem, problem_of, shutting_down, unrouted
 from stepwell.server.http.gate import Gate, cors
 from stepwell.server.http.parts import Parts
 from stepwell.server.messages.routes import MessagesRoutes
@@ -143,13 +143,13 @@ class Routes:
         return _json(self._model(name))
 
     async def health(self, request: Request) -> Response:
-        dead = self._parts.client.dead
-        if dead is not None:
-            return Problem(503, f"the engine has stopped: {dead}", None, "engine_dead").response()
+        trouble = self._parts.client.trouble
+        if trouble is not None:
+            return problem_of(trouble).response()
         return _json({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        if self._parts.client.dead is None and not self._parts.door.open:
+        if self._parts.client.trouble is None and not self._parts.door.open:
             return shutting_down().response()
         return await self.health(request)
 

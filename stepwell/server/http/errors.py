@@ -18,6 +18,7 @@ _MESSAGES_TYPES = {**_TYPES, 408: "timeout_error", 413: "request_too_large", 503
 _MESSAGES_ROUTE = "/v1/messages"
 _PATH_SHOWN = 100
 _RETRY_WHILE_DRAINING = "5"
+_RETRY_WHILE_AWAY = "5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,14 @@ class GenerationFailed(StepwellError):
     """The engine lives but could not finish this request."""
 
 
+class EngineAway(EngineDead):
+    """The engine does not serve at present and may do so again; `code` says why: `engine_hung` or `engine_restarting`."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class ShuttingDown(EngineDead):
     """The server was told to end, and has: what was still open ends with this."""
 
@@ -129,6 +138,8 @@ def problem_of(error: StepwellError) -> Problem:
             return Problem(400, numbers, None, "capacity_exceeded")
         case ShuttingDown():
             return shutting_down()
+        case EngineAway():
+            return Problem(503, str(error), None, error.code, {"retry-after": _RETRY_WHILE_AWAY})
         case EngineDead():
             return Problem(503, f"the engine has stopped: {error}", None, "engine_dead")
         case _:

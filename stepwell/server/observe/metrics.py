@@ -109,6 +109,16 @@ class Metrics:
         self._ahead_tokens = Counter(
             "stepwell_look_ahead_tokens", "Prompt tokens computed for them", registry=self.registry
         )
+        self._hangs = Counter(
+            "stepwell_engine_hangs",
+            "Times that the engine gave no sign of life or no step ended",
+            registry=self.registry,
+        )
+        self._restarts = Counter(
+            "stepwell_engine_restarts",
+            "Times that an engine was started in place of one that had ended",
+            registry=self.registry,
+        )
         self._generated = Counter("stepwell_generation_tokens", "Tokens generated", registry=self.registry)
         reasons = get_args(FinishReason)
         self._finished = self._counter("requests", "Sequences by how they ended", "finish_reason", reasons)
@@ -173,6 +183,12 @@ class Metrics:
         """A conversation was computed as its next turn will have it: no call's, and no part of any rate."""
         self._ahead.inc()
         self._ahead_tokens.inc(outcome.recomputed)
+
+    def hung(self) -> None:
+        self._hangs.inc()
+
+    def restarted(self) -> None:
+        self._restarts.inc()
 
     def generated(self, tokens: int) -> None:
         self._generated.inc(tokens)

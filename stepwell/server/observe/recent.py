@@ -200,7 +200,7 @@ class Recent:
         here.running = stats.queues.get("running", 0)
         here.waiting = stats.queues.get("waiting", 0) + stats.queues.get("parked", 0)
         copied = sum(stats.copied)
-        here.copied += copied - self._copied
+        here.copied += max(0, copied - self._copied)  # an engine that was started again counts from 0
         self._copied = copied
         for tier, pages in stats.pages.items():
             total = sum(pages.get(state, 0) for state in _ALL_PAGES)

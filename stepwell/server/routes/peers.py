@@ -46,7 +46,7 @@ class PeerRoutes:
 
     async def ping(self, request: Request) -> Response:
         """200 while new calls are taken."""
-        return Response(status_code=200 if self._parts.client.dead is None and self._parts.door.open else 503)
+        return Response(status_code=200 if self._parts.client.trouble is None and self._parts.door.open else 503)
 
     async def load(self, request: Request) -> Response:
         """Sequences that are served or wait."""
