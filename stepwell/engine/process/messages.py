@@ -1,7 +1,7 @@
 """What a front end and its engine process say to each other: msgpack, typed, bounded by what the receiver declares.
 
 front end ──Submit · Abort · Explain · Expect · Reset · Pin · Prefetch · Stop──▶ engine
-front end ◀──Starting · Ready · Batch · Explained · Expected · WasReset · Pinned · Fetched · Dead─── engine
+front end ◀──Starting · Ready · Alive · Batch · Explained · Expected · WasReset · Pinned · Fetched · Dead─── engine
 
 Batch = [Accepted | Rejected | Loads | Admitted | Tokens | Finished …] + Stats
 """
@@ -266,7 +266,9 @@ class Dead(msgspec.Struct, tag="dead", array_like=True):
     reason: str
 
 
-Answer: TypeAlias = Starting | Ready | Alive | Batch | Explained | Expected | WasReset | Pinned | Fetched | Watched | Dead
+Answer: TypeAlias = (
+    Starting | Ready | Alive | Batch | Explained | Expected | WasReset | Pinned | Fetched | Watched | Dead
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)

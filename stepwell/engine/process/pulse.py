@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import zmq
 
-from stepwell.engine import messages
+from stepwell.engine.process import messages
 
 BEAT = 0.5
 """Seconds between two signs."""

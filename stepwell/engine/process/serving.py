@@ -34,8 +34,8 @@ from stepwell.engine.phases import Phases
 from stepwell.engine.process import messages, private
 from stepwell.engine.process.garbage import Garbage
 from stepwell.engine.process.hints import Hint, HintedLoop, fetched, take_hint
-from stepwell.engine.process.stats import stats_message
 from stepwell.engine.process.pulse import beating
+from stepwell.engine.process.stats import stats_message
 from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from stepwell.base.clock import Clock
 from stepwell.base.errors import EngineDead
-from stepwell.engine.spawn import EngineProcess
+from stepwell.engine.process.spawn import EngineProcess
 from stepwell.server.commands.options import Care
 from stepwell.server.generation.client import EngineClient
+from stepwell.server.observe.observer import Observer
 
 log = logging.getLogger("stepwell.server")
 
@@ -21,14 +21,6 @@ LOOK = 1.0
 WINDOW = 600.0
 """Seconds for which a restart counts."""
 _LONGEST_WAIT = 60.0
-
-
-class Observer(Protocol):
-    """Counts what happens to the engine."""
-
-    def hung(self) -> None: ...
-
-    def restarted(self) -> None: ...
 
 
 class Vigil:

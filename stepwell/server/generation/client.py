@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -16,7 +15,6 @@ from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import EngineDead, StepwellError
 from stepwell.base.geometry import Ints
 from stepwell.cache.reuse.explain import Explanation, Ladder
-from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.process import messages
 from stepwell.engine.process.spawn import EngineLink
@@ -26,26 +24,13 @@ from stepwell.sched.retention import Prefetched, Subject
 from stepwell.server.generation.answers import Answers, Patience
 from stepwell.server.http.errors import EngineAway, ShuttingDown
 from stepwell.server.observe.inflight import InFlight
+from stepwell.server.observe.observer import Observer
 
 log = logging.getLogger("stepwell.server")
 
 AHEAD = "ahead-"
 """What the ids of requests begin with that nobody waits for."""
 _READ_AT_ONCE = 64  # messages taken before other tasks of the event loop get their turn
-
-
-class Observer(Protocol):
-    """Sees every event of the engine once, whoever reads it."""
-
-    def admitted(self, outcome: AdmissionOutcome) -> None: ...
-
-    def looked_ahead(self, outcome: AdmissionOutcome) -> None: ...
-
-    def generated(self, tokens: int) -> None: ...
-
-    def measured(self, stats: messages.Stats) -> None: ...
-
-    def retry_after(self, waiting: int) -> int: ...
 
 
 class EngineClient:

@@ -89,42 +89,22 @@ class Metrics:
             "boundaries", "Admissions that loaded, by the tier of the state they resumed from", "tier", _STATE_TIERS
         )
         self._loads = _load_legs(self.registry)
-        self._saved = Counter(
-            "stepwell_prefill_saved_seconds",
-            "Prefill that cached tokens would have taken, at the speed measured at the time",
-            registry=self.registry,
+        self._saved = self._plain(
+            "prefill_saved_seconds", "Prefill that cached tokens would have taken, at the speed measured at the time"
         )
         self._prefill = (0.0, 0.0)
-        self._coalesced = Counter(
-            "stepwell_coalesced_requests", "Admissions that waited for what another computed", registry=self.registry
+        self._coalesced = self._plain("coalesced_requests", "Admissions that waited for what another computed")
+        self._coalesced_tokens = self._plain("coalesced_tokens", "Tokens that they did not compute themselves")
+        self._ahead = self._plain("look_ahead_requests", "Conversations computed as their next turn will have them")
+        self._ahead_tokens = self._plain("look_ahead_tokens", "Prompt tokens computed for them")
+        self._hangs = self._plain("engine_hangs", "Times that the engine gave no sign of life or no step ended")
+        self._restarts = self._plain(
+            "engine_restarts", "Times that an engine was started in place of one that had ended"
         )
-        self._coalesced_tokens = Counter(
-            "stepwell_coalesced_tokens", "Tokens that they did not compute themselves", registry=self.registry
-        )
-        self._ahead = Counter(
-            "stepwell_look_ahead_requests",
-            "Conversations computed as their next turn will have them",
-            registry=self.registry,
-        )
-        self._ahead_tokens = Counter(
-            "stepwell_look_ahead_tokens", "Prompt tokens computed for them", registry=self.registry
-        )
-        self._hangs = Counter(
-            "stepwell_engine_hangs",
-            "Times that the engine gave no sign of life or no step ended",
-            registry=self.registry,
-        )
-        self._restarts = Counter(
-            "stepwell_engine_restarts",
-            "Times that an engine was started in place of one that had ended",
-            registry=self.registry,
-        )
-        self._generated = Counter("stepwell_generation_tokens", "Tokens generated", registry=self.registry)
+        self._generated = self._plain("generation_tokens", "Tokens generated")
         reasons = get_args(FinishReason)
         self._finished = self._counter("requests", "Sequences by how they ended", "finish_reason", reasons)
-        self._empty = Counter(
-            "stepwell_empty_completions", "Sequences that ended without visible text", registry=self.registry
-        )
+        self._empty = self._plain("empty_completions", "Sequences that ended without visible text")
         self._refused = self._counter("http_errors", "Calls answered with an error, by status", "status", STATUSES)
         self._first = self._histogram(
             "time_to_first_token_seconds", "From a call's arrival to its first token", _FIRST_TOKEN_BUCKETS
@@ -233,6 +213,9 @@ class Metrics:
         for value in values:
             counter.labels(value)
         return counter
+
+    def _plain(self, name: str, text: str) -> Counter:
+        return Counter(f"stepwell_{name}", text, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Times:
         times = Times(f"stepwell_{name}", text, buckets)
