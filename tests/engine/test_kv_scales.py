@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepwell.engine.kv_scales import Naming, settled  # noqa: E402
+from stepwell.engine.worker.kv_scales import Naming, settled  # noqa: E402
 from stepwell.model.kv_scales import KvScales  # noqa: E402
 
 OLD, NEW = (KvScales(torch.full((1, 2), one), torch.ones(1, 2)) for one in (0.5, 4.0))
