@@ -5,8 +5,8 @@ Each replica says how deep it could resume a prompt, what the loads and the rest
 
     price = queue + (1 + burden) × work         work = loads + prefill of this prompt
 
-A session stays where it is unless another replica is cheaper by more than a margin. Who has no session, or a new one, goes to one of the
-cheapest: the one with the least of other sessions in its cache.
+A session stays where it is unless another replica is cheaper by more than a margin. What has no session, or a new one, goes to one of the
+cheap replicas: the one that has computed the fewest prompt tokens of late, since each of them has displaced something in its cache.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ class Rules:
     alike_s          s within which replicas count as equally cheap; alike_share: and of the lowest price
     asked            replicas that are asked about one prompt, at most
     patience         questions in a row that a session's replica may leave unanswered before it is judged by its load
-    remembered_s     s for which a session counts as being in its replica's cache
+    shared         share of a prompt that a replica must have for the session to be at home there: a sub-agent often shares nothing
+    half_life_s      s after which a computed token counts half
     sessions         sessions that are remembered; homes: and replicas for each
     """
 
-    burden: float = 1.0
-    margin_s: float = 0.25
-    margin_share: float = 0.2
-    alike_s: float = 0.1
-    alike_share: float = 0.1
+    burden: float = 2.0
+    margin_s: float = 2.0
+    margin_share: float = 0.5
+    alike_s: float = 2.0
+    alike_share: float = 1.0
     asked: int = 8
     patience: int = 3
-    remembered_s: float = 600.0
+    shared: float = 0.1
+    half_life_s: float = 1800.0
     sessions: int = 100_000
     homes: int = 3
 
@@ -80,27 +82,30 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`homes`: replicas that had its requests, the latest first. `tokens` of its longest recent prompt there; `seen`: when its last one
-    came, in s."""
+    """`homes`: replicas that had its requests, the latest first. `tokens` of its last prompt."""
 
     homes: tuple[str, ...]
     tokens: int
-    seen: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """Prompt tokens that a replica has computed, as they count at the time `at` (s)."""
+
+    tokens: float = 0.0
+    at: float = 0.0
 
 
 @dataclass(slots=True)
 class Router:
-    """Owns what is remembered of sessions. Single-threaded.
+    """Owns what is remembered of sessions and replicas. Single-threaded.
 
-    held       tokens of the sessions that are in each replica's cache, by their last prompts
-    _sessions  the one seen longest ago first        _recent  those of them that `held` counts, in the same order
-    _silent    questions in a row that a replica has left unanswered
+    _sessions  the one seen longest ago first        _silent  questions in a row that a replica has left unanswered
     """
 
     rules: Rules = field(default_factory=Rules)
-    held: dict[str, int] = field(default_factory=dict)
     _sessions: OrderedDict[str, Session] = field(default_factory=OrderedDict)
-    _recent: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _computed: dict[str, _Computed] = field(default_factory=dict)
     _silent: dict[str, int] = field(default_factory=dict)
 
     def whom_to_ask(self, session: str, loads: Mapping[str, int]) -> tuple[str, ...]:
@@ -110,28 +115,33 @@ class Router:
             return tuple(loads)
         known = self._sessions.get(session)
         first = [name for name in known.homes if name in loads] if known is not None else []
-        others = sorted((n for n in loads if n not in first), key=lambda n: (loads[n], self.held.get(n, 0), n))
+        others = sorted((name for name in loads if name not in first), key=lambda name: (loads[name], name))
         return tuple([*first, *others][: self.rules.asked])
 
     def choose(self, session: str, tokens: int, views: Sequence[View], now: float) -> Choice:
         """Where a prompt of `tokens` tokens goes. `views`: each replica that takes requests, once; at least one. `now` in s of any clock
         that does not go back. The session's home is the chosen replica from now on."""
         assert views, "whoever routes has a replica to route to"
-        self._forget(now)
         by_name = {view.replica: view for view in views}
         known = self._sessions.get(session) if session else None
-        home = next((by_name[name] for name in known.homes if name in by_name), None) if known is not None else None
-        ranked = self._ranked(views)
+        home = self._home([by_name[name] for name in known.homes if name in by_name]) if known is not None else None
+        ranked = self._ranked(views, now)
         if home is not None and home.outlook is None and self._silent.get(home.replica, 0) <= self.rules.patience:
             first, why = home, Why.SILENT_HOME
         elif ranked[0].outlook is None:
             first, why = ranked[0], Why.LOAD
-        elif home is not None and home.outlook is not None and not self._pays(home.outlook, ranked[0].outlook):
+        elif (
+            home is not None
+            and home.outlook is not None
+            and not self._pays(self.price(home.outlook), self.price(ranked[0].outlook))
+        ):
             first, why = home, Why.HOME
         else:
             first, why = ranked[0], Why.PLACED if home is None else Why.MOVED
+        new = tokens if known is None else max(0, tokens - known.tokens)
+        self._count(first.replica, new if first.outlook is None else first.outlook.tokens - first.outlook.boundary, now)
         if session:
-            self._settle(session, first.replica, tokens, now)
+            self._settle(session, first.replica, tokens)
         return Choice(why, (first.replica, *(v.replica for v in ranked if v is not first)))
 
     def heard(self, asked: Collection[str], answered: Collection[str]) -> None:
@@ -143,65 +153,60 @@ class Router:
                 self._silent[name] = self._silent.get(name, 0) + 1
 
     def forget_replica(self, replica: str) -> None:
-        """It is gone, and what it cached with it. Its sessions find a new home as they come. O(recent sessions)."""
-        for session in [name for name in self._recent if self._sessions[name].homes[0] == replica]:
-            self._leave(session)
-        self.held.pop(replica, None)
+        """It is gone, and what it cached with it. Its sessions find a new home as they come."""
+        self._computed.pop(replica, None)
         self._silent.pop(replica, None)
+
+    def computed(self, replica: str, now: float) -> float:
+        """Prompt tokens that it has computed of late: a token counts half after `Rules.half_life_s`."""
+        known = self._computed.get(replica)
+        return 0.0 if known is None else known.tokens * 2.0 ** ((known.at - now) / self.rules.half_life_s)
 
     def price(self, outlook: Outlook) -> float:
         """Seconds of waiting that a prompt costs there: its own, and that of whoever comes behind it."""
         return outlook.queue_s + (1 + self.rules.burden) * outlook.work_s
 
+    def stays(self, home: Outlook) -> bool:
+        """Whether a session stays at its home whatever other replicas expect: nobody else needs to be asked."""
+        return home.boundary >= self.rules.shared * home.tokens and not self._pays(self.price(home), 0.0)
+
     def session(self, name: str) -> Session | None:
         """What is remembered of a session."""
         return self._sessions.get(name)
 
-    def _pays(self, home: Outlook, best: Outlook) -> bool:
-        """Whether a session moves."""
-        there = self.price(home)
-        return there - self.price(best) > self.rules.margin_s + self.rules.margin_share * there
+    def _home(self, homes: Sequence[View]) -> View | None:
+        """Of the replicas that had a session, the cheapest that has enough of this prompt; the latest where that did not answer in time."""
+        told = [(v, v.outlook) for v in homes if v.outlook is not None]
+        fit = [(self.price(o), v.replica, v) for v, o in told if o.boundary >= self.rules.shared * o.tokens]
+        if fit:
+            return min(fit, key=lambda one: one[:2])[2]
+        return homes[0] if homes and homes[0].outlook is None else None
 
-    def _ranked(self, views: Sequence[View]) -> list[View]:
-        """The best first: replicas that answered by price, those about equally cheap by what they hold; then the silent by load."""
+    def _pays(self, home: float, best: float) -> bool:
+        """Whether a session moves from a replica of one price to one of another."""
+        return home - best > self.rules.margin_s + self.rules.margin_share * home
+
+    def _ranked(self, views: Sequence[View], now: float) -> list[View]:
+        """The best first: the cheap ones by what they have computed of late, the dear ones by price; then the silent by load."""
         prices = {view.replica: self.price(view.outlook) for view in views if view.outlook is not None}
         alike = min(prices.values(), default=0.0) * (1 + self.rules.alike_share) + self.rules.alike_s
 
-        def place(view: View) -> tuple[int, float, int, str]:
-            held = self.held.get(view.replica, 0)
+        def place(view: View) -> tuple[int, float, float, str]:
+            computed = self.computed(view.replica, now)
             price = prices.get(view.replica)
             if price is None:
-                return 2, view.load, held, view.replica
-            return (0, held, view.load, view.replica) if price <= alike else (1, price, held, view.replica)
+                return 2, view.load, computed, view.replica
+            return (0, computed, view.load, view.replica) if price <= alike else (1, price, computed, view.replica)
 
         return sorted(views, key=place)
 
-    def _settle(self, session: str, replica: str, tokens: int, now: float) -> None:
+    def _count(self, replica: str, tokens: int, now: float) -> None:
+        self._computed[replica] = _Computed(self.computed(replica, now) + tokens, now)
+
+    def _settle(self, session: str, replica: str, tokens: int) -> None:
         """The session is at `replica` from now on."""
-        self._leave(session)
         known = self._sessions.pop(session, None)
         others = () if known is None else tuple(name for name in known.homes if name != replica)
-        if known is not None and known.homes[0] == replica:  # sub-agents send shorter prompts in between
-            tokens = max(tokens, known.tokens * 7 // 8)
-        self._sessions[session] = Session((replica, *others)[: self.rules.homes], tokens, now)
-        self._recent[session] = None
-        self.held[replica] = self.held.get(replica, 0) + tokens
+        self._sessions[session] = Session((replica, *others)[: self.rules.homes], tokens)
         if len(self._sessions) > self.rules.sessions:
-            oldest = next(iter(self._sessions))
-            self._leave(oldest)
-            del self._sessions[oldest]
-
-    def _leave(self, session: str) -> None:
-        """What the session held counts no longer."""
-        if session in self._recent:
-            del self._recent[session]
-            known = self._sessions[session]
-            self.held[known.homes[0]] -= known.tokens
-
-    def _forget(self, now: float) -> None:
-        """Sessions that have not been seen for long hold nothing. O(those that have gone)."""
-        while self._recent:
-            oldest = next(iter(self._recent))
-            if now - self._sessions[oldest].seen <= self.rules.remembered_s:
-                return
-            self._leave(oldest)
+            self._sessions.popitem(last=False)
