@@ -237,7 +237,7 @@ def outlook_in(told: Mapping[str, Any]) -> Outlook:
     """An outlook as a server tells it. Raises KeyError, ValueError or TypeError where that is none."""
     load, prefill, queue = (float(told[name]) for name in ("load_s", "prefill_s", "queue_s"))
     tokens, boundary, requests = (int(told[name]) for name in ("tokens", "boundary", "requests"))
-    if not 0 <= load + prefill + queue < float("inf") or not 0 <= boundary <= tokens:
+    if not all(0 <= seconds < float("inf") for seconds in (load, prefill, queue)) or not 0 <= boundary <= tokens:
         raise ValueError(f"this is no outlook: {told}")
     return Outlook(tokens, boundary, Tier[str(told["tier"]).upper()], load, prefill, queue, requests)
 

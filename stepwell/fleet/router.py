@@ -56,7 +56,7 @@ class Rules:
     shared: float = 0.1
     half_life_s: float = 1800.0
     sessions: int = 100_000
-    homes: int = 3
+    homes: int = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,9 @@ class Router:
         assert views, "whoever routes has a replica to route to"
         by_name = {view.replica: view for view in views}
         known = self._sessions.get(session) if session else None
-        home = self._home([by_name[name] for name in known.homes if name in by_name]) if known is not None else None
+        home = None if known is None else self._home(known, by_name)
         ranked = self._ranked(views, now)
-        if home is not None and home.outlook is None and self._silent.get(home.replica, 0) <= self.rules.patience:
+        if home is not None and home.outlook is None:
             first, why = home, Why.SILENT_HOME
         elif ranked[0].outlook is None:
             first, why = ranked[0], Why.LOAD
@@ -174,13 +174,15 @@ class Router:
         """What is remembered of a session."""
         return self._sessions.get(name)
 
-    def _home(self, homes: Sequence[View]) -> View | None:
-        """Of the replicas that had a session, the cheapest that has enough of this prompt; the latest where that did not answer in time."""
-        told = [(v, v.outlook) for v in homes if v.outlook is not None]
+    def _home(self, known: Session, views: Mapping[str, View]) -> View | None:
+        """The session's latest replica, if it did not answer in time, and has not been silent for long; else, of the replicas that have
+        enough of the prompt, the cheapest."""
+        latest = next((views[name] for name in known.homes if name in views), None)
+        if latest is not None and latest.outlook is None and self._silent.get(latest.replica, 0) <= self.rules.patience:
+            return latest
+        told = [(view, view.outlook) for view in views.values() if view.outlook is not None]
         fit = [(self.price(o), v.replica, v) for v, o in told if o.boundary >= self.rules.shared * o.tokens]
-        if fit:
-            return min(fit, key=lambda one: one[:2])[2]
-        return homes[0] if homes and homes[0].outlook is None else None
+        return min(fit, key=lambda one: one[:2])[2] if fit else None
 
     def _pays(self, home: float, best: float) -> bool:
         """Whether a session moves from a replica of one price to one of another."""

@@ -62,8 +62,9 @@ def outlook(
         tier = max(tiers, default=DEVICE)
         alone = costs.prefill_seconds(boundary, len(prompt))
         load = expected_seconds(aim, len(prompt), directory.config, costs) - alone
-    elif read:  # it would wait for room; then what the device holds serves it
-        boundary = _hit(directory, salt, prompt)
+    elif read and (deepest := directory.survey(salt, prompt).footholds[-1:]):  # it would wait for room, then load this
+        boundary, _, tier = deepest[0]
+        load = costs.latency_s if tier != DEVICE else 0.0
     prefill = costs.prefill_seconds(boundary, len(prompt)) + costs.prompt_step_s
     requests = len(queues.waiting) + len(queues.parked) + len(queues.running)
     return Outlook(
@@ -110,9 +111,10 @@ def queue_seconds(queues: Queues, directory: Directory, config: SchedConfig, cos
 def _waiting_seconds(waiting: Waiting, directory: Directory, config: SchedConfig, costs: Costs) -> float:
     request, tokens = waiting.job.request, waiting.job.tokens.view
     reads = config.cache and request.read_cache
-    return costs.prefill_seconds(_hit(directory, request.salt, tokens) if reads else 0, len(tokens))
+    return costs.prefill_seconds(_reach(directory, request.salt, tokens) if reads else 0, len(tokens))
 
 
-def _hit(directory: Directory, salt: str, tokens: Ints) -> int:
-    hit = directory.survey(salt, tokens).hit
-    return 0 if hit is None else hit.position
+def _reach(directory: Directory, salt: str, tokens: Ints) -> int:
+    """The deepest boundary with a rung in any tier: what loads take is little beside computing it."""
+    found = directory.survey(salt, tokens).footholds
+    return found[-1].position if found else 0
