@@ -6,11 +6,11 @@ from html import escape
 
 _STYLE = """
 :root { color-scheme: light dark; --bg: #fbfbfa; --ink: #1d2227; --soft: #5b646d; --rule: #d9dcdf; --card: #ffffff;
-  --device: #2f6fd0; --host: #17937f; --disk: #c98a10; --lost: #c6466d; --bound: #1d2227; --shade: #8887;
-  --sixth: #7a4fc0; --seventh: #7d8a1e; --eighth: #3aa0c4; }
+  --device: #1a7a58; --host: #2b6cb3; --disk: #7d4fb5; --lost: #b9500f; --bound: #1d2227; --shade: #8887;
+  --sixth: #c2336b; --seventh: #7d8a1e; --eighth: #3aa0c4; }
 @media (prefers-color-scheme: dark) { :root { --bg: #14171a; --ink: #e4e7ea; --soft: #9aa4ad; --rule: #333a41; --card: #1b1f23;
-  --device: #6aa2f5; --host: #3fc0aa; --disk: #e6b24a; --lost: #ee7d9d; --bound: #e4e7ea; --shade: #0009;
-  --sixth: #b394f0; --seventh: #bccb55; --eighth: #7fd0ec; } }
+  --device: #4cc197; --host: #6fa9ea; --disk: #b48aea; --lost: #ef8f4d; --bound: #e4e7ea; --shade: #0009;
+  --sixth: #ee7d9d; --seventh: #bccb55; --eighth: #7fd0ec; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.2rem clamp(.8rem, 3vw, 2rem) 3rem; max-width: 66rem; background: var(--bg); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }

@@ -3,6 +3,7 @@
 import { $, bytes } from "./base.js";
 
 const HEIGHT = 190;
+const EMPTY = { hits: 1000, copies: 2 ** 20 };  // tops of charts that have nothing to show; else 1
 const POWERS = Array.from({ length: 45 }, (_, at) => 2 ** at);  // steps of an axis of bytes
 const charts = new Map();
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
@@ -33,7 +34,7 @@ function create(id, parts, write, top) {
   let values = [];
   const box = $(id), options = {
     width: Math.max(240, box.clientWidth), height: HEIGHT, axes: axes(write, write === rate ? POWERS : undefined),
-    scales: { y: { range: (_, low, high) => [0, top || (high > 0 ? high * 1.08 : 1)] } },
+    scales: { y: { range: (_, low, high) => [0, top || (high > 0 ? high * 1.08 : EMPTY[id] || 1)] } },
     series: [{ value: (_, value) => value === null ? "now" : new Date(value * 1000).toLocaleTimeString("en-GB"), label: "at" }, ...parts.map((part) => series(part, write, () => values))],
     cursor: { drag: { x: false, y: false }, points: { show: !parts[0].stacked } },
   };
