@@ -96,14 +96,15 @@ class Bench:
 
     def ask(self, way: Way, llm: LocalEngine, loop: OwnedLoop) -> Way:
         """Ask for every prompt again; only the first one's first tokens are ever on the device."""
-        before, bytes_before = _cpu(), _copied(loop)
+        bytes_before = _copied(loop)
         for prompt in self.prompts:
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), _cpu()
             (said,) = llm.generate([prompt], FIRST)
             way.seconds.append(time.perf_counter() - began)
+            way.cpu += _cpu() - cpu
             way.outcomes.append(said.outcome)
             way.answers.append(llm.generate([prompt], MORE)[0].token_ids)  # from what has been loaded
-        way.cpu, way.bytes = _cpu() - before, _copied(loop) - bytes_before
+        way.bytes = _copied(loop) - bytes_before
         return way
 
 
