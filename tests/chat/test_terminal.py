@@ -52,6 +52,11 @@ class Terminal:
         os.close(self._near)
 
     def type(self, keys: str) -> None:
+        """Press these keys once a line is read. Before, the terminal itself would take Ctrl-D and Ctrl-C."""
+        end = time.monotonic() + _DEADLINE_S
+        while termios.tcgetattr(self._near)[3] & termios.ICANON:
+            assert time.monotonic() < end, f"no line is read after {self._text!r}"
+            time.sleep(0.02)
         os.write(self._near, keys.encode())
 
     def interrupt(self) -> None:
