@@ -74,6 +74,7 @@ class RankProcesses:
     def start(self, tell: Callable[[str], None]) -> None:
         """Start the ranks and wait until all are built; `tell` hears what the first is doing. Raises ConfigError or RankError."""
         self._answers = self._socket(zmq.PULL)
+        self._answers.rcvtimeo = int(1000 * _LOOK)
         self._answers.bind(answers_address(self._directory))
         for rank in range(self._config.tensor_parallel_size):
             self._processes.append(self._begun(rank))
@@ -112,24 +113,32 @@ class RankProcesses:
     def result(self) -> bytes:
         """Wait for the first rank's next result."""
         while not self._results:
-            self.hear(_LOOK)
+            self.check()
+            self._take(0)
         return self._results.popleft()
 
     def hear(self, seconds: float) -> bool:
-        """Take what has been answered, waiting for it at most this long; whether anything has."""
+        """Take what has been answered, waiting for it at most this long, or a little longer; whether anything has."""
         self.check()
         left = seconds
-        while not self._answers.poll(int(1000 * min(left, _LOOK))):
+        while left > 0 and not self._take(0):
             self.check()
             left -= _LOOK
-            if left <= 0:
-                return False
-        while self._answers.poll(0):
-            kind, rank, data = self._answers.recv_multipart()
-            if kind == RESULT:
-                self._results.append(data)
-            elif kind == REPORTS:
-                self.reports[rank[0]].append(data)
+        heard = left > 0
+        while self._take(zmq.NOBLOCK):
+            heard = True
+        return heard
+
+    def _take(self, flags: int) -> bool:
+        """Take one answer, waiting for it at most `_LOOK` where `flags` are 0; whether there was one."""
+        try:
+            kind, rank, data = self._answers.recv_multipart(flags)
+        except zmq.Again:
+            return False
+        if kind == RESULT:
+            self._results.append(data)
+        elif kind == REPORTS:
+            self.reports[rank[0]].append(data)
         return True
 
     def close(self) -> None:

@@ -75,18 +75,26 @@ class RankService:
         self._results.join()
 
     def _take_orders(self) -> bool:
-        """Carry out what has arrived, waiting for it; False once told to stop."""
-        self._orders.poll(_COPYING_MS if self._endpoint.open else _IDLE_MS)
-        while self._orders.poll(0):
+        """Carry out what has arrived, waiting for the first; False once told to stop. Each call of the socket costs microseconds a step."""
+        self._orders.rcvtimeo = _COPYING_MS if self._endpoint.open else _IDLE_MS
+        flags = 0
+        while order := self._order(flags):
             if self._broken is not None:
                 raise self._broken
-            kind, *data = self._orders.recv_multipart()
-            if kind == STOP:
+            if order[0] == STOP:
                 return False
-            self._carry_out(kind, data)
+            self._carry_out(order[0], order[1:])
+            flags = zmq.NOBLOCK
         if self._broken is not None:
             raise self._broken
         return True
+
+    def _order(self, flags: int) -> list[bytes]:
+        """The next order; empty where none has come in time."""
+        try:
+            return self._orders.recv_multipart(flags)
+        except zmq.Again:
+            return []
 
     def _carry_out(self, kind: bytes, data: list[bytes]) -> None:
         if kind == STEP:

@@ -107,10 +107,11 @@ class Lives:
             cold = [llm.generate(p, ANSWER, read_cache=False, write_cache=False)[0].token_ids for p in prompts]
         return cls(model, place / "disk", prompts, cold)
 
-    def live(self, kill: Kill | None) -> None:
-        """One life, from the start to its death, or to its end where `kill` is None or does not come about."""
+    def live(self, kill: Kill | None, faults: tuple[str, ...] = ()) -> None:
+        """One life, from the start to its death, or to its end where `kill` is None or does not come about. Other `faults` befall the last
+        rank."""
         with _no_hanging(), _folders() as folder, killing(kill) as killed:
-            faults = () if kill is None else kill.faults
+            faults += () if kill is None else kill.faults
             llm = _engine(self.model, RANKS, disk_cache=f"{self.disk}:64MiB", faults=faults)
             try:
                 for i in self._asked():

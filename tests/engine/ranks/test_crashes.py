@@ -47,5 +47,14 @@ def test_a_rank_may_die_at_any_stage_of_a_write(tmp_path: Path) -> None:
     assert lives.resumed
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["disk:enospc:after=100KiB", "fail:*:*->disk", "fail:*:*->host:chance=0.5"])
+def test_what_one_rank_cannot_write_is_found_on_none(fault: str, tmp_path: Path) -> None:
+    lives = Lives.of(tmp_path, 2)
+    lives.live(None, (fault,))
+    lives.live(None)
+    assert not lives.faults and not lives.wrong and lives.lived == 2
+
+
 def test_points_that_are_left_out_exist() -> None:
     assert set(LEFT_OUT) < set(POINTS)

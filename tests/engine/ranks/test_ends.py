@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,9 +23,12 @@ from stepwell.engine import build  # noqa: E402
 from stepwell.engine.config import EngineConfig, EngineFacts  # noqa: E402
 from stepwell.engine.process import private  # noqa: E402
 from stepwell.engine.ranks import processes as ranks  # noqa: E402
+from stepwell.engine.ranks import shared  # noqa: E402
 from stepwell.engine.ranks.watch import Judge  # noqa: E402
 from stepwell.engine.ranks.wire import STEP, Begin, Ready, State, encode  # noqa: E402
+from stepwell.engine.wire import StepWriter  # noqa: E402
 from stepwell.sched.request import Request, SamplingParams  # noqa: E402
+from stepwell.sched.step import Step  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 
 PROMPT = np.arange(3, 90, dtype=np.int32)
@@ -89,8 +93,6 @@ def test_a_rank_that_is_gone_ends_the_engine(config: EngineConfig, number: signa
 
 
 def test_what_one_rank_cannot_work_with_is_told_as_it_is(config: EngineConfig, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     with pytest.raises(ConfigError, match="--tensor-parallel-size 3 must divide num_attention_heads = 4"):
         build.build_engine(replace(config, tensor_parallel_size=3), lambda told: None)
     assert not ranks_of()
@@ -162,3 +164,28 @@ def test_a_rank_whose_engine_was_killed_ends_and_removes_the_folder(config: Engi
     # the other rank is not there: this one would wait for it for minutes
     ended = subprocess.run(command("stepwell.engine.ranks.process"), input=begin + b"\n", env=environment(), timeout=60)
     assert ended.returncode == 0 and not folder.exists()
+
+
+def test_a_rank_that_computes_something_else_ends_the_engine(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second rank is told to draw where the first takes the likeliest token."""
+    writer = StepWriter()
+
+    def misled(self: shared.RanksRunner, step: Step) -> shared._Asked:
+        drawn = [replace(params, temperature=5.0, seed=1) for params in step.decodes.params]
+        other = replace(step, decodes=replace(step.decodes, params=tuple(drawn)))
+        for orders, data in zip(self._processes._orders, (self._writer.write(step), writer.write(other)), strict=True):
+            orders.send_multipart((STEP, data, b""))
+        return shared._Asked(self._processes)
+
+    monkeypatch.setattr(shared.RanksRunner, "launch", misled)
+    loop = build.build_engine(config, lambda told: None)
+    try:
+        loop.submit(Request("open", PROMPT, SamplingParams(max_tokens=1500, ignore_eos=True)))
+        with pytest.raises(RankError, match="rank 1 computed other results than the others within the first"):
+            while loop.busy:
+                loop.step()
+    finally:
+        loop.end(0.0)
+    assert not ranks_of()

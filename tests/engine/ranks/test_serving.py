@@ -19,6 +19,7 @@ from stepwell.sched.request import SamplingParams  # noqa: E402
 from stepwell.testing.checkpoint import write_checkpoint  # noqa: E402
 
 VOCAB = 513
+KV_HEADS = 2
 PROMPTS = list(np.random.default_rng(0).integers(3, VOCAB, (4, 200)).astype(np.int32))
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=12, temperature=1.0, seed=3, ignore_eos=True, logprobs=2)
@@ -32,19 +33,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine(model: Path, ranks: int, **more: Any) -> LLM:
-    """As many pages whatever the ranks: each has its part of every page."""
+    """As many pages whatever the ranks: each has its part of every page, two ranks of four the same part."""
+    given = {"num_speculative_tokens": 1, "device_memory": 5 << 18, **more}
     return LLM(
         str(model),
         tensor_parallel_size=ranks,
         device="cpu",
         dtype="float32",
-        device_memory=(5 << 18) // ranks,
         host_memory="16MiB",
         max_num_seqs=3,
         max_num_batched_tokens=128,
         max_model_len=400,
-        num_speculative_tokens=1,
-        **more,
+        **{**given, "device_memory": given["device_memory"] // min(ranks, KV_HEADS)},
     )
 
 
@@ -80,3 +80,33 @@ def test_two_ranks_answer_as_one_does_from_every_tier(model: Path, tmp_path: Pat
     with engine(model, 2, disk_cache=disk) as llm:
         again = llm.generate(goes_on(alone[0]), LONG)[0]
     assert again.outcome.disk >= 192 and again.token_ids == alone[1].token_ids
+
+
+ARCHS = ("qwen3_5", "qwen3_next", "qwen3_next moe", "qwen3_5_moe moe", "qwen3", "qwen3_moe moe", "llama")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ARCHS)
+def test_one_two_and_four_ranks_give_the_same_tokens(name: str, tmp_path: Path) -> None:
+    """Cold, from each tier, after a preemption and after a restart; with drafts where the architecture has a layer for them."""
+    torch.set_num_threads(1)
+    arch, _, experts = name.partition(" ")
+    hybrid = arch not in ("qwen3", "qwen3_moe", "llama")
+    made: Any = {"arch": arch, "experts": 4 if experts else 0, "mtp": hybrid}
+    model = write_checkpoint(tmp_path / "model", hidden=256, layers=4, vocab=VOCAB, **made)
+    # where no layer is recurrent, pages are of four layers, not of one, and no images are among them
+    more = {"num_speculative_tokens": int(hybrid), "device_memory": 5 << 18 if hybrid else 7 << 18}
+    with engine(model, 1, **more) as llm:
+        alone = list(conversation(llm))
+    for ranks in (2, 4):
+        disk = f"{tmp_path / f'disk-{ranks}'}:64MiB"
+        with engine(model, ranks, disk_cache=disk, **more) as llm:
+            shared = list(conversation(llm))
+            stats = llm.stats()
+        assert [answer.token_ids for answer in shared] == [answer.token_ids for answer in alone]
+        assert shared[1].outcome.device >= 192 and shared[5].outcome.host >= 192
+        assert len(stats.ranks) == ranks and stats.preemptions and bool(stats.drafts) == hybrid and not stats.leases
+        if ranks == 2 or name == ARCHS[0]:
+            with engine(model, ranks, disk_cache=disk, **more) as llm:
+                again = llm.generate(goes_on(alone[0]), LONG)[0]
+            assert again.outcome.disk >= 192 and again.token_ids == alone[1].token_ids
