@@ -29,13 +29,13 @@ import zmq
 from stepwell.base.children import command
 from stepwell.cache.config import Costs
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.link import Endpoint, WiredRunner
 from stepwell.engine.ranks import processes as ranks
 from stepwell.engine.ranks.heartbeat import Heartbeat, Tally
 from stepwell.engine.ranks.masks import SentMasks
 from stepwell.engine.ranks.service import RankService
 from stepwell.engine.ranks.shared import RanksRunner
 from stepwell.engine.ranks.wire import TOLD, Begin, Ready, State, answers_address, encode, orders_address, signs_address
+from stepwell.engine.wire.link import Endpoint, WiredRunner
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Decodes, Runner, Step, StepResult
 from stepwell.testing.faults import ManualMover, no_copy

@@ -8,7 +8,7 @@
 
 `--shape` as `bench/load/models.py` names it, `--layers` for a reduced depth. With random weights the likeliest tokens lie close together:
 rounding in another order flips them, so `flips` says little and `logprobs_apart` says more (the largest difference of log-probabilities
-behind each prompt). With `--model tiny/model`, a trained checkpoint, flips count. With `--device cpu` everything runs small, without a GPU.
+behind each prompt). With `--model tiny/model`, a trained checkpoint, flips count; `--deterministic` makes resumed answers the cold ones. With `--device cpu` everything runs small, without a GPU.
 Each run prints what it finds as it finds it, and ends with one line of JSON.
 """
 
@@ -163,6 +163,7 @@ def built(options: argparse.Namespace, folder: Path, **more: Any) -> tuple[Bench
         "device_memory": f"{(48 if small else 10 * 1024) // options.ranks}MiB",
         "host_memory": "64MiB" if small else "16GiB",
         "disable_custom_all_reduce": options.nccl,
+        "deterministic": options.deterministic,
         **more,
     }
     facts: list[EngineFacts] = []
@@ -283,6 +284,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--nccl", action="store_true", help="never sum in each other's memory")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -55,6 +55,8 @@ log = logging.getLogger("stepwell.engine")
 
 _SIGN_EVERY = 5.0
 """Seconds between two signs of life while a rank is being built."""
+_LAST = 2
+"""Seconds that a rank may take to end once its engine has gone."""
 
 
 def main() -> int:
@@ -203,6 +205,9 @@ def _end_with_engine(directory: str) -> None:
     """End this process as soon as standard input closes, which is when the engine has gone; one that was killed has left `directory`."""
     while os.read(0, 4096):
         pass
+    # the signal ends this process even where another thread keeps the interpreter's lock: one that looks for the meeting's file in the
+    # folder that is removed here does so for minutes
+    signal.alarm(_LAST)
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
 
