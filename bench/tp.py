@@ -8,8 +8,8 @@
 
 `--shape` as `bench/load/models.py` names it, `--layers` for a reduced depth. With random weights the likeliest tokens lie close together:
 rounding in another order flips them, so `flips` says little and `logprobs_apart` says more (the largest difference of log-probabilities
-behind each prompt). With `--model tiny/model`, a trained checkpoint, flips count; `--deterministic` makes resumed answers the cold ones. With `--device cpu` everything runs small, without a GPU.
-Each run prints what it finds as it finds it, and ends with one line of JSON.
+behind each prompt). With `--model tiny/model`, a trained checkpoint, flips count; `--deterministic` makes resumed answers the cold ones.
+With `--device cpu` everything runs small, without a GPU. Each run prints what it finds as it finds it, and ends with one line of JSON.
 """
 
 from __future__ import annotations
