@@ -1,4 +1,4 @@
-"""What an engine as configured cannot do, or can, but hardly as its user means it: told at the start, with what to change."""
+"""Warnings about a configuration, told at the start with what to change: what the engine cannot do with it, or hardly as it is meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models by name: a checkpoint from the Hugging Face Hub, or from what its client has in its cache. Weights and words, never code."""
+"""Models by name: downloads a checkpoint from the Hugging Face Hub, or finds it in its client's cache. Weights and texts, never code."""
 
 from __future__ import annotations
 

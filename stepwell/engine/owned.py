@@ -149,7 +149,7 @@ class OwnedLoop(EngineLoop):
         return bool(waits) or (self.copying and not self.serving)
 
     def _widen(self, pinning: Growing) -> None:
-        """Use as much of host as is ready; once no more will be, that is all there is."""
+        """Give the directory the host slots that are ready by now. Once no more will be, tell it so."""
         ended = pinning.ended  # asked first: what was ready by then counts
         if more := pinning.ready - self.directory.pools[Tier.HOST].total:
             self.directory.widen(Tier.HOST, more)

@@ -1,4 +1,4 @@
-"""What control has of those who own tensors, in this process or in others: who computes and who copies, and what there is of everything."""
+"""What control is given of its workers, in this process or in others: a runner, a mover, and what was measured and taken at the start."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from stepwell.store.device import DeviceArena
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Who computes and who copies; how much fits, how fast it is, what computes and copies.
+    """The runner and the mover of all workers; their sizes and speeds; names of the kernels and of what copies, for people.
 
-    pinning  how much of host can be used by now; None: all
-    counts   what is counted beside steps
+    pinning  says how much of host can be used by now; None: all
+    counts   counters that are kept beside the steps
     arena    the device's pages, where they are in this process: control has no use for them, evaluations tamper with them
     external  who is asked what an external store has, if there is one
     rest     seconds that an idle engine may be left alone; None: for ever
@@ -39,7 +39,7 @@ class Workers:
 
     @classmethod
     def of(cls, worker: Worker) -> Workers:
-        """Those of a worker in this process, with whom one speaks in bytes as with any other."""
+        """From a worker in this process. Steps and moves reach it as bytes, as they would reach one in another process."""
         w = worker
         runner, mover = WiredRunner(w.endpoint), WiredMover(w.endpoint)
         return cls(

@@ -78,7 +78,7 @@ class Fp8Format:
         return blocks
 
     def columns_in(self, depth: int) -> int:
-        """Columns that share a scale in a matrix of so many; where that is all of a row, the power of two that holds it."""
+        """Columns that share a scale in a matrix of `depth` columns; if a whole row shares one, the least power of two that holds it."""
         return self.columns or 1 << (depth - 1).bit_length()
 
     def __str__(self) -> str:

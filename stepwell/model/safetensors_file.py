@@ -1,4 +1,4 @@
-"""One safetensors file, read by offset into fresh memory: nothing stays mapped, so whoever writes to the file later changes no weight.
+"""One safetensors file, read by offset into fresh memory: nothing stays mapped, so a later write to the file changes no weight.
 
     ┌ 8 bytes ┬ header: JSON ──────────────────────────────────┬ data ──────────────────┐
     │ its size│ {name: {dtype, shape, data_offsets}, …}         │ offsets count from here │

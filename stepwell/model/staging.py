@@ -22,7 +22,7 @@ Read: TypeAlias = Callable[[memoryview], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A fresh tensor to be filled, and from when on its memory is nobody else's on the device (None: at once)."""
+    """A fresh tensor to be filled, and the event after which its memory on the device may be written (None: at once)."""
 
     tensor: Tensor
     free: torch.cuda.Event | None = None

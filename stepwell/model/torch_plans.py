@@ -88,11 +88,16 @@ class Carrying:
 
     @classmethod
     def of(cls, batch: Batch, upload: Callable[[Longs], Tensor]) -> Carrying:
-        ends = np.cumsum(batch.counts)
-        firsts = ends - batch.counts
-        before = np.arange(len(batch.tokens)) + len(batch.slots) - 1
-        before[firsts] = np.arange(len(batch.slots))
-        # with drafts, which row is the last is seen later
-        last = np.flatnonzero((np.arange(len(batch.slots)) >= batch.decodes) | (batch.counts == 1))
-        cut_rows = firsts[batch.cuts.sequence] + batch.cuts.after - 1
-        return cls(*map(upload, (batch.slots, before, batch.slots[last], ends[last] - 1, cut_rows)))
+        without_drafts = (np.arange(len(batch.slots)) >= batch.decodes) | (batch.counts == 1)
+        return cls(*map(upload, rows_carried(batch, np.flatnonzero(without_drafts))))
+
+
+def rows_carried(batch: Batch, ending: Longs) -> tuple[Longs, Longs, Longs, Longs, Longs]:
+    """The fields of `Carrying`. `ending`, int64, are the sequences that end with their last row; of one with drafts it is only known after
+    the pass which row is its last."""
+    ends, every = np.cumsum(batch.counts), np.arange(len(batch.slots))
+    firsts = ends - batch.counts
+    before = np.arange(len(batch.tokens)) + len(every) - 1
+    before[firsts] = every
+    cut_rows = firsts[batch.cuts.sequence] + batch.cuts.after - 1
+    return batch.slots, before, batch.slots[ending], ends[ending] - 1, cut_rows

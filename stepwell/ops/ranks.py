@@ -48,7 +48,7 @@ class Ranks(Protocol):
         """The largest of all ranks' values. Waits for the others: for what they have to agree on as they start."""
 
     def apart(self) -> AbstractContextManager[None]:
-        """In the block nobody waits for anybody: sums and columns are of no use. For rehearsals, which differ from rank to rank."""
+        """In the block no rank waits for another, so sums and joined columns mean nothing. For rehearsals, which differ by rank."""
 
 
 @dataclass(frozen=True, slots=True)

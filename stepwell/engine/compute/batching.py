@@ -234,13 +234,14 @@ def _sequences(step: Step, apart: bool) -> _Sequences:
 
 
 def _decodes(work: Work, apart: bool) -> bool:
-    """Whether it is computed as a decode is."""
+    """True if the pass computes `work` as it computes a decode: one token, and drafts behind it."""
     answers = work.drafts > 0 or (work.sample is not None and work.sample.index > 0)
     return len(work.tokens) == 1 and (answers or not apart)
 
 
 def _asked(step: Step, of: _Sequences, rows: Longs, behind: Longs, wishes: Wishes) -> tuple[Asked, Draws]:
-    """Those of these sequences, which draw a token behind so many drafts."""
+    """What is asked of the pass for the sequences `rows`, and how they draw: each a token, behind `behind` drafts of its own.
+    A sequence with drafts is among `rows` once more for each of them."""
     decodes, first = step.decodes, len(step.decodes)
     told = dict(decodes.histories)
     names, params, indices = list(decodes.names), list(decodes.params), decodes.indices.tolist()
@@ -271,8 +272,12 @@ def _asked(step: Step, of: _Sequences, rows: Longs, behind: Longs, wishes: Wishe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cuts:
-    """(row, cut) of those that the pass hands out, ascending; of those to be looked at ahead; (slot, pages) where the state is the live
-    one after the pass."""
+    """The cuts of a step by how their states are had; a row is the index of a sequence in the batch.
+
+    inner   (row, cut), ascending: the pass hands the state out
+    held    (row, cut): the state is looked at ahead, behind tokens that are not folded yet
+    live    (slot, pages): it is the live state after the pass
+    """
 
     inner: list[tuple[int, Cut]]
     held: list[tuple[int, Cut]]

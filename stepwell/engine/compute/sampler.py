@@ -69,7 +69,7 @@ class Chosen:
 
 
 class Masks(Protocol):
-    """Who knows what grammars allow."""
+    """Says which tokens grammars allow."""
 
     def allowed(self, request_id: str, params: SamplingParams, answer: Ints) -> Allowed | None:
         """Which tokens may follow `answer`, bool [vocab]; None for all. Raises GuideError where none may."""

@@ -1,4 +1,4 @@
-"""How the requests in live slots want their tokens chosen, as arrays by slot: a step reads columns, and no object a sequence."""
+"""Sampling settings of the requests in live slots, as arrays by slot: a step reads columns instead of an object for each sequence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Wishes:
         self._waits = np.zeros(slots, np.int64)  # draws before which no end may be chosen
 
     def draws(self, slots: Longs, params: Sequence[SamplingParams], indices: Longs) -> Draws:
-        """For rows of these slots: O(rows)."""
+        """The settings of rows in these live slots, one entry a row; `indices`, int64 [rows], count earlier draws. O(rows)."""
         known = self._params
         for slot, one in zip(slots.tolist(), params, strict=True):
             if known[slot] is not one:
@@ -35,7 +35,7 @@ class Wishes:
         return Draws(temperature, top_p, min_p, top_k, seed, indices, slots)
 
     def special(self, slots: Longs, indices: Longs) -> list[int]:
-        """Rows whose logits somebody has to look at before the draw, of those that `draws` was asked for last."""
+        """Rows whose logits are read or changed before the draw. Call `draws` for the same slots first."""
         rows: list[int] = (self._looks[slots] | (indices < self._waits[slots])).nonzero()[0].tolist()
         return rows
 

@@ -98,7 +98,7 @@ class Desk:
         return told if isinstance(told, wire.Told) else wire.Told(refusal("other grammars displace it at once"), 0.0)
 
     def _alone(self, questions: Sequence[wire.Question]) -> wire.Told:
-        """What the last of these questions is answered by a process that nobody else asks, unless one before it is at fault."""
+        """Ask these questions, in order, of a process of their own. Returns the answer to the last, unless an earlier one is at fault."""
         told: wire.Answer = wire.Lost()
         with self._process.cell() as cell:
             for question in questions:

@@ -56,7 +56,7 @@ class Grammars:
 
     @property
     def fault(self) -> str | None:
-        """Why no grammar can be followed with this vocabulary; None where one can, or where nobody has tried to read it."""
+        """Why no grammar can be followed with this vocabulary; None if one can, or if the vocabulary has not been read yet."""
         return self._fault
 
     def warm(self) -> None:

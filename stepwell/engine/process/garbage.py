@@ -1,4 +1,4 @@
-"""When a process that serves looks for garbage: at its start, and while it has nothing to do.
+"""When a serving process collects garbage: at its start, and while it is idle.
 
 A full collection walks through everything that a process holds, in the middle of an answer: 300,000 objects of its imports, and a few for
 each node of the prefix tree. Nothing of the tree needs it, since nothing there keeps itself alive (`stepwell.cache.tree.GONE_NODE`), and

@@ -1,4 +1,4 @@
-"""What callers say about the future, from a front end's message to the loop and back."""
+"""Pins and prefetches: from a front end's message to the loop, and the loop's answers back."""
 
 from __future__ import annotations
 

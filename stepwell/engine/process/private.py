@@ -1,4 +1,4 @@
-"""Where this process makes folders that must go even if it is killed: in the directory of its front end, which both of them remove."""
+"""Folders that must not outlive this process: they lie in its front end's directory, which goes even if this process is killed."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class EngineService:
                     self._send(answer)
 
     def _take_prepared(self) -> None:
-        """Submit what is ready, in the order in which it came. The others wait here, where they hold up nobody."""
+        """Submit the requests that are ready, in the order of their arrival. The others wait here and delay none of them."""
         for request in list(self._preparing.values()):
             if self._loop.prepare(request):
                 del self._preparing[request.id]

@@ -1,4 +1,4 @@
-"""How fast this machine is, measured as an engine starts, on pages and slots that nobody uses yet."""
+"""Measures how fast this machine computes prompts and copies, at the start of an engine, on pages and slots that are not in use yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the weights are, while they are read: a bar on a terminal, else a line in the log every few seconds."""
+"""The progress of reading weights: a bar on a terminal, else a line in the log every few seconds."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from stepwell.model.cuda.prompts import choose
 from stepwell.model.cuda.spread import Spread, spread
 from stepwell.model.download import copied, kernel_for, stored
 from stepwell.model.drafter import Further
-from stepwell.model.torch_plans import Carrying
+from stepwell.model.torch_plans import Carrying, rows_carried
 from stepwell.ops.accept import Drawn, Forced, Standing
 from stepwell.ops.linear import Linear, LinearStack
 from stepwell.ops.pending import Lanes, Ring
@@ -325,15 +325,10 @@ def _each(slots: Tensor, width: int) -> Tensor:
     return slots if width == 1 else slots.unsqueeze(1).expand(-1, width).flatten()
 
 
-def carrying(even: Spread) -> list[Longs]:
-    """The fields of `Carrying`."""
-    batch, ends = even.batch, np.cumsum(even.batch.counts)
-    firsts = ends - batch.counts
-    # behind drafts, which row is the last is seen later
-    last = np.arange(batch.decodes if even.width > 1 else 0, len(ends))
-    before = np.arange(len(batch.tokens)) + len(ends) - 1
-    before[firsts] = np.arange(len(ends))
-    return [batch.slots, before, batch.slots[last], ends[last] - 1, firsts[batch.cuts.sequence] + batch.cuts.after - 1]
+def carrying(even: Spread) -> tuple[Longs, ...]:
+    """The fields of `Carrying`. With drafts no decode is known to end with its last row."""
+    batch = even.batch
+    return rows_carried(batch, np.arange(batch.decodes if even.width > 1 else 0, len(batch.slots)))
 
 
 def unfit(config: HybridConfig, dtype: torch.dtype) -> str:
