@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import resource
 import shlex
 import signal
 import socket
@@ -26,7 +27,7 @@ from stepwell.base.errors import ConfigError
 from stepwell.cli import app
 from stepwell.engine.config import EngineConfig, EngineFacts
 from stepwell.server.commands.options import ServeOptions
-from stepwell.server.commands.serve import print_addresses, serve, tracer
+from stepwell.server.commands.serve import print_addresses, raise_descriptors, serve, tracer
 from stepwell.server.commands.settings import TraceTarget
 from tests.base.test_shapes import NEXT_80B
 from tests.engine.scripted import SLOW
@@ -155,6 +156,16 @@ def test_killed_engine_ends_streams_and_makes_health_fail(served: Served) -> Non
     served.process.send_signal(signal.SIGINT)
     assert served.end() == 0
     assert "Traceback" not in served.text
+
+
+def test_as_many_descriptors_may_be_open_as_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        raise_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def code_of(answer: httpx.Response) -> str | None:

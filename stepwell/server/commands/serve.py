@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -38,7 +39,7 @@ from stepwell.server.http.app import create_app
 from stepwell.server.http.connections import patient_for
 from stepwell.server.http.parts import Parts
 from stepwell.server.http.starting import Front, Starting
-from stepwell.server.observe import journal
+from stepwell.server.observe import descriptors, journal
 from stepwell.server.observe.metrics import Metrics
 from stepwell.server.read.defaults import SamplingDefaults, print_defaults, read_defaults, with_ends
 
@@ -66,6 +67,7 @@ def serve(options: ServeOptions, console: Console) -> int:
     A signal during the start gives 128 + its number, as a shell does. A thread may then still be importing libraries: end the
     process without waiting for it (`leave`).
     """
+    raise_descriptors()
     defaults = read_defaults(options.config.model, options.generation_config, options.generation_override)
     with contextlib.ExitStack() as owned:
         listener = owned.enter_context(contextlib.closing(listen(options.host, options.port)))
@@ -74,6 +76,12 @@ def serve(options: ServeOptions, console: Console) -> int:
             owned.callback(otlp.close)
         runner = owned.enter_context(asyncio.Runner(loop_factory=_loop_factory))
         return runner.run(_serve(options, defaults, listener, console, otlp))
+
+
+def raise_descriptors() -> None:
+    """Let this process and its children open as many files as the system allows: each connection is one."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def tracer(target: TraceTarget | None) -> Otlp | None:
@@ -262,14 +270,14 @@ async def _until_stopped(
     parts: Parts, ended: asyncio.Task[None], signals: _Signals, endings: Endings, console: Console
 ) -> None:
     """Serve until a signal, the end of the engine or that of the HTTP server; then let open calls end."""
-    reporting = asyncio.create_task(journal.report(parts.metrics.recent))
+    reporting = [asyncio.create_task(work) for work in (journal.report(parts.metrics.recent), descriptors.report())]
     others = [asyncio.create_task(signals.stop.wait()), asyncio.create_task(_outlive(parts.client, endings.dead))]
     await asyncio.wait((ended, *others), return_when=asyncio.FIRST_COMPLETED)
     parts.door.open = False
     await _drain(parts.client, endings.drain, signals.hurry, console)
     console.print("Stopping …")
     parts.client.close()  # every open stream hears it now instead of being cut
-    for task in (reporting, *others):
+    for task in (*reporting, *others):
         task.cancel()
 
 
