@@ -10,7 +10,7 @@ import numpy as np
 from stepwell.replay.compare import cells, failures, head
 from stepwell.replay.page import KINDS
 from stepwell.replay.plots import LINES, Layer, figure, legend, line, shade, table
-from stepwell.replay.policies import policies
+from stepwell.replay.policies import policies, titled
 from stepwell.replay.report import SOURCES, Summary
 from stepwell.replay.shell import shell
 
@@ -25,16 +25,16 @@ def compare_page(found: Mapping[str, Summary]) -> str:
     body = [
         "<h1>Replay, policies compared</h1>",
         "<h2>Where prompt tokens came from</h2>",
-        "".join(f"<h3>{escape(name)}</h3>{_bar(summary)}" for name, summary in found.items()),
+        "".join(f"<h3>{escape(titled(name))}</h3>{_bar(summary)}" for name, summary in found.items()),
         legend(zip(KINDS, SOURCES, strict=True)),
         "<h2>Hit over time</h2><p>Share of the prompt tokens sent at the time that were reused, in all tiers. Shaded: warm-up.</p>",
         _over_time(found),
         "<h2>Figures</h2>",
-        table(head(found.values()), [[name, *cells(found, name)] for name in found]),
+        table(head(found.values()), [[titled(name), *cells(found, name)] for name in found]),
         "<p>Bounds differ with the requests that each had time for.</p>",
         f"<p>{escape(failures(found))}</p>",
         "<h2>Policies</h2>",
-        "".join(f"<p><b>{escape(name)}</b> {escape(said[name])}</p>" for name in found),
+        "".join(f"<p><b>{escape(titled(name))}</b> {escape(said[name])}</p>" for name in found),
         "<h2>Settings</h2>",
         table(("setting", "value"), settings),
     ]
@@ -58,7 +58,7 @@ def _over_time(found: Mapping[str, Summary]) -> str:
     for i, (name, summary) in enumerate(found.items()):
         kind = LINES[i % len(LINES)]
         drawn.append(line(Layer(name, kind, _hits(summary, end)), 1.0))
-        names.append((kind, name))
+        names.append((kind, titled(name)))
     start = next(iter(found.values())).start
     warm = shade(0, min(1.0, start / end), "warm-up") if start else ""
     times = tuple(f"{end * i / 4:,.0f} s" for i in range(5))

@@ -11,7 +11,19 @@ import numpy as np
 from stepwell.base.units import format_size
 from stepwell.cache.reuse.outcome import Loss
 from stepwell.replay.ledger import Played
-from stepwell.replay.plots import Layer, columns, figure, legend, line, shade, stacked, table, tiles
+from stepwell.replay.plots import (
+    Layer,
+    columns,
+    figure,
+    legend,
+    line,
+    round_bytes,
+    round_up,
+    shade,
+    stacked,
+    table,
+    tiles,
+)
 from stepwell.replay.report import Summary, quantiles
 from stepwell.replay.shell import shell
 from stepwell.replay.terminal import format_seconds, lines
@@ -141,8 +153,9 @@ def _traffic(summary: Summary) -> str:
         parts = np.array_split(np.asarray(sizes, np.float64), min(_BINS, len(sizes)))
         rates = [float(part.mean()) / summary.traffic.seconds for part in parts]
         kind = KINDS[("device", "host", "disk").index(way.split()[-1])]
-        drawn = stacked([Layer(way, kind, rates)], max(rates))
-        labels = (f"{format_size(max(rates))}/s", "0")
+        top = round_bytes(max(rates))
+        drawn = stacked([Layer(way, kind, rates)], top)
+        labels = (f"{format_size(top)}/s", "0")
         plots.append(
             f"<div><h3>{escape(way)}: {format_size(sum(sizes))}</h3>{figure(drawn, labels, _times(end)[::2], way, 'low')}</div>"
         )
@@ -160,7 +173,7 @@ def _timeline(summary: Summary) -> str:
         return ""
     plots = []
     for name, rows in chosen:
-        top = max(row.prompt for row in rows)
+        top = round_up(max(row.prompt for row in rows))
         drawn = columns([(_turn(row), _parts(row)) for row in rows], top)
         label = f"prompts of {name}"
         fig = figure(

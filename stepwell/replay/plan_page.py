@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from stepwell.base.units import format_size
-from stepwell.replay.plots import HEIGHT, WIDTH, figure, legend, path, table, tiles
+from stepwell.replay.plots import HEIGHT, WIDTH, figure, legend, path, round_bytes, round_up, table, tiles
 from stepwell.replay.plots import LINES as KINDS
+from stepwell.replay.policies import titled
 from stepwell.replay.profile import Profile
 from stepwell.replay.shell import shell
 from stepwell.replay.sweep import Point
@@ -56,8 +57,8 @@ def _curves(
     for p in points:
         lines[p.policy, p.host_tokens, p.disk_tokens].append(p)
     several = len({p.policy for p in points}) > 1
-    widest = max(p.device_tokens for p in points) or 1
-    top = top or 1.0
+    quarter = round_bytes(max(p.device_tokens for p in points) * kv / 4)
+    widest, top = 4 * quarter / kv, round_up(top)
     drawn, names = [], []
     for i, ((policy, host, disk), found) in enumerate(lines.items()):
         kind = KINDS[i % len(KINDS)] + (" dashed" if i // len(KINDS) % 2 else "")
@@ -66,9 +67,9 @@ def _curves(
         ]
         drawn.append(path(places, kind) + "".join(_dot(x, y, kind) for x, y in places))
         below = f"host {format_size(host * kv)}" + (f", disk {format_size(disk * kv)}" if disk else "")
-        names.append((kind, f"{policy}, {below}" if several else below))
+        names.append((kind, f"{titled(policy)}, {below}" if several else below))
     drawn.append(_dot(chosen.device_tokens / widest, min(1.0, value(chosen) / top), "knee"))
-    labels = tuple(format_size(widest * kv * i / 4) for i in range(5))
+    labels = tuple(format_size(quarter * i) for i in range(5))
     return figure("".join(drawn), (written(top), written(top / 2), written(0.0)), labels, "curves") + legend(names)
 
 
@@ -94,7 +95,7 @@ def _table(points: Sequence[Point], kv: int) -> str:
     )
     rows = [
         [
-            p.policy,
+            titled(p.policy),
             *(format_size(tokens * kv) for tokens in (p.device_tokens, p.host_tokens, p.disk_tokens)),
             *(f"{share:.2%}" for share in (p.hit, p.device, p.host, p.disk, p.excess)),
             format_seconds(p.ttft_p50),

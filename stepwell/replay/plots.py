@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import floor, log10
 
 WIDTH = 1000.0
 HEIGHT = 100.0
@@ -23,6 +24,19 @@ class Layer:
     name: str
     kind: str
     values: Sequence[float]
+
+
+def round_up(value: float, base: float = 1.0) -> float:
+    """The next round number from `value` on, in units of `base`: 1, 2, 4, 6 or 8 times a power of ten, so that its half is round, too."""
+    if value <= 0:
+        return base
+    power = 10.0 ** floor(log10(value / base) + 1e-9)
+    return base * power * next(step for step in (1, 2, 4, 6, 8, 10) if step * power * base >= value * (1 - 1e-9))
+
+
+def round_bytes(count: float) -> float:
+    """The same in the binary unit that it is written in."""
+    return round_up(count, next((unit for unit in (2.0**40, 2.0**30, 2.0**20, 2.0**10) if count >= unit), 1.0))
 
 
 def figure(svg: str, y: Sequence[str], x: Sequence[str], label: str, height: str = "tall") -> str:

@@ -37,6 +37,11 @@ def is_own(name: str) -> bool:
     return name in SAID
 
 
+def titled(name: str) -> str:
+    """The name as a page shows it: what models another engine says so."""
+    return name if is_own(name) else f"{name} (modelled)"
+
+
 def is_served(name: str) -> bool:
     """Whether `stepwell serve` runs under it."""
     return name == DEFAULT

@@ -8,12 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepwell.replay.cost import CostModel
 from stepwell.replay.lanes import LaneRules
 from stepwell.replay.ledger import Ledger
 from stepwell.replay.machine import MachineSizes
 from stepwell.replay.page import format_tokens, page
+from stepwell.replay.plots import round_bytes, round_up
+from stepwell.replay.policies import titled
 from stepwell.replay.report import Course, Summary, summarise
 from stepwell.replay.simulate import Phases
 from stepwell.replay.simulated import Setting, simulated
@@ -56,10 +60,15 @@ def test_the_page_has_every_part_and_stands_alone(summary: Summary) -> None:
 
 def test_the_parts_of_a_prompt_fill_its_bar(summary: Summary) -> None:
     text = page(summary)
-    bars = re.findall(r"<g><title>turn [^<]*</title>(.*?)</g>", text)
-    heights = [sum(float(h) for h in re.findall(r'height="([\d.]+)"', bar)) for bar in bars]
-    assert len(heights) > 40
-    assert max(heights) == pytest.approx(100.0, abs=0.05)
+    drawn = 0
+    for plot in text.split("<h3>"):
+        bars = re.findall(r"<g><title>turn [^<]*: ([\d,]+) tokens[^<]*</title>(.*?)</g>", plot)
+        prompts = [int(prompt.replace(",", "")) for prompt, _ in bars]
+        for prompt, (_, bar) in zip(prompts, bars, strict=True):
+            height = sum(float(h) for h in re.findall(r'height="([\d.]+)"', bar))
+            assert height == pytest.approx(100 * prompt / round_up(max(prompts)), abs=0.05)
+        drawn += len(bars)
+    assert drawn > 40
     row = next(r for r in summary.rows if r.host and r.recomputed)
     assert f"{row.prompt:,} tokens = {row.device:,} device + {row.host:,} host" in text
 
@@ -107,3 +116,19 @@ def test_the_browser_would_notice(tmp_path: Path, chromium: Browser) -> None:
     (tmp_path / "bad.html").write_text("<img src='http://127.0.0.1:9/x.png'><script>console.error('no')</script>")
     chromium.open(tmp_path / "bad.html", PHONE, "light")
     assert len(chromium.complaints()) >= 1
+
+
+@given(st.floats(1e-6, 1e15), st.sampled_from([1.0, 2.0**20]))
+def test_tops_of_axes_are_round_and_near(value: float, base: float) -> None:
+    top = round_up(value, base)
+    assert value * (1 - 1e-6) <= top <= 2.01 * value
+    digits = f"{top / base:.6e}".split("e")[0]
+    assert digits in {f"{step}.000000" for step in (1, 2, 4, 6, 8)}
+
+
+def test_bytes_are_round_in_the_unit_they_are_written_in() -> None:
+    assert round_bytes(700 * 2**20) == 800 * 2**20 and round_bytes(3 * 2**30) == 4 * 2**30 and round_bytes(0) == 1
+
+
+def test_models_of_other_engines_are_called_so() -> None:
+    assert titled("ladder") == "ladder" and titled("vllm") == "vllm (modelled)"

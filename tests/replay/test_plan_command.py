@@ -77,7 +77,7 @@ def test_every_size_is_tried_under_each_policy_and_the_flags_are_of_one_of_our_o
     assert rows == ["vllm"] * 4 + ["lru"] * 4 + ["ladder"] * 4
     text = (tmp_path / "plan.html").read_text("utf-8")
     assert text.count("<polyline") == 2 * 6
-    assert "vllm, host 500.0 MiB, disk " in text
+    assert "vllm (modelled), host 500.0 MiB, disk " in text
 
 
 def test_the_words_are_those_that_serve_takes() -> None:
