@@ -249,3 +249,20 @@ def test_a_load_that_is_given_up_counts_as_failed() -> None:
     outcome = engine.harness.told[name].outcome
     assert outcome is not None and outcome.reason is Reason.LOAD_FAILED_STATE
     assert outcome.legs[:2] == ((Tier.EXTERNAL, "kv", True), (Tier.EXTERNAL, "image", False))
+
+
+def test_without_room_for_the_private_part_of_a_chunk_the_hit_is_kept() -> None:
+    ends: set[tuple[int, Reason]] = set()
+    for pages in range(24, 34):
+        engine = Engine(pages)
+        engine.ask()
+        engine.store.objects, kept = [{}], engine.store.objects
+        engine.keep(28)
+        engine.store.objects = kept
+        reader = engine.begin(np.concatenate([PROMPT[:28], np.array([7, 8, 9], np.int32)]), tokens=20)
+        for _ in range(4):
+            engine.harness.step()
+        assert engine.harness.loop.queues.find_running(reader) is not None
+        outcome = engine.ask()
+        ends.add((outcome.boundary, outcome.reason))
+    assert (28, Reason.PARTIAL_CHUNK_NO_ROOM) in ends and (80, Reason.COMPLETE) in ends, ends
