@@ -47,14 +47,14 @@ class Rules:
     """
 
     burden: float = 2.0
-    margin_s: float = 2.0
+    margin_s: float = 5.0
     margin_share: float = 0.5
-    alike_s: float = 2.0
+    alike_s: float = 5.0
     alike_share: float = 1.0
     asked: int = 8
     patience: int = 3
     shared: float = 0.1
-    half_life_s: float = 1800.0
+    half_life_s: float = 7200.0
     sessions: int = 100_000
     homes: int = 6
 
