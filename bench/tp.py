@@ -8,7 +8,8 @@
 
 `--shape` as `bench/load/models.py` names it, `--layers` for a reduced depth. With random weights the likeliest tokens lie close together:
 rounding in another order flips them, so `flips` says little and `logprobs_apart` says more (the largest difference of log-probabilities
-behind each prompt). With `--model tiny/model`, a trained checkpoint, flips count; `--deterministic` makes resumed answers the cold ones.
+behind each prompt). `--model` takes a checkpoint instead; its prompts are random words, too, so that bfloat16 flips some all the same:
+flips count with `--dtype float32`. `--deterministic` makes resumed answers the cold ones.
 With `--device cpu` everything runs small, without a GPU. Each run prints what it finds as it finds it, and ends with one line of JSON.
 """
 
@@ -155,7 +156,7 @@ def built(options: argparse.Namespace, folder: Path, **more: Any) -> tuple[Bench
     flags: dict[str, Any] = {
         "device": options.device,
         "load_format": "auto" if options.model else "dummy",
-        "dtype": "auto" if small else "bfloat16",
+        "dtype": options.dtype or ("auto" if small else "bfloat16"),
         "tensor_parallel_size": options.ranks,
         "max_num_seqs": 8 if small else 64,
         "max_num_batched_tokens": 256 if small else 8192,
@@ -285,6 +286,7 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--nccl", action="store_true", help="never sum in each other's memory")
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--dtype", help="float32 tells rounding from errors")
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=60.0)
