@@ -6,18 +6,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import lcm
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
+from stepwell.cache.disk.archive import path_tokens
 from stepwell.cache.moves import DISK, Tier
 from stepwell.cache.tree import Item, Node, Root
+
+MOST_BRANCHES = 256
+"""Paths that a quarantine names to an external store, at most: each chunk takes a digest."""
 
 
 def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
     """Drop every copy that is not leased, in every tier, under one salt or (None) under all. Returns the slots freed by tier.
 
     Running requests keep what they read; the tokens of what was dropped are remembered as those of anything evicted. What an
-    earlier process left on disk goes too.
+    earlier process left on disk goes too. An external store keeps what it has, for other engines; this one loads none of it any more.
     """
     freed = dict.fromkeys(directory.pools, 0)
     while dropped := list(_droppable(directory, salt)):
@@ -29,6 +34,8 @@ def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
     archive = directory.archive
     if archive.catalogue.pages:
         freed[DISK] += archive.catalogue.trim(archive.catalogue.pages) if salt is None else archive.expel(salt)
+    if directory.external is not None:
+        directory.external.distrust(salt)
     return freed
 
 
@@ -58,7 +65,8 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
     Which byte is wrong cannot be told, and whatever was computed after it read it as well: branches of the same beginning too.
     All of it leaves the tree at once, so that no prompt leads there, whoever holds it. What is leased goes with its last lease; what
     its readers go on to compute, and copies of it under way, are found by nobody. The next request for the same prompt computes
-    it anew, on other pages. What an earlier process left on disk under this salt, and nobody has asked for since, goes as a whole.
+    it anew, on other pages. What an earlier process left on disk under this salt, and nobody has asked for since, goes as a whole. An
+    external store is told to drop the paths that can be named, and this engine loads nothing any more that is there under this salt.
 
     `Directory.condemnations` moves on: whoever keeps what was computed from the cache before (a suspended request's state, an
     audit's answer) looks whether it still counts.
@@ -66,6 +74,7 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
     directory.condemnations += 1
     path = directory.survey(salt, tokens).path
     condemned = 0
+    _condemn_outside(directory, salt, tokens, path[0] if path else None)
     if path:
         _expel(directory, path[0])
     for node in _leaves_first(path[0]) if path else ():
@@ -77,6 +86,16 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
         directory.tidy(node)  # one that held nothing goes as well
     directory.archive.expel(salt)  # branches among it cannot be told from the rest
     return condemned
+
+
+def _condemn_outside(directory: Directory, salt: str, tokens: Ints, top: Node | None) -> None:
+    """Condemn in the external store what it has of `tokens`, and of the branches below `top` that were used last."""
+    if directory.external is None:
+        return
+    leaves = [node for node in _leaves_first(top) if not node.children] if top is not None else []
+    leaves.sort(key=lambda node: node.used, reverse=True)
+    grid = lcm(directory.external.chunk, directory.config.geometry.rung_grid)
+    directory.external.condemn(salt, [tokens, *(path_tokens(leaf)[1] for leaf in leaves[:MOST_BRANCHES])], grid)
 
 
 def _expel(directory: Directory, top: Node) -> None:

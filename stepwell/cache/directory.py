@@ -62,8 +62,13 @@ class Directory(Account):
     def plan(self, salt: str, prompt: Ints, costs: Costs, read: bool = True, offer: Offer | None = None) -> Plan | Wait:
         """How a request for `prompt` would start now, given what an external store offers. Changes nothing, counters included."""
         found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), None)
+        offer = None if self.is_distrusted(salt, offer) else offer
         answer = plan(found, salt, self.epoch, self.room(), self.config, costs, offer)
         return answer if read or isinstance(answer, Wait) else answer._replace(reason=Reason.NOT_READ)
+
+    def is_distrusted(self, salt: str, offer: Offer | None) -> bool:
+        """Whether there is an offer whose objects are not to be loaded any more."""
+        return self.external is not None and offer is not None and self.external.is_distrusted(salt, offer.trail)
 
     def plan_return(self, salt: str, tokens: Ints, computed: int, costs: Costs) -> Plan | Wait | None:
         """How a suspended request goes on after `computed` tokens; None where it is better off at a rung."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from secrets import token_hex
 
 from blake3 import blake3
 
@@ -34,7 +35,7 @@ class ExternalTier:
 
     def ledger(self) -> External:
         """What the directory is to know of it."""
-        return External(self.names, self.least)
+        return External(self.names, self.least, life=token_hex(16))
 
     def mover(self, gate: Gate, geometry: Geometry) -> ExternalMover:
         """The threads between the store and this engine's slots."""

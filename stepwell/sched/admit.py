@@ -32,7 +32,7 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
     come, at = coalescing.come(), 0
     while at < len(queues.waiting):
         waiting = queues.waiting[at]
-        if waiting.job in queues.asking or waiting.job in queues.probing or is_behind(waiting.behind, come):
+        if waiting.job in queues.asking or _is_unasked(queues, directory, waiting) or is_behind(waiting.behind, come):
             at += 1
             continue
         if not (queues.slots or waiting.kept or any_suspended(queues)):
@@ -69,6 +69,11 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
             tokens = tokens.copy()  # those of a job may move while its load is in flight
         state = commit(directory, _giving_reason(answer, job.given_up), job.request.id, tokens, slot, now)
         _enter(queues, directory, config, waiting, slot, state, now)
+
+
+def _is_unasked(queues: Queues, directory: Directory, waiting: Waiting) -> bool:
+    """Whether an external store has not yet answered for this request: it is planned once that has come, or is waited for no longer."""
+    return directory.external is not None and waiting.kept is None and waiting.job not in queues.offers
 
 
 def look_up(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> None:
@@ -170,6 +175,8 @@ def _advance(
 def _condemned(directory: Directory, parked: Parked) -> bool:
     """Whether what its load read, or what it would go on from, has been condemned meanwhile."""
     held, kept = parked.loading.held, parked.kept
+    if directory.is_distrusted(parked.job.request.salt, held.plan.aim.offer):
+        return True
     if kept is not None and kept.condemnations != directory.condemnations:
         return True
     return any(directory.tree.is_condemned(lease.item.node) for lease in (*held.leases, held.path))

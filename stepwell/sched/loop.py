@@ -115,7 +115,7 @@ class EngineLoop:
         """Whether a step could do anything."""
         directory, external = self.directory, self.directory.external
         below = len(directory.pools) > 1 and directory.epoch != self._rested
-        beyond = external is not None and bool(external.behind or self.queues.offers)
+        beyond = external is not None and bool(external.behind or self.queues.offers or self.queues.probing)
         return self.serving or bool(directory.in_flight or directory.overdue) or below or beyond
 
     @property

@@ -3,7 +3,8 @@
     waiting ──▶ probing: asked, not answered yet ──┬──▶ an offer: leased until the load has ended, or nothing comes of it
                 others overtake it meanwhile       └──▶ nothing: planned without; so too when no answer comes in time
 
-No turn waits for an answer. An answer that comes too late is released as it comes.
+No turn waits for an answer. A question that is given up is released at once, so that whoever works on it may stop; an answer that comes
+all the same is released as it comes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stepwell.sched.job import Job, Waiting
 from stepwell.sched.queues import Queues
 
 AHEAD = 8
-"""Of those who wait, the first so many are asked for: an answer is leased, and should not wait long for its request."""
+"""So many more than there are free live slots are asked for at a time: an answer is leased, and should not wait long for its request."""
 
 
 class ExternalStore(Protocol):
@@ -36,7 +37,8 @@ class ExternalStore(Protocol):
         """Answers since the last call, in any order."""
 
     def release(self, number: int) -> None:
-        """The lease of query `number` ends, once it has been answered. Unknown numbers are ignored."""
+        """The lease of query `number` ends; where it has not been answered, nobody waits for that any more. Unknown numbers are
+        ignored."""
 
     def forget(self, what: What, names: Sequence[Name]) -> None:
         """A load of these has failed: nobody is to be offered them again before they have been stored anew."""
@@ -48,18 +50,16 @@ def probe(queues: Queues, directory: Directory, config: SchedConfig, store: Exte
         return
     for answer in store.answers():
         _take_in(queues, directory, config, store, answer, now)
-    for job in [job for job, asked in queues.probing.items() if asked.due <= now]:
-        del queues.probing[job]
-        queues.offers[job] = None
-    _forget_those_who_left(queues, directory)
-    for waiting in queues.waiting[:AHEAD]:
-        job = waiting.job
-        offer = queues.offers.get(job)
-        if offer is not None and offer.until <= now:
-            _let_go(directory, offer)
-            del queues.offers[job]
-        if job not in queues.offers and job not in queues.probing:
+    _give_up(queues, directory, store, now)
+    _withdraw_offers(queues, directory, now)
+    offered = sum(offer is not None for offer in queues.offers.values())
+    room = AHEAD + len(queues.slots) - len(queues.probing) - offered
+    for waiting in queues.waiting if room > 0 else ():
+        if waiting.job not in queues.offers and waiting.job not in queues.probing:
             _ask(queues, directory, config, store, waiting, now)
+            room -= 1
+            if room <= 0:
+                break
 
 
 def taken(queues: Queues, directory: Directory, job: Job, plan: Plan) -> None:
@@ -117,17 +117,31 @@ def _take_in(
     queues.offers[job] = Offer(answer.number, asked.trail, query.start, boundary, external.least, until)
 
 
-def _forget_those_who_left(queues: Queues, directory: Directory) -> None:
-    """Let go of what was offered to requests that wait no longer."""
-    if not (queues.offers or queues.probing):
+def _give_up(queues: Queues, directory: Directory, store: ExternalStore, now: float) -> None:
+    """Release the questions that are overdue, those of requests that wait no longer, and those whose answer would not be trusted."""
+    external = directory.external
+    if external is None or not queues.probing:
         return
     waiting = {one.job for one in queues.waiting}
-    for job in [job for job in queues.probing if job not in waiting]:
-        del queues.probing[job]
-    for job in [job for job in queues.offers if job not in waiting]:
-        offer = queues.offers.pop(job)
-        if offer is not None:
-            _let_go(directory, offer)
+    for job, asked in list(queues.probing.items()):
+        overdue = asked.due <= now
+        if overdue or job not in waiting or external.is_distrusted(job.request.salt, asked.trail):
+            store.release(asked.query.number)
+            del queues.probing[job]
+            if overdue:
+                queues.offers[job] = None
+
+
+def _withdraw_offers(queues: Queues, directory: Directory, now: float) -> None:
+    """Let go of what was offered to requests that wait no longer, what has been offered for too long, and what is not trusted any more;
+    those who wait are asked for again."""
+    waiting = {one.job for one in queues.waiting} if queues.offers else set()
+    for job, offer in list(queues.offers.items()):
+        stale = directory.is_distrusted(job.request.salt, offer) or (offer is not None and offer.until <= now)
+        if stale or job not in waiting:
+            del queues.offers[job]
+            if offer is not None:
+                _let_go(directory, offer)
 
 
 def _let_go(directory: Directory, offer: Offer) -> None:

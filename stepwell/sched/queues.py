@@ -146,7 +146,7 @@ class Queues:
     """`waiting` and `running` are in the order of `Job.order`; `slots` are the live states that nobody holds.
 
     asking   of those who wait: the disk is still being asked, since then, what an earlier process left of their prompts; not planned yet
-    probing  of those who wait: an external store is still being asked; not planned yet (`stepwell.sched.probe`)
+    probing  an external store is still being asked for these; those who wait are not planned yet (`stepwell.sched.probe`)
     offers   of those who wait and have been asked for: what the external store offers; None: nothing that would gain enough
     drafting answers draft now, where the runner can
     board    where those who run stand      lineup   the decodes of the last step, as long as the same requests run
@@ -230,7 +230,6 @@ def withdraw(queues: Queues, waiting: Waiting) -> None:
     """Remove a request that gives up. If it has not been served at all, later ones move up."""
     queues.waiting.remove(waiting)
     queues.asking.pop(waiting.job, None)
-    queues.probing.pop(waiting.job, None)
     gone, order = waiting.job, queues.order
     if gone.starts or gone.given_up is not None:
         return

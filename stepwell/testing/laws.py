@@ -289,7 +289,8 @@ def _fingerprint(loop: EngineLoop) -> tuple[object, ...]:
 def is_condemned(loop: EngineLoop, parked: Parked) -> bool:
     """Whether what this load reads, or what its request would go on from, has been condemned since: it is to start over."""
     directory, held = loop.directory, parked.loading.held
-    stale = parked.kept is not None and parked.kept.condemnations != directory.condemnations
+    stale = directory.is_distrusted(parked.job.request.salt, held.plan.aim.offer)
+    stale |= parked.kept is not None and parked.kept.condemnations != directory.condemnations
     roots = [[*lease.item.node.up()][-1] for lease in (*held.leases, held.path)]
     return stale or not all(any(root is known for known in directory.tree.roots.values()) for root in roots)
 
@@ -376,9 +377,8 @@ def check_idle(loop: EngineLoop) -> None:
     """Law 5, once nothing is going on."""
     directory = loop.directory
     require(5, not directory.leases, f"{len(directory.leases)} leases are left when nothing runs")
-    require(
-        5, directory.external is None or directory.external.idle, "an external store is waited for when nothing runs"
-    )
+    at_rest = directory.external is None or directory.external.idle
+    require(5, at_rest, "an external store is waited for when nothing runs")
     require(5, not directory.reserved, f"{directory.reserved} pages are reserved when nothing runs")
     for tier in directory.pools:
         use = directory.use(tier)
@@ -396,5 +396,5 @@ def check_counts(loop: EngineLoop) -> None:
     tally = loop.queues.tally
     parts = tally.device + tally.host + tally.disk + tally.external + tally.recomputed
     require(8, parts == tally.prompt, f"the tally's {parts} tokens by source are not the prompts' {tally.prompt}")
-    lost = sum(tally.lost.values())
-    require(8, lost == tally.recomputed, f"the tally's {lost} lost tokens are not the {tally.recomputed} recomputed")
+    lost, computed = sum(tally.lost.values()), tally.recomputed
+    require(8, lost == computed, f"the tally's {lost} lost tokens are not the {computed} recomputed")

@@ -37,6 +37,7 @@ class OutsideStore:
     """`objects` are those of each rank.
 
     delay    polls that an answer takes     silent   nothing is answered, and no copy comes to anything: a server that hangs
+    deaf     what is given up is answered all the same
     scope    ranks that a lookup asks: all, or the first alone
     leases   what each query that was answered holds
     """
@@ -47,7 +48,8 @@ class OutsideStore:
         self.leases: dict[int, tuple[Key, ...]] = {}
         self.delay = 0
         self._least = least
-        self.silent = False
+        self._engines = 0
+        self.silent = self.deaf = False
         self.all_ranks = True
         self.asked = self.answered = self.stored = self.loaded = 0
         self._block = cache.geometry.block
@@ -59,7 +61,8 @@ class OutsideStore:
         """Another engine takes the place of the one that asked."""
         self._waiting = []
         self.leases.clear()
-        return External(self.names, self._least)
+        self._engines += 1
+        return External(self.names, self._least, life=str(self._engines))
 
     def look_up(self, query: Query) -> None:
         self.asked += 1
@@ -75,6 +78,12 @@ class OutsideStore:
 
     def release(self, number: int) -> None:
         self.leases.pop(number, None)
+        self._waiting = [(polls, query) for polls, query in self._waiting if query.number != number or self.deaf]
+
+    @property
+    def waiting(self) -> int:
+        """Questions that nobody has given up, and that have not been answered."""
+        return len(self._waiting)
 
     def forget(self, what: What, names: Sequence[Name]) -> None:
         for name in names:

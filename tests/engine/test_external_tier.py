@@ -15,11 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from stepwell.base.errors import ConfigError  # noqa: E402
+from stepwell.cache.clear import quarantine  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
 from stepwell.cache.reuse.outcome import Reason  # noqa: E402
 from stepwell.store.external import lmcache  # noqa: E402
@@ -261,3 +263,33 @@ def _share(model: Path, cold: tuple[int, ...]) -> None:
     with engine(model) as other:
         said = other.ask(PROMPT)
         assert (said.outcome.external, said.token_ids) == (512, cold)
+
+
+@with_lmcache
+@with_redis
+def test_what_is_quarantined_leaves_redis_and_no_other_engine_finds_it(
+    model: Path, cold: tuple[int, ...], settings: pytest.MonkeyPatch, redis: tuple[int, subprocess.Popen[bytes]]
+) -> None:
+    settings.setenv("LMCACHE_REMOTE_URL", f"redis://127.0.0.1:{redis[0]}")
+    _share(model, cold)
+    with engine(model) as one:
+        assert one.ask(PROMPT).outcome.external == 512
+        one.settle()
+        quarantine(one.loop.directory, "", np.array(PROMPT, np.int32))
+        one.ask([3, 4])
+        one.settle()
+        end = time.monotonic() + LIMIT
+        while objects_in(redis[0]) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert objects_in(redis[0]) == 0
+        assert one.ask(PROMPT).outcome.external == 0
+    with engine(model) as other:
+        said = other.ask(PROMPT)
+        assert (said.outcome.external, said.token_ids) == (0, cold)
+
+
+def objects_in(port: int) -> int:
+    """Keys that the server has."""
+    with socket.create_connection(("127.0.0.1", port), LIMIT) as link:
+        link.sendall(b"DBSIZE\r\n")
+        return int(link.recv(64).strip().removeprefix(b":"))

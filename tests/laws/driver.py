@@ -110,7 +110,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0, faulty: in
     same_kv = ranks > 1 and chance(rng, 30)
     audit = 0.5 if seed % 4 == 1 else 0.0
     outside = random.Random(f"outside {seed}")  # drawn apart, as drafts are
-    least = None if corrupt or outside.random() < 0.5 else outside.randint(1, block)
+    least = None if outside.random() < 0.5 else outside.randint(1, block)
     if least is not None:
         cache = replace(cache, external_chunk=outside.choice((grid, grid, block, 2 * grid)))
         if outside.random() < 0.6:  # what leaves the device is nowhere else

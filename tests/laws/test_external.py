@@ -188,7 +188,7 @@ def test_a_late_answer_is_released() -> None:
     engine = Engine()
     engine.ask()
     engine.harness.flush(Tier.DEVICE)
-    engine.store.delay = 40  # twice the deadline
+    engine.store.delay, engine.store.deaf = 40, True  # twice the deadline
     assert engine.ask().external == 0
     engine.store.delay = 0
     engine.harness.flush(Tier.DEVICE)
@@ -266,3 +266,117 @@ def test_without_room_for_the_private_part_of_a_chunk_the_hit_is_kept() -> None:
         outcome = engine.ask()
         ends.add((outcome.boundary, outcome.reason))
     assert (28, Reason.PARTIAL_CHUNK_NO_ROOM) in ends and (80, Reason.COMPLETE) in ends, ends
+
+
+def corrupted_and_stored() -> Engine:
+    """Wrong bytes of the prompt have been stored, with checksums that are right."""
+    engine = Engine()
+    external = engine.harness.loop.directory.external
+    assert external is not None
+    engine.ask(PROMPT[:48])
+    external.behind.clear()
+    engine.store.wipe()
+    external.distrust(None)  # it knows no more of what was stored
+    path = engine.harness.loop.directory.survey("", PROMPT).path
+    slots = path[0].kv.at[Tier.DEVICE]
+    assert slots is not None
+    engine.harness.corrupt(Tier.DEVICE, int(slots[2]))
+    engine.ask()
+    assert engine.store.objects[0]
+    return engine
+
+
+def test_what_is_quarantined_is_not_loaded_from_the_store_again() -> None:
+    engine = corrupted_and_stored()
+    assert engine.harness.quarantine("", PROMPT) > 0
+    engine.harness.trust()
+    assert engine.ask().external == 0
+    engine.harness.flush(Tier.DEVICE)
+    assert engine.ask().external == 80  # what has been computed anew
+
+
+def test_what_is_quarantined_is_dropped_from_the_store_with_its_branches() -> None:
+    engine = corrupted_and_stored()
+    engine.ask(np.concatenate([PROMPT[:60], PROMPT[:40]]))
+    assert engine.harness.quarantine("", PROMPT) > 0
+    engine.harness.trust()
+    engine.harness.step()
+    assert not engine.store.objects[0]
+
+
+def test_a_copy_under_way_is_dropped_once_it_has_landed() -> None:
+    engine = Engine(faults=FaultPlan().delay(Where(target=Tier.EXTERNAL), polls=5))
+    name = engine.begin()
+    external = engine.harness.loop.directory.external
+    assert external is not None
+    while not external.saving:
+        engine.harness.step()
+    assert engine.harness.told[name].finished is not None
+    engine.harness.quarantine("", PROMPT)
+    assert not external.behind
+    engine.harness.drain()
+    engine.harness.step()
+    assert engine.store.stored and not engine.store.objects[0]
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+@pytest.mark.parametrize("clear", ["quarantine", "reset", "reset of the salt"])
+def test_no_offer_and_no_load_outlives_its_condemnation(clear: str, steps: int) -> None:
+    engine = Engine()
+    engine.ask()
+    engine.harness.flush(Tier.DEVICE)
+    engine.store.delay = 2
+    engine.harness.faults.delay(Where(source=Tier.EXTERNAL), polls=3)
+    name = engine.begin()
+    for _ in range(steps):
+        engine.harness.step()
+    told = engine.harness.told[name]
+    assert told.outcome is None
+    if clear == "quarantine":
+        engine.harness.quarantine("", PROMPT)
+    else:
+        engine.harness.loop.reset("" if clear == "reset of the salt" else None)
+    engine.harness.drain()
+    assert told.outcome is not None and told.outcome.external == 0
+    assert not engine.store.leases
+
+
+def test_a_reset_of_one_salt_leaves_the_store_to_others() -> None:
+    engine = Engine()
+    engine.ask()
+    engine.ask(salt="another")
+    engine.harness.loop.reset("another")
+    engine.harness.flush(Tier.DEVICE)
+    assert engine.ask(salt="another").external == 0
+    assert engine.ask().external == 80
+    engine.harness.restart()
+    assert engine.ask(salt="another").external == 80  # as any other engine
+
+
+def test_a_question_that_is_given_up_is_released() -> None:
+    engine = Engine()
+    engine.ask()
+    engine.harness.flush(Tier.DEVICE)
+    engine.store.silent = True
+    engine.ask()
+    assert engine.store.waiting == 0
+    name = engine.begin(np.arange(90, dtype=np.int32))
+    engine.harness.step()
+    assert engine.store.waiting == 1
+    engine.harness.abort(name)
+    engine.harness.drain()
+    engine.harness.step()
+    assert engine.store.waiting == 0
+
+
+def test_all_of_a_burst_are_asked_for() -> None:
+    engine = Engine(pages=400)
+    prompts = [np.concatenate([np.array([300 + i], np.int32), PROMPT]) for i in range(20)]
+    for prompt in prompts:
+        engine.ask(prompt)
+    engine.harness.flush(Tier.DEVICE)
+    engine.store.delay = 1
+    names = [engine.begin(prompt) for prompt in prompts]
+    engine.harness.drain()
+    outcomes = [engine.harness.told[name].outcome for name in names]
+    assert [outcome.external for outcome in outcomes if outcome is not None] == [80] * 20

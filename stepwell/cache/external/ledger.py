@@ -4,6 +4,8 @@
        ▲                 │                      │         unknown again, so that a later request stores it anew
        └─────────────────┴──────────────────────┘
 
+What has been distrusted is never asked for again: from then on, objects of the salt have names that nobody has used (`distrust`).
+
 A belief is only a reason not to store again; whether an object can be loaded is asked each time. The ticket is the generation of a copy:
 if the object has been forgotten, or is being stored anew, by the time the copy ends, its report changes nothing.
 """
@@ -11,11 +13,12 @@ if the object has been forgotten, or is being stored anew, by the time the copy 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from stepwell.base.geometry import Ints
+from stepwell.base.units import floor_to
 from stepwell.cache.disk.names import Names, Trail
 from stepwell.cache.moves import Name, Report
 
@@ -44,12 +47,22 @@ class Saving:
     pages: int
 
 
+_MOST_SALTS = 4096
+"""Salts whose objects have names of their own; where there would be more, all salts get new names."""
+
+
 class External:
     """`least`: tokens that a load must gain. At most `most_behind` paths wait to be stored, the newest ones; beliefs are kept of at most
-    `most_known` objects."""
+    `most_known` objects. `life`: a word of this engine's own that nobody can guess, part of the names of what is distrusted."""
 
-    def __init__(self, names: Names, least: int, most_behind: int = 256, most_known: int = 1 << 20) -> None:
-        self.names = names
+    def __init__(
+        self, names: Names, least: int, most_behind: int = 256, most_known: int = 1 << 20, life: str = ""
+    ) -> None:
+        self._names = names
+        self._life = life
+        self._distrusts = 0
+        self._turns: dict[str, int] = {}  # by salt, the number of the last distrust
+        self._turn = 0  # that of all other salts
         self.least = max(1, least)
         self.behind: deque[Behind] = deque(maxlen=most_behind)
         self.saving: dict[int, Saving] = {}
@@ -64,7 +77,7 @@ class External:
     @property
     def chunk(self) -> int:
         """Tokens of one object of KV."""
-        return self.names.chunk
+        return self._names.chunk
 
     @property
     def leases(self) -> int:
@@ -75,6 +88,44 @@ class External:
     def idle(self) -> bool:
         """No answer is held, and no copy into the store is under way."""
         return not (self._leases or self.saving)
+
+    # ---- names --------------------------------------------------------------------------------------------
+
+    def trail(self, salt: str, tokens: Ints) -> Trail:
+        """What the objects of `tokens` are called now."""
+        return self._names.trail(self._called(salt), tokens)
+
+    def is_distrusted(self, salt: str, trail: Trail) -> bool:
+        """Whether objects of this trail, which was made for `salt`, are not to be loaded any more."""
+        return bool(self._distrusts) and trail.root != self._names.root(self._called(salt))
+
+    def distrust(self, salt: str | None) -> None:
+        """Ask for nothing that has been stored under this salt, or (None) under any; what waits to be stored is dropped. New objects get
+        names that only this engine knows: no other engine shares them, and a later one does not find them."""
+        self._distrusts += 1
+        if salt is None or len(self._turns) >= _MOST_SALTS:
+            self._turns, self._turn = {}, self._distrusts
+        else:
+            self._turns[salt] = self._distrusts
+        for path in [path for path in self.behind if self.is_distrusted(path.salt, path.trail)]:
+            self.behind.remove(path)
+
+    def condemn(self, salt: str, paths: Sequence[Ints], grid: int) -> None:
+        """Have the store drop all objects of these token sequences under their names of now, with states at multiples of `grid`, and
+        distrust the salt. O(chunks) digests."""
+        kv: dict[bytes, Name] = {}
+        images: dict[bytes, Name] = {}
+        for tokens in paths:
+            trail = self.trail(salt, tokens)
+            kv.update((name.digest, name) for name in trail.records(0, floor_to(len(tokens), self.chunk)))
+            images.update((trail.at(end), trail.image(end)) for end in range(grid, len(tokens) + 1, grid))
+        self.forget("kv", kv.values())
+        self.forget("image", images.values())
+        self.distrust(salt)
+
+    def _called(self, salt: str) -> str:
+        turn = self._turns.get(salt, self._turn)
+        return f"{salt}\0{self._life}\0{turn}" if turn else salt
 
     # ---- leases -------------------------------------------------------------------------------------------
 
@@ -118,7 +169,7 @@ class External:
                 del self._known[what, name.digest]
 
     def forget(self, what: What, names: Iterable[Name]) -> None:
-        """A load of these has failed: the store is told to drop them, and they may be stored again. The end of a copy that is storing
+        """These are not to be loaded: the store is told to drop them, and they may be stored again. The end of a copy that is storing
         one of them now changes nothing any more."""
         for name in names:
             key = what, name.digest
@@ -136,7 +187,7 @@ class External:
     def leave(self, salt: str, tokens: Ints) -> None:
         """These tokens have been computed: what the store lacks of them is to be stored."""
         if len(tokens) >= self.chunk:
-            self.behind.append(Behind(salt, tokens, self.names.trail(salt, tokens)))
+            self.behind.append(Behind(salt, tokens, self.trail(salt, tokens)))
 
     def begin(self, ticket: int, saving: Saving) -> None:
         """A copy into the store begins."""
@@ -146,12 +197,14 @@ class External:
         _note(self._known, key, ticket, self._most)
 
     def landed(self, report: Report) -> None:
-        """A copy has ended; any ticket that is not one of these is ignored."""
+        """A copy has ended; any ticket that is not one of these is ignored. What has been forgotten meanwhile is dropped once more."""
         saving = self.saving.pop(report.ticket, None)
         if saving is None:
             return
         key = (saving.what, saving.name.digest)
         if self._known.get(key) != report.ticket:
+            if key in self._dropped and key not in self._known:
+                self.forgotten.append((saving.what, saving.name))
             return
         if report.ok:
             self._known[key] = STORED

@@ -29,7 +29,7 @@ def question(directory: Directory, number: int, salt: str, tokens: Ints) -> tupl
     first = (footholds[-1].position if footholds else 0) + external.least
     if last < first:
         return None
-    trail = external.names.trail(salt, tokens)
+    trail = external.trail(salt, tokens)
     start = floor_to(found.union, chunk)
     kv = tuple(trail.records(start, last))
     images = tuple(trail.image(position) for position in range(ceil_to(first, step), last + 1, step))

@@ -142,7 +142,7 @@ class ExternalMover:
         return found
 
     def release(self, number: int) -> None:
-        """End a lease; orders are carried out in turn, by a thread."""
+        """End a lease, or give up a query that has not been answered; orders are carried out in turn, by a thread."""
         self._asked.discard(number)
         self._orders.put(lambda: self._backend.release(number))
 
@@ -153,10 +153,20 @@ class ExternalMover:
     # ---- what the threads do ------------------------------------------------------------------------------
 
     def _find(self, query: Query) -> None:
+        """Answer this, unless it has been given up: then nothing stays leased, and nothing is told."""
+
+        def is_waited_for() -> bool:
+            return query.number in self._asked and not self._closing
+
+        if not is_waited_for():
+            return
         try:
-            answer = self._backend.find(query, lambda: query.number in self._asked and not self._closing)
+            answer = self._backend.find(query, is_waited_for)
         except Exception:
             answer = Answer(query.number, query.start, 0)
+        if not is_waited_for():
+            self._obey(lambda: self._backend.release(query.number))
+            return
         self._answers.put(answer)
         with self._tickets.changed:
             self._tickets.changed.notify_all()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from stepwell.base.clock import VirtualClock
+from stepwell.base.errors import StoreError
 from stepwell.cache.disk.names import Names
 from stepwell.cache.external.ledger import What
 from stepwell.cache.external.offer import Answer, Query
@@ -149,6 +150,45 @@ def test_a_store_that_hangs_fails_the_copy_and_writes_nothing_later(rig: Rig, up
     rig.backend.open.set()
     rig.mover.close()
     assert rig.mover.poll() == [] and (rig.rows == before).all()
+
+
+class Stubborn(DictBackend):
+    """Answers no query below `first` as long as that is waited for."""
+
+    first = 3
+
+    def find(self, query: Query, waited_for: Callable[[], bool]) -> Answer:
+        end = time.monotonic() + LIMIT
+        while query.number < self.first and time.monotonic() < end:
+            if not waited_for():
+                raise StoreError("given up")
+            time.sleep(0.001)
+        return super().find(query, waited_for)
+
+
+def test_lookups_that_are_given_up_leave_their_threads_to_later_ones(rig: Rig) -> None:
+    gate = MemoryGate({Tier.DEVICE: PlainArena(rig.rows)})
+    with ExternalMover(Stubborn(), gate, PAGE, BLOCK, threads=2) as mover:
+        for number in (1, 2, 3):
+            mover.look_up(Query(number, 0, (FIRST,), ()))
+        for number in (1, 2):
+            mover.release(number)
+        end = time.monotonic() + LIMIT
+        while not (found := list(mover.answers())):
+            assert time.monotonic() < end
+            mover.wait(0.01)
+        assert found == [Answer(3, 0, 0)] and not mover.busy
+
+
+def test_what_is_found_for_a_query_that_was_given_up_is_not_kept(rig: Rig) -> None:
+    stored(rig)
+    rig.backend.open.clear()
+    rig.mover.look_up(Query(1, 0, (FIRST,), (IMAGE,)))
+    rig.mover.release(1)
+    assert not rig.mover.busy
+    rig.backend.open.set()
+    rig.mover.close()
+    assert not rig.backend.leases and not rig.mover.answers()
 
 
 def test_closing_waits_for_no_store() -> None:
