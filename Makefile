@@ -52,7 +52,7 @@ format: $(DEV) ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-fast: $(DEV) ## compile what decides, in place (minutes, needs a C compiler); after an edit there: again, or `make pure`
+fast: $(DEV) ## compile what decides, in place, and try it (minutes, needs a C compiler); after an edit there: again, or `make pure`
 	@$(BIN)/python tools/fast.py
 
 pure: $(BIN)/python ## remove what `make fast` has compiled

@@ -7,13 +7,22 @@
 
 The sources stay what is read and tested first. What is compiled does the same, several times as fast, but is stale after an edit until
 it is compiled again; its types are checked as it runs, and nobody can replace a function of it from outside.
+
+What was compiled is kept only if it replays traces as the sources do, to the last figure: little memory, so that things go all the time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from zipfile import ZipFile
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUP = "stepwell.compiled"
@@ -38,6 +47,14 @@ UNSEEN = (
     "--disable-error-code=var-annotated",
 )
 """Of other packages' types nothing is used here, and reading PyTorch's takes minutes and gigabytes. `make lint` checks them all."""
+EXTENSIONS = ("so", "pyd")
+TRACE = "replay synthetic --conversations 60 --lanes 12 --warmup 200 --duration 600"
+REPLAYS = (
+    f"{TRACE} --device-tokens 6e5 --host-tokens 3e6",
+    f"{TRACE} --device-tokens 6e5 --host-tokens 6e5 --disk-tokens 6e6",
+)
+REPLAY_S = 300
+"""Of which a replay needs two on a quiet core."""
 
 
 def main() -> int:
@@ -55,13 +72,73 @@ def main() -> int:
             )
         return int(bool(old))
     if options.wheel:
-        build(["bdist_wheel"])
+        return wheel()
+    remove()
+    if options.pure:
         return 0
+    build(["build_ext", "--inplace"])
+    found = differs(ROOT)
+    if found:
+        print(f"{found}: what was compiled is removed")
+        remove()
+    return int(bool(found))
+
+
+def wheel() -> int:
+    """Put a wheel into dist/ if what is in it replays as the sources do."""
+    with TemporaryDirectory() as folder:
+        build(["bdist_wheel", "--dist-dir", folder])
+        (built,) = Path(folder).glob("*.whl")
+        unpacked = Path(folder) / "unpacked"
+        with ZipFile(built) as archive:
+            archive.extractall(unpacked)
+        found = differs(unpacked)
+        if found:
+            print(f"{found}: there is no wheel")
+            return 1
+        (ROOT / "dist").mkdir(exist_ok=True)
+        shutil.move(built, ROOT / "dist" / built.name)
+    return 0
+
+
+def remove() -> None:
+    """Back to the sources alone."""
     for path in compiled(ROOT):
         path.unlink()
-    if not options.pure:
-        build(["build_ext", "--inplace"])
-    return 0
+
+
+def differs(place: Path) -> str:
+    """Which replay ends otherwise with the package in `place` than with the sources alone; empty if none does. Some ten seconds."""
+    with TemporaryDirectory() as folder:
+        pure = Path(folder)
+        left_out = shutil.ignore_patterns(*(f"*.{end}" for end in EXTENSIONS), "__pycache__")
+        shutil.copytree(ROOT / "stepwell", pure / "stepwell", ignore=left_out)
+        for words in REPLAYS:
+            if replayed(place, words) != replayed(pure, words):
+                return f"`stepwell {words}` ends otherwise once compiled"
+    return ""
+
+
+def replayed(place: Path, words: str) -> dict[str, Any] | str:
+    """The whole report of a replay with the package in `place`, without how long it took; or how it failed."""
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        ended = subprocess.run(
+            [sys.executable, "-m", "stepwell", *words.split(), "--json-file", str(report)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(place)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=REPLAY_S,
+        )
+        if ended.returncode:
+            print(ended.stderr.strip().rpartition("\n")[2])
+            return f"status {ended.returncode} in {place}"
+        told: dict[str, Any] = json.loads(report.read_text("utf-8"))
+    del told["figures"]["requests_per_s"]
+    return told
 
 
 def sources(root: Path) -> list[Path]:
@@ -76,7 +153,7 @@ def sources(root: Path) -> list[Path]:
 
 def compiled(root: Path) -> list[Path]:
     """Extension modules in place; the package has no others."""
-    return sorted(path for end in ("so", "pyd") for path in (root / "stepwell").rglob(f"*.{end}"))
+    return sorted(path for end in EXTENSIONS for path in (root / "stepwell").rglob(f"*.{end}"))
 
 
 def stale(root: Path) -> list[Path]:

@@ -8,9 +8,10 @@ from stepwell.cache.check import check
 from stepwell.cache.config import Costs
 from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
-from stepwell.cache.disk.archive import Archive, Budget, NoCatalogue
+from stepwell.cache.disk.archive import Archive, Budget
 from stepwell.cache.evict.make_room import copy_ahead, free_pages, make_room
 from stepwell.cache.moves import Report, Tier, moves_of
+from stepwell.testing.shelf import Shelf
 from tests.cache.builders import COSTS, config, content, copy_down, directory, forget, keep, numbers, planned
 from tests.cache.test_persist import DEAR, NAMES
 
@@ -78,7 +79,7 @@ def found(shelf: Directory, prompts: int) -> list[int]:
     return [planned(shelf, numbers(48, seed)[:44], costs=DEAR).aim.boundary for seed in range(prompts)]
 
 
-class Compacting(NoCatalogue):
+class Compacting(Shelf):
     """One of a record that nobody can look for."""
 
     @property
@@ -133,7 +134,7 @@ class TestWithADisk:
 
     def test_a_write_that_is_put_off_is_waited_for_but_not_for_ever(self) -> None:
         """What an earlier process left has to be looked up first, and a compaction commits."""
-        shelf = Directory(config(33, 22, disk=256, clean=0.0), Archive(NAMES, Compacting()))
+        shelf = Directory(config(33, 22, disk=256, clean=0.0), Archive(NAMES, Compacting((), 4, 4)))
         full(shelf, 2)
         for now in (0.0, 1.0, 2.0):
             shelf.archive.lookups.turn(64, now, 3.0)

@@ -19,6 +19,7 @@ from stepwell.cache.moves import Move, Report, Tier
 from stepwell.cache.tree import Item
 from tests.cache.builders import COSTS, config, content, copy_down, forget, keep, node_ending, numbers, rung_at, where
 from tests.cache.test_persist import DEAR, NAMES
+from tests.interpreted import interpreted
 
 
 def idle(shelf: Directory, costs: Costs = COSTS) -> list[list[Move]]:
@@ -128,6 +129,7 @@ class TestPrice:
         assert {where(item) for item in items(shelf) if item.pins} == {"d"}
         assert free_pages(shelf, 58) and shelf.survey("", numbers(21, 0)).device == 20
 
+    @interpreted
     def test_what_would_take_the_place_of_something_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The same with a planted bug: any price is paid."""
         real = room._room_in_host

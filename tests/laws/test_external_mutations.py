@@ -10,14 +10,13 @@ import pytest
 
 from stepwell.cache.external.ledger import External
 from stepwell.cache.moves import Extent, Move, Tier
-from stepwell.cache.reuse import admission, plan
+from stepwell.cache.reuse import admission
 from stepwell.testing.laws import LawBroken
 from stepwell.testing.outside import OutsideStore
+from tests.interpreted import interpreted
 from tests.laws.test_external import Engine
 
-pytestmark = pytest.mark.skipif(
-    not str(plan.__file__).endswith(".py"), reason="what is compiled cannot be replaced: make pure"
-)
+pytestmark = interpreted
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 

@@ -26,13 +26,12 @@ from stepwell.sched.step import Fresh
 from stepwell.testing import telltale
 from stepwell.testing.laws import LawBroken
 from tests.amounts import long
+from tests.interpreted import interpreted
 from tests.laws import bugs_of_quarantine  # noqa: F401  they are planted, too
 from tests.laws.bugs import BUGS, Bug, bug
 from tests.laws.driver import fuzz
 
-pytestmark = pytest.mark.skipif(
-    not str(tree.__file__).endswith(".py"), reason="what is compiled cannot be replaced: make pure"
-)
+pytestmark = interpreted
 
 RUNS = 150
 

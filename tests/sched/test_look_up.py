@@ -228,7 +228,12 @@ def test_writes_do_not_wait_for_a_compaction_but_are_put_off() -> None:
 def test_a_turn_rests_where_only_a_compaction_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = left_on_disk()
     waited: list[float] = []
-    monkeypatch.setattr(Shelf, "hold", lambda self, seconds=0.0: waited.append(seconds))
+
+    def refuse(self: Shelf, seconds: float = 0.0) -> bool:
+        waited.append(seconds)
+        return False
+
+    monkeypatch.setattr(Shelf, "hold", refuse)
     harness.loop.submit(Request("again", LONG, ONCE))
     for _ in range(3):
         harness.loop.step(wait=0.25)

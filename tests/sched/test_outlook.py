@@ -7,6 +7,7 @@ import pytest
 
 from stepwell.cache.moves import Tier
 from stepwell.sched.outlook import LOOKED_AT
+from tests.interpreted import interpreted
 from tests.sched.rig import Rig
 from tests.sched.test_stats import PROMPT, example
 
@@ -32,6 +33,7 @@ def test_a_load_from_host_is_told_with_what_it_takes() -> None:
     rig.run()
 
 
+@interpreted
 def test_prompts_before_it_are_waited_for_and_only_a_few_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     alone = rig.loop.outlook("", PROMPT)

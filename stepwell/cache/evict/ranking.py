@@ -102,10 +102,10 @@ class Ranking:
         """The least valuable candidate, no longer offered; None if there is none. Amortised O(log n)."""
         self._settle()
         while (queue := self._oldest()) is not None:
-            entry = heapq.heappop(self._queues[queue])
+            used, number, item, _ = heapq.heappop(self._queues[queue])
             self._entries -= 1
-            used, _, item, _ = entry
-            if self._last.get(item) is not entry:
+            last = self._last.get(item)
+            if last is None or last[1] != number:
                 continue
             self.forget(item)
             if not self.live(item):
