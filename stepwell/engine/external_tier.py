@@ -63,7 +63,7 @@ def open_external(
     chunk = int(settings.chunk_size)
     if chunk < 1 or chunk % geometry.block:
         raise ConfigError(f"LMCACHE_CHUNK_SIZE {chunk} must be a multiple of --block-size {geometry.block}")
-    own = {**parts, "record format": _FORMAT, "chunk": str(chunk)}
+    own = {**parts, "object format": _FORMAT, "chunk": str(chunk)}
     space = fingerprint(own)
     pages = chunk // geometry.block, geometry.image_pages
     backend = LMCacheBackend(settings, f"stepwell-{space.hex()[:32]}", pages, geometry.page_bytes)

@@ -67,6 +67,11 @@ class Tickets:
             reports, self._reports = self._reports, []
         return reports
 
+    @property
+    def has_reports(self) -> bool:
+        """Whether `poll` would return something."""
+        return bool(self._reports)
+
     def wait(self, seconds: float) -> None:
         """Wait until `poll` would return something, at most `seconds`."""
         with self.changed:

@@ -224,6 +224,16 @@ def redis() -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
 
 
 @with_lmcache
+def test_no_log_has_the_password_of_the_server(
+    settings: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings.setenv("LMCACHE_REMOTE_URL", "redis://user:s3cret@cache.internal")
+    with caplog.at_level("INFO"):
+        assert "s3cret" in lmcache.read_config().remote_url
+    assert "s3cret" not in caplog.text + "".join(capfd.readouterr())
+
+
+@with_lmcache
 @with_redis
 def test_two_engines_share_what_redis_has(
     model: Path, cold: tuple[int, ...], settings: pytest.MonkeyPatch, redis: tuple[int, subprocess.Popen[bytes]]

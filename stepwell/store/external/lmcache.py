@@ -12,10 +12,11 @@ on the way: objects are bytes.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
@@ -34,6 +35,8 @@ _ALL, _LAST = -1, 1  # chunks of a group that a prefix of so many needs
 _TTL = 300
 """Seconds after which LMCache lets go of a lock whose holder has gone."""
 _LOOK = 0.05
+_MOST_ABANDONED = 64
+"""Lookups that were given up and have not ended: where there are so many, LMCache answers nobody, and is asked no more."""
 
 
 class LMCacheBackend:
@@ -55,11 +58,15 @@ class LMCacheBackend:
         self._rank = api.ObjectKey.ComputeKVRank(world_size=1, global_rank=0, local_world_size=1, local_rank=0)
         self._leases: dict[int, list[Any]] = {}
         self._doomed: set[Any] = set()
+        self._abandoned: list[tuple[Any, list[list[Any]]]] = []  # tasks, and the rows of keys that each may lock
         self._lock = threading.Lock()
         self._manager = manager.StorageManager(settings(config))
 
     def find(self, query: Query, waited_for: Callable[[], bool]) -> Answer:
         """See `Backend.find`."""
+        self._collect()
+        if len(self._abandoned) >= _MOST_ABANDONED:
+            raise StoreError(f"{len(self._abandoned)} lookups of LMCache have not ended")
         reach = query.start
         if query.kv:
             at = {name.end: name for name in query.images}
@@ -92,30 +99,34 @@ class LMCacheBackend:
         return whole[: self._sizes[what]]
 
     def put(self, what: What, name: Name, rows: Rows) -> None:
-        """See `Backend.put`. What lies below LMCache's memory gets it later."""
+        """See `Backend.put`. What lies below LMCache's memory gets it later. Where there is room for some pieces only, these are right and
+        stay; no piece is shown before it has been written."""
         keys = [key for key in self._keys(what, name) if not self._has(key)]
         if not keys:
             return
-        found = self._manager.reserve_write(keys, self._layout)
+        made = np.zeros(len(self._keys(what, name)) * self._piece, np.uint8)
+        objects.write(made[: self._sizes[what]], what, name, rows)
+        found, written = self._manager.reserve_write(keys, self._layout), []
         try:
-            if len(found) < len(keys):
-                raise StoreError(f"{objects.describe(what, name)}: LMCache has no room, or is writing it already")
-            made = np.zeros(len(self._keys(what, name)) * self._piece, np.uint8)
-            objects.write(made[: self._sizes[what]], what, name, rows)
             for key, piece in zip(self._keys(what, name), made.reshape(-1, self._piece), strict=True):
                 if key in found:
                     found[key].get_tensor(0).numpy()[:] = piece
+                    written.append(key)
         finally:
-            self._manager.finish_write(list(found))
+            self._manager.finish_write(written)
+        if len(found) < len(keys):
+            raise StoreError(f"{objects.describe(what, name)}: LMCache has no room, or is writing it already")
 
     def release(self, number: int) -> None:
         """See `Backend.release`."""
         with self._lock:
             keys = self._leases.pop(number, [])
         self._unlock(keys)
+        self._collect()
 
     def forget(self, what: What, names: Sequence[Name]) -> None:
-        """See `Backend.forget`. What a lease holds goes with the lease."""
+        """See `Backend.forget`. What a lease holds, or a lookup that was given up may hold, goes with that."""
+        self._collect()
         with self._lock:
             self._doomed.update(key for name in names for key in self._keys(what, name))
         self._drop_doomed()
@@ -148,7 +159,21 @@ class LMCacheBackend:
         task = self._manager.submit_prefetch_task(self._api.PrefetchTaskSpec(key_groups=groups))
         while not self._manager.wait_prefetch_status(task, _LOOK):
             if not waited_for():
+                with self._lock:
+                    self._abandoned.append((task, rows))
                 raise StoreError(f"query {query.number} is not waited for any more")
+        return self._hits(task, rows)
+
+    def _collect(self) -> None:
+        """Take the results of abandoned lookups that have ended, and let go of what these have locked."""
+        with self._lock:
+            ended = [one for one in self._abandoned if self._manager.wait_prefetch_status(one[0], 0.0)]
+            self._abandoned = [one for one in self._abandoned if one not in ended]
+        for task, rows in ended:
+            self._unlock(_locked(rows, self._hits(task, rows)))
+
+    def _hits(self, task: Any, rows: list[list[Any]]) -> list[set[int]]:
+        """What a lookup that has ended has locked; it says so once."""
         result = self._manager.query_prefetch_status(task)
         if result is None or not result.hit_cells:
             return [set() for _ in rows]
@@ -177,6 +202,7 @@ class LMCacheBackend:
     def _drop_doomed(self) -> None:
         with self._lock:
             held = {key for keys in self._leases.values() for key in keys}
+            held.update(key for _, rows in self._abandoned for row in rows for key in row)
             free = [key for key in self._doomed if key not in held]
             self._doomed.difference_update(free)
         if free:
@@ -195,6 +221,9 @@ def read_config() -> Any:
         from lmcache.v1.config import load_engine_config_with_overrides
     except ImportError as error:
         raise ConfigError(f"--kv-offload lmcache needs LMCache ({error}): pip install 'stepwell[lmcache]'") from error
+    logging.getLogger("lmcache.v1.config").setLevel(
+        logging.WARNING
+    )  # it logs all settings, the server's password included
     return load_engine_config_with_overrides()
 
 
@@ -219,10 +248,22 @@ def _below(config: Any) -> Iterable[Any]:
     if config.local_disk:
         yield FSL2AdapterConfig(str(config.local_disk))
     if config.remote_url:
-        url = urlsplit(config.remote_url)
-        if url.scheme not in ("redis", "valkey", "resp") or not url.hostname:
-            raise ConfigError(f"LMCACHE_REMOTE_URL {config.remote_url!r} is not supported: give redis://HOST:PORT")
-        yield RESPL2AdapterConfig(url.hostname, url.port or 6379, 2, url.username or "", url.password or "")
+        host, port, user, password = _server(str(config.remote_url))
+        yield RESPL2AdapterConfig(host, port, 2, user, password)
+
+
+def _server(address: str) -> tuple[str, int, str, str]:
+    """Host, port, user and password of a server. ConfigError, which names neither of the latter, where it cannot be used."""
+    try:
+        url = urlsplit(address)
+        host, port = url.hostname, url.port
+    except ValueError:  # its words may hold the password
+        raise ConfigError("LMCACHE_REMOTE_URL is not an address: give redis://HOST:PORT") from None
+    if url.scheme not in ("redis", "valkey", "resp") or not host:
+        raise ConfigError(f"LMCACHE_REMOTE_URL {url.scheme}://{host or ''} is not supported: give redis://HOST:PORT")
+    if url.path not in ("", "/", "/0") or url.query or url.fragment:
+        raise ConfigError(f"LMCACHE_REMOTE_URL {url.scheme}://{host} may name database 0 alone: give redis://HOST:PORT")
+    return host, port or 6379, unquote(url.username or ""), unquote(url.password or "")
 
 
 def _modules() -> tuple[Any, Any, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -85,8 +86,8 @@ class ExternalMover:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is waited for."""
-        return bool(self._open or self._asked)
+        """Whether anything is waited for, or has come that nobody has taken."""
+        return bool(self._open or self._asked or self._tickets.has_reports)
 
     # ---- copies -------------------------------------------------------------------------------------------
 
@@ -123,8 +124,12 @@ class ExternalMover:
         self._closing = True
         for job in list(self._open.values()):
             self._give_up(job, "the external mover was closed")
-        for pool in (self._finds, self._loads, self._saves, self._orders):
-            pool.close(patience)
+        pools = (self._finds, self._loads, self._saves, self._orders)
+        for pool in pools:
+            pool.stop()
+        end = time.monotonic() + patience
+        for pool in pools:
+            pool.join(end)
 
     # ---- questions ----------------------------------------------------------------------------------------
 
@@ -260,12 +265,15 @@ class _Pool(Generic[JobT]):
     def put(self, job: JobT) -> None:
         self._jobs.put(job)
 
-    def close(self, patience: float) -> None:
-        """End the threads once they have done what was put in; wait for each at most `patience` seconds."""
+    def stop(self) -> None:
+        """End the threads once they have done what was put in."""
         for _ in self._threads:
             self._jobs.put(None)
+
+    def join(self, end: float) -> None:
+        """Wait for the threads until `end`, by the monotonic clock."""
         for thread in self._threads:
-            thread.join(patience)
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

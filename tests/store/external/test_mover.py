@@ -152,6 +152,13 @@ def test_a_store_that_hangs_fails_the_copy_and_writes_nothing_later(rig: Rig, up
     assert rig.mover.poll() == [] and (rig.rows == before).all()
 
 
+def test_a_report_that_nobody_has_taken_keeps_it_busy(rig: Rig) -> None:
+    rig.move([0, 1, 2, 3], [FIRST], up=False)
+    rig.mover.wait(LIMIT)
+    assert rig.mover.busy  # so a loop does not wait for another mover meanwhile
+    assert len(rig.reports()) == 1 and not rig.mover.busy
+
+
 class Stubborn(DictBackend):
     """Answers no query below `first` as long as that is waited for."""
 
@@ -198,6 +205,15 @@ def test_closing_waits_for_no_store() -> None:
     rig.mover.close(patience=0.05)
     assert [(one.ticket, one.ok) for one in rig.mover.poll()] == [(ticket, False)]
     rig.backend.open.set()
+
+
+def test_closing_has_one_deadline_for_all_threads(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("stepwell.store.external.mover.time.monotonic", lambda: 100.0 + sum(waits))
+    monkeypatch.setattr(threading.Thread, "join", lambda self, timeout: waits.append(timeout))
+    rig.mover.close(patience=2.0)
+    monkeypatch.undo()
+    assert sum(waits) == 2.0
 
 
 def test_a_store_that_raises_has_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
