@@ -92,3 +92,13 @@ def test_message_that_cannot_be_read_ends_every_call_instead_of_leaving_it_witho
             )
             assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_dead"
             assert "cannot be read" in answer.text
+
+
+def test_refusals_do_not_add_to_one_another(tokenizer: Tokenizer) -> None:
+    with running(tokenizer) as server:
+        server.client.lose("the engine hangs", "engine_hung")
+        for _ in range(3):
+            refused = httpx.post(server.url + "/v1/completions", json={"prompt": [5]})
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_hung"
+        trouble = server.client.trouble
+        assert trouble is not None and trouble.__traceback__ is None, "what each refusal went through would be kept"

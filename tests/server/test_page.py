@@ -13,7 +13,6 @@ import pytest
 from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from stepwell.server.routes.page import FILES, PAGE_PATHS
-from tests.engine.scripted import SLOW
 from tests.server.harness import Running, eventually, running
 from tests.server.looking import console, faintest, in_browser, opened, text, unnamed
 from tests.server.templates import talking_tokenizer
@@ -175,18 +174,16 @@ def test_an_answer_can_be_stopped(browser: Any, server: Running) -> None:
     from selenium.webdriver.common.action_chains import ActionChains
 
     fresh(browser, server)
-    send(browser, server_slow(server))
-    assert eventually(lambda: server.client.open == 1)
-    ActionChains(browser).send_keys(Press.ESCAPE).perform()
-    assert eventually(lambda: "Stopped" in text(browser, "#talk"))
-    assert eventually(lambda: server.client.open == 0)
-    assert text(browser, "#told") == "Stopped"
-
-
-def server_slow(server: Running) -> str:
-    """Text in which a token takes its time."""
-    answer = httpx.post(server.url + "/detokenize", json={"tokens": [SLOW - 20] * 2})
-    return str(answer.json()["prompt"]) * 400
+    server.loop.gate.clear()  # so that the answer cannot end by itself
+    try:
+        send(browser, "hello")
+        assert eventually(lambda: server.client.open == 1)
+        ActionChains(browser).send_keys(Press.ESCAPE).perform()
+        assert eventually(lambda: "Stopped" in text(browser, "#talk"))
+        assert eventually(lambda: server.client.open == 0)
+        assert text(browser, "#told") == "Stopped"
+    finally:
+        server.loop.gate.set()
 
 
 @in_browser

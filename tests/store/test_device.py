@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-from pathlib import Path
+import ctypes
+import mmap
+import os
 
 import numpy as np
 import pytest
@@ -120,10 +121,14 @@ def test_an_image_is_a_copy(live: LiveStates) -> None:
 
 
 def test_pages_on_a_cpu_take_no_memory_before_they_are_written(geometry: Geometry) -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-    pages, before = 2**28 // geometry.page_bytes, resident()
+    pages = 2**28 // geometry.page_bytes
     arena = DeviceArena(pages, SHAPE, geometry, PRECISION, CPU)
-    assert resident() - before < 2**26
+    begin = -(-arena.rows.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole = (arena.rows.nbytes - mmap.PAGESIZE) // mmap.PAGESIZE
+    there = np.zeros(whole, np.uint8)
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
+    place = ctypes.c_void_p(begin), ctypes.c_size_t(whole * mmap.PAGESIZE), ctypes.c_void_p(there.ctypes.data)
+    assert mincore(*place) == 0, os.strerror(ctypes.get_errno())
+    resident = np.count_nonzero(there & 1) * mmap.PAGESIZE  # of the process as a whole, other threads would count, too
+    assert resident < 2**26
     assert not arena.rows[-1].any()

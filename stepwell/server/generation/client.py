@@ -65,7 +65,7 @@ class EngineClient:
         self.turn_s = 0.0
         self.replaceable = False
         self.dead: str | None = None
-        self._away: EngineAway | None = None
+        self._away: tuple[str, str] | None = None  # why, and the code of the error
         self._last_words = ""
         self._end: type[EngineDead] = EngineDead  # what is raised once it is
         self._descriptor: int | None = None
@@ -116,9 +116,11 @@ class EngineClient:
         """Why the engine does not serve, and what its next start has come to; None while it serves."""
         if self.dead is not None:
             return self._end(self.dead)
-        if self._away is None or not self.starting:
-            return self._away
-        return EngineAway(f"{self._away}: {self.starting}", self._away.code)
+        if self._away is None:
+            return None
+        message, code = self._away
+        # a new one for each that is refused: one that is raised again and again keeps the frames of all
+        return EngineAway(f"{message}: {self.starting}" if self.starting else message, code)
 
     def _check(self) -> None:
         if (trouble := self.trouble) is not None:
@@ -225,10 +227,10 @@ class EngineClient:
 
     def lose(self, message: str, code: str) -> None:
         """The engine does not serve any more, or not yet: open calls hear it, and new ones are refused with it, until `regain`."""
-        self._away, self.starting = EngineAway(message, code), ""
+        self._away, self.starting = (message, code), ""
         if self._answers:  # one that hangs may come back
             self._link.send(messages.Abort(list(self._answers)))
-        self._end_all(self._away)
+        self._end_all(EngineAway(message, code))
 
     def regain(self) -> None:
         """The engine serves again."""
@@ -245,7 +247,7 @@ class EngineClient:
         self.detach()
         self._link = link
         self._facts = self._loop.create_future()
-        self.starting = ""
+        self.starting, self.turn_s = "", 0.0
         self.stats = messages.Stats()
         self._listen()
 

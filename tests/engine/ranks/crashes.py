@@ -55,7 +55,7 @@ LEFT_OUT = (
 )
 """Points that so few prompts do not pass: no room is short, and no other model has left anything."""
 LIMIT = 5.0
-"""Seconds within which the engine ends."""
+"""Seconds within which the engine ends, as the command judges. Tests do not: a busy machine may take longer."""
 _HANGS = 240.0
 _NEW = 5
 """Prompts of a life that nobody has asked before."""
@@ -110,7 +110,7 @@ class Lives:
     def live(self, kill: Kill | None, faults: tuple[str, ...] = ()) -> None:
         """One life, from the start to its death, or to its end where `kill` is None or does not come about. Other `faults` befall the last
         rank."""
-        with _no_hanging(), _folders() as folder, killing(kill) as killed:
+        with _folders() as folder, killing(kill) as killed:
             faults += () if kill is None else kill.faults
             llm = _engine(self.model, RANKS, disk_cache=f"{self.disk}:64MiB", faults=faults)
             try:
@@ -143,8 +143,6 @@ class Lives:
             return
         self.deaths[kill.point] += 1
         self.slowest = max(self.slowest, seconds)
-        if seconds > LIMIT:
-            self.faults.append(f"{kill}: it took {seconds:.1f} s to end")
 
     def _look(self, folder: Path) -> None:
         if left := _ranks_of(os.getpid()):
@@ -295,11 +293,13 @@ def main() -> int:
         lives = Lives.of(Path(place), options.runs + 1, options.seed)
         for _ in range(options.runs):
             if time.monotonic() < end:
-                lives.live(drawn(rng))
-        lives.live(None)
+                with _no_hanging():
+                    lives.live(drawn(rng))
+        with _no_hanging():
+            lives.live(None)
         sums = lives.sums()
     print(json.dumps(sums))
-    return int(bool(sums["wrong_answers"] or sums["faults"]))
+    return int(bool(sums["wrong_answers"] or sums["faults"] or lives.slowest > LIMIT))
 
 
 if __name__ == "__main__":
