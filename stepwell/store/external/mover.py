@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -69,7 +69,8 @@ class ExternalMover:
         self._open: dict[int, _Job] = {}
         self._lock = threading.Lock()  # of `_open`, and of `copying`
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._asked: set[int] = set()
+        self._asked: dict[int, Query] = {}
+        self._told_of: set[tuple[str, type]] = set()
         self._closing = False
         self._finds = _Pool("stepwell-external-find", threads, self._find)
         self._loads = _Pool("stepwell-external-load", threads, self._load)
@@ -83,6 +84,11 @@ class ExternalMover:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def queued(self) -> int:
+        """Copies and lookups that no thread has begun; what has been given up is none of them."""
+        return len(self._finds) + len(self._loads) + len(self._saves)
 
     @property
     def busy(self) -> bool:
@@ -101,7 +107,7 @@ class ExternalMover:
             job = _Job(move, self._gate.fence(), now + self._patience, now)
             with self._lock:
                 self._open[move.ticket] = job
-            (self._loads if move.source.tier == Tier.EXTERNAL else self._saves).put(job)
+            self._pool_of(move).put(job)
 
     def poll(self) -> list[Report]:
         """Reports since the last call; never waits. Copies that are overdue are given up here."""
@@ -135,7 +141,7 @@ class ExternalMover:
 
     def look_up(self, query: Query) -> None:
         """Begin to answer this."""
-        self._asked.add(query.number)
+        self._asked[query.number] = query
         self._finds.put(query)
 
     def answers(self) -> Sequence[Answer]:
@@ -143,12 +149,15 @@ class ExternalMover:
         found: list[Answer] = []
         while not self._answers.empty():
             found.append(self._answers.get())
-        self._asked.difference_update(answer.number for answer in found)
+        for answer in found:
+            self._asked.pop(answer.number, None)
         return found
 
     def release(self, number: int) -> None:
         """End a lease, or give up a query that has not been answered; orders are carried out in turn, by a thread."""
-        self._asked.discard(number)
+        query = self._asked.pop(number, None)
+        if query is not None:
+            self._finds.discard(query)
         self._orders.put(lambda: self._backend.release(number))
 
     def forget(self, what: What, names: Sequence[Name]) -> None:
@@ -167,7 +176,8 @@ class ExternalMover:
             return
         try:
             answer = self._backend.find(query, is_waited_for)
-        except Exception:
+        except Exception as error:
+            self._complain("a lookup", error)
             answer = Answer(query.number, query.start, 0)
         if not is_waited_for():
             self._obey(lambda: self._backend.release(query.number))
@@ -179,8 +189,16 @@ class ExternalMover:
     def _obey(self, order: Callable[[], None]) -> None:
         try:
             order()
-        except Exception:
-            return  # what is not forgotten fails again when it is next loaded; what is not released ends by the store's own time
+        except Exception as error:
+            self._complain(
+                "an order", error
+            )  # what is not forgotten fails again when it is next loaded; what is not released ends by the store's own time
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Log an error that the store is not known to raise, once for each type: one that always comes would read as "no hits"."""
+        if not isinstance(error, StoreError) and (what, type(error)) not in self._told_of:
+            self._told_of.add((what, type(error)))
+            log.warning("%s of the external store failed: %s; others like it are not told of", what, describe(error))
 
     def _load(self, job: _Job) -> None:
         """Bring all of a move into memory, verify it, and only then into its slots: as long as the ticket is open."""
@@ -219,6 +237,9 @@ class ExternalMover:
         else:
             self._end(job)
 
+    def _pool_of(self, move: Move) -> _Pool[_Job]:
+        return self._loads if move.source.tier == Tier.EXTERNAL else self._saves
+
     def _claim(self, job: _Job) -> bool:
         """Whether the ticket is still open; if so, nobody gives it up while its slots are being copied."""
         with self._lock:
@@ -229,6 +250,7 @@ class ExternalMover:
         with self._lock:
             if job.copying or self._open.pop(job.move.ticket, None) is None:
                 return
+        self._pool_of(job.move).discard(job)
         self._report(job, error)
 
     def _end(self, job: _Job, error: str = "") -> None:
@@ -249,26 +271,40 @@ class ExternalMover:
         return objects.describe(job.move.what, replace(job.move.names[-1], start=job.move.names[0].start))
 
 
-JobT = TypeVar("JobT")
+JobT = TypeVar("JobT", bound=Hashable)
 
 
 class _Pool(Generic[JobT]):
     """Threads that carry out what is put in, in order. They are daemons: a store that never answers keeps no process alive."""
 
     def __init__(self, name: str, threads: int, work: Callable[[JobT], None]) -> None:
-        self._jobs: queue.SimpleQueue[JobT | None] = queue.SimpleQueue()
+        self._jobs: dict[JobT, None] = {}  # in their order
+        self._changed = threading.Condition()
+        self._stopped = False
         self._work = work
         self._threads = [threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 
+    def __len__(self) -> int:
+        """Jobs that no thread has begun."""
+        return len(self._jobs)
+
     def put(self, job: JobT) -> None:
-        self._jobs.put(job)
+        with self._changed:
+            self._jobs[job] = None
+            self._changed.notify()
+
+    def discard(self, job: JobT) -> None:
+        """Forget a job that no thread has begun; any other is ignored."""
+        with self._changed:
+            self._jobs.pop(job, None)
 
     def stop(self) -> None:
         """End the threads once they have done what was put in."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
 
     def join(self, end: float) -> None:
         """Wait for the threads until `end`, by the monotonic clock."""
@@ -276,7 +312,13 @@ class _Pool(Generic[JobT]):
             thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._stopped)
+                if not self._jobs:
+                    return
+                job = next(iter(self._jobs))
+                del self._jobs[job]
             self._work(job)
 
 

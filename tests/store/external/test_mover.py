@@ -198,6 +198,25 @@ def test_what_is_found_for_a_query_that_was_given_up_is_not_kept(rig: Rig) -> No
     assert not rig.backend.leases and not rig.mover.answers()
 
 
+@pytest.mark.parametrize("up", [True, False])
+def test_a_store_that_hangs_makes_no_queue_of_what_is_given_up(rig: Rig, up: bool) -> None:
+    rig.backend.open.clear()
+    for _ in range(50):
+        rig.move([0, 1, 2, 3], [FIRST], up)
+    for number in range(1, 51):
+        rig.mover.look_up(Query(number, 0, (FIRST,), ()))
+    assert rig.mover.queued >= 90
+    for number in range(1, 51):
+        rig.mover.release(number)
+    reports: list[Report] = []
+    end = time.monotonic() + LIMIT
+    while len(reports) < 50:
+        assert time.monotonic() < end
+        rig.clock.advance(6.0)
+        reports += rig.mover.poll()
+    assert rig.mover.queued == 0 and not any(report.ok for report in reports)
+
+
 def test_closing_waits_for_no_store() -> None:
     rig = Rig()
     rig.backend.open.clear()
@@ -216,7 +235,9 @@ def test_closing_has_one_deadline_for_all_threads(rig: Rig, monkeypatch: pytest.
     assert sum(waits) == 2.0
 
 
-def test_a_store_that_raises_has_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_raises_has_nothing_and_the_log_says_so_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*_: object) -> None:
         raise OSError("connection refused")
 
@@ -224,6 +245,9 @@ def test_a_store_that_raises_has_nothing(rig: Rig, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(rig.backend, name, broken)
     rig.mover.look_up(Query(3, 64, (SECOND,), ()))
     assert rig.answers() == [Answer(3, 64, 0)]
+    rig.mover.look_up(Query(4, 64, (SECOND,), ()))
+    assert rig.answers() == [Answer(4, 64, 0)]
+    assert caplog.text.count("a lookup of the external store failed: OSError: connection refused") == 1
     rig.mover.forget("kv", [FIRST])
     rig.mover.release(3)
     rig.move([0, 1, 2, 3], [FIRST], up=True)
