@@ -22,9 +22,10 @@ from stepwell.testing import telltale
 from stepwell.testing.faults import FaultPlan, InstantMover, Where
 from stepwell.testing.harness import Harness
 from tests.cache.builders import numbers
-from tests.cases.serving import PROMPT, VOCAB, ask, engine, rules, submit
+from tests.cases.serving import DEAR, PROMPT, VOCAB, ask, engine, rules, submit
 from tests.cases.test_exact_fit import PAGES, shelf
 from tests.laws.driver import fuzz
+from tests.laws.test_external import Engine as OutsideEngine
 
 OF_THE_SERVER = (
     "http_errors",
@@ -35,6 +36,8 @@ OF_THE_SERVER = (
     "kernels_",
     "seconds_",
     "cache_event_",
+    "engine_hangs",
+    "engine_restarts",
 )
 """Series that the server counts itself, the disk's store, a GPU's worker or a publisher of events; and the time of decisions, which stands
 still here."""
@@ -101,13 +104,44 @@ def too_little_to_load() -> Harness:
     return harness
 
 
-SEEDS = (59, 158, 206, 0, 41, 66, 22, *range(1, 12))
+def kv_from_host_under_a_state_of_the_device() -> Harness:
+    harness = shelf(16, whole=False, own_image=False)
+    submit(harness, "a", PROMPT, 1)
+    harness.drain()
+    return harness
+
+
+def unreadable_on_disk() -> Harness:
+    """What is on disk alone cannot be read."""
+    faults = FaultPlan().fail(Where("kv", Tier.DISK)).fail(Where("image", Tier.DISK))
+    harness = engine(rules(60, 200, disk=400, clean=1.0), faults, costs=DEAR)
+    ask(harness, "first", PROMPT, 1)
+    harness.flush(Tier.DEVICE, demote_first=True)
+    harness.drain()
+    harness.flush(Tier.HOST)
+    ask(harness, "again", PROMPT, 1)
+    return harness
+
+
+def external(faults: FaultPlan | None = None) -> Harness:
+    """A prompt comes back from an external store, or a leg of it fails."""
+    outside = OutsideEngine(faults=faults)
+    outside.ask()
+    outside.harness.flush(Tier.DEVICE)
+    outside.ask()
+    return outside.harness
+
+
+SEEDS = (59, 158, 206, 0, 41, 66, 22, 25, *range(1, 12))
 """In the first three an audit finds a wrong byte; the others make up for what a change of the engine may do to these."""
 
 
 def runs() -> Iterator[Harness]:
     yield from (without_room_for_a_load(), without_room_for_a_load(True, 2), fetched_twice(), fetched_in_part())
-    yield too_little_to_load()
+    yield from (too_little_to_load(), kv_from_host_under_a_state_of_the_device(), unreadable_on_disk())
+    yield external()
+    for leg in ("kv", "image"):
+        yield external(FaultPlan().fail(Where(leg, Tier.EXTERNAL), count=1))
     for seed in SEEDS:
         yield fuzz(seed, 60, hints=(4, 30)[seed % 2], corrupt=(0, 12)[seed // 2 % 2]).harness
 

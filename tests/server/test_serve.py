@@ -95,7 +95,7 @@ class Served:
         return status
 
     def close(self) -> None:
-        engines = children(self.process.pid)
+        engines = children(self.process.pid) if self.process.poll() is None else []
         self.process.kill()
         for engine in engines:  # it ends by itself, but for one that is stopped
             with contextlib.suppress(ProcessLookupError):

@@ -86,7 +86,7 @@ class Metrics:
             "resumes", "Admissions by the tier of the state they resumed from", "tier", _STATE_TIERS
         )
         self._boundaries = self._counter(
-            "boundaries", "Admissions that loaded, by the tier of the state they resumed from", "tier", _STATE_TIERS
+            "boundaries", "Admissions that loaded, by the tier of the state they resumed from", "tier", _STATE_TIERS[1:]
         )
         self._loads = _load_legs(self.registry)
         self._saved = self._plain(
