@@ -41,6 +41,8 @@ from stepwell.sched.outlook import Outlook
 
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 _HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "accept-encoding"})
+_OURS = frozenset({"x-stepwell-outlook"})
+"""What the router sends itself, and no caller."""
 _SESSION_HEADERS = ("x-session-id", "x-session-affinity")
 _MOST_BODY = 64 << 20
 _TRIES = 3
@@ -82,14 +84,14 @@ class Call:
 
     @property
     def generates(self) -> bool:
-        return self.method == "POST" and self.path in GENERATING
+        return self.method == "POST" and self.path.partition("?")[0] in GENERATING
 
 
 def session_of(headers: Mapping[str, str], body: bytes) -> str:
-    """The session that a call names, in a header or in its body; else a digest of how its prompt begins; "" where there is no prompt."""
+    """A digest of the session that a call names, in a header or in its body; else of how its prompt begins; "" where there is no prompt."""
     for name in _SESSION_HEADERS:
         if headers.get(name):
-            return headers[name]
+            return _digest(headers[name].encode())
     try:
         told = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -100,12 +102,17 @@ def session_of(headers: Mapping[str, str], body: bytes) -> str:
     user = metadata.get("user_id") if isinstance(metadata, dict) else None
     for value in (told.get("session_id"), told.get("prompt_cache_key"), user, told.get("user")):
         if isinstance(value, str) and value:
-            return value
+            return _digest(value.encode(errors="surrogatepass"))
     said = told.get("messages", told.get("input", told.get("prompt")))
     begin = said[:2] if isinstance(said, list) and said and isinstance(said[0], dict) else said
     if not begin:
         return ""
-    return blake2b(orjson.dumps([told.get("system"), begin])[:_HEAD], digest_size=16).hexdigest()
+    return _digest(orjson.dumps([told.get("system"), begin])[:_HEAD])
+
+
+def _digest(name: bytes) -> str:
+    """Names may be as long as a body: what is remembered of one is not."""
+    return blake2b(name, digest_size=16).hexdigest()
 
 
 class Replica:
@@ -212,7 +219,8 @@ class Nearest(RequestRouter):  # type: ignore[misc]
             if not (homes and self._router.stays(answer[0])):
                 body = orjson.dumps({"prompt": answer[1]})
                 others = [name for name in urls if name != first]
-                asked = (self._outlook(urls[name], "/v1/completions", call.headers, body) for name in others)
+                plain = [(name, value) for name, value in call.headers if name != "content-encoding"]
+                asked = (self._outlook(urls[name], "/v1/completions", plain, body) for name in others)
                 found = zip(others, await asyncio.gather(*asked), strict=True)
                 told |= {name: one[0] for name, one in found if one is not None}
                 self._router.heard(others, told)
@@ -250,14 +258,14 @@ class Door:
         self._replicas = replicas.options(stream=True, method_name="carry")
 
     async def __call__(self, request: Request) -> Response:
-        body = await request.body()
-        if len(body) > _MOST_BODY:
+        body = await _bounded(request)
+        if body is None:
             return _problem(413, f"a body may have {_MOST_BODY >> 20} MiB at most", "body_too_large")
-        headers = tuple((k, v) for k, v in request.headers.items() if k not in _HOP)
+        headers = tuple((k, v) for k, v in request.headers.items() if k not in _HOP | _OURS)
         session = session_of(request.headers, body) if request.method == "POST" else ""
         query = f"?{request.url.query}" if request.url.query else ""
         call = Call(request.method, f"{request.url.path}{query}", headers, body, session)
-        for _ in range(_TRIES):
+        for _ in range(_TRIES if call.generates or call.method == "GET" else 1):  # anything else may have taken effect
             answer = self._replicas.remote(call)
             try:
                 status, sent = await anext(answer)
@@ -268,6 +276,16 @@ class Door:
             except RayError:
                 continue
         return _problem(503, f"{_TRIES} replicas have failed in turn: ask again later", "replica_died")
+
+
+async def _bounded(request: Request) -> bytes | None:
+    """The body; None as soon as it is longer than it may be."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _MOST_BODY:
+            return None
+    return bytes(body)
 
 
 async def _stream(answer: Any, path: str) -> AsyncIterator[bytes]:

@@ -21,7 +21,7 @@ from ray import serve
 from stepwell.base.errors import ConfigError
 from stepwell.cache.moves import Tier
 from stepwell.sched.outlook import Outlook
-from stepwell.serve_ray import build, outlook_in, session_of
+from stepwell.serve_ray import Call, build, outlook_in, session_of
 
 MODEL = Path(__file__).resolve().parents[1] / "tiny" / "model"
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}]
@@ -32,14 +32,21 @@ def body(**fields: Any) -> bytes:
 
 
 def test_a_session_is_what_the_call_names_and_else_how_its_prompt_begins() -> None:
-    assert session_of({"x-session-id": "h"}, body(user="b")) == "h"
-    assert session_of({}, body(prompt_cache_key="k", user="b")) == "k"
-    assert session_of({}, body(metadata={"user_id": "claude"}, messages=CHAT)) == "claude"
+    assert session_of({"x-session-id": "h"}, body(user="b")) == session_of({}, body(user="h"))
+    assert session_of({}, body(prompt_cache_key="k", user="b")) == session_of({}, body(user="k"))
+    assert session_of({}, body(metadata={"user_id": "claude"}, messages=CHAT)) == session_of({}, body(user="claude"))
+    assert session_of({}, body(user="b")) != session_of({}, body(user="k"))
+    assert len(session_of({}, body(user="b" * 100_000))) == len(session_of({}, body(user="b"))), "a table may hold it"
     later = [*CHAT, {"role": "assistant", "content": "two"}, {"role": "user", "content": "three"}]
     assert session_of({}, body(messages=CHAT)) == session_of({}, body(messages=later)) != ""
     assert session_of({}, body(messages=CHAT)) != session_of({}, body(messages=CHAT[1:]))
     for nothing in (b"", b"{", b"[]", body(), body(messages=[])):
         assert session_of({}, nothing) == ""
+
+
+def test_a_query_does_not_hide_that_a_call_generates() -> None:
+    assert Call("POST", "/v1/messages?beta=true", (), b"", "").generates
+    assert not Call("POST", "/v1/batches", (), b"", "").generates
 
 
 def test_what_is_no_outlook_is_not_taken_for_one() -> None:

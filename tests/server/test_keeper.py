@@ -37,5 +37,9 @@ def test_a_new_engine_begins_afresh() -> None:
 
 def test_restarts_wait_longer_each_time_and_end() -> None:
     restarts = Restarts(5)
-    assert [restarts.next(float(i)) for i in range(6)] == [0.0, 1.0, 2.0, 4.0, 8.0, None]
-    assert restarts.next(WINDOW + 0.5) == 8.0  # the first one counts no more
+    assert [restarts.next(served=150.0) for _ in range(6)] == [0.0, 1.0, 2.0, 4.0, 8.0, None]
+
+
+def test_an_engine_that_has_served_for_long_ends_the_row() -> None:
+    restarts = Restarts(2)
+    assert [restarts.next(served) for served in (0.0, 0.0, WINDOW, 0.0, 0.0)] == [0.0, 1.0, 0.0, 1.0, None]

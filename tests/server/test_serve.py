@@ -222,7 +222,7 @@ def test_an_engine_that_ends_is_started_again_and_no_more_often_than_allowed(dir
         assert not alive(first)
         os.kill(served.engine(), signal.SIGKILL)
         assert eventually(lambda: code_of(http.get("/health")) == "engine_dead")
-        assert "started again 1 times in 10 minutes" in http.get("/health").json()["error"]["message"]
+        assert "started again 1 times, never to serve for 10 minutes" in http.get("/health").json()["error"]["message"]
     assert "Traceback" not in served.text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stepwell.base.clock import Clock
 from stepwell.base.errors import EngineDead
@@ -56,19 +56,20 @@ class Vigil:
 
 @dataclass(slots=True)
 class Restarts:
-    """How long to wait before the next start: 0, 1, 2, 4 … seconds, and not at all after `most` within `WINDOW` seconds."""
+    """How long to wait before the next start: 0, 1, 2, 4 … seconds, and not at all after `most` in a row. An engine that has served for
+    `WINDOW` seconds ends the row: how long starts take does not matter."""
 
     most: int
-    times: list[float] = field(default_factory=list)
+    begun: int = 0
 
-    def next(self, now: float) -> float | None:
-        """Seconds to wait, counted as a start; None: no more."""
-        self.times = [time for time in self.times if now - time < WINDOW]
-        if len(self.times) >= self.most:
+    def next(self, served: float) -> float | None:
+        """Seconds to wait, counted as a start, after an engine that has served for so many seconds; None: no more."""
+        if served >= WINDOW:
+            self.begun = 0
+        if self.begun >= self.most:
             return None
-        self.times.append(now)
-        before = len(self.times) - 1
-        return min(_LONGEST_WAIT, 2.0 ** (before - 1)) if before else 0.0
+        self.begun += 1
+        return min(_LONGEST_WAIT, 2.0 ** (self.begun - 2)) if self.begun > 1 else 0.0
 
 
 class Keeper:
@@ -93,10 +94,11 @@ class Keeper:
         self._vigil = Vigil(care)
         self._restarts = Restarts(care.restarts)
         self._serving = False
+        self._since = 0.0
 
     def serves(self) -> None:
         """The first engine is ready: what ends it from now on need not end the server."""
-        self._serving = True
+        self._serving, self._since = True, self._clock.now()
         self._client.replaceable = self._care.restart
 
     async def run(self) -> None:
@@ -142,13 +144,15 @@ class Keeper:
 
     async def _again(self, reason: str) -> str | None:
         """Start the engine again, as often as it may be; returns why not, if it does not serve in the end."""
+        served = self._clock.now() - self._since
         while True:
             reason = self._client.last_words(reason)
             if self._client.dead is not None:  # the server is being ended meanwhile
                 return reason
-            wait = self._restarts.next(self._clock.now())
+            wait = self._restarts.next(served)
             if wait is None:
-                return f"{reason} (started again {self._care.restarts} times in {WINDOW / 60:.0f} minutes, --max-engine-restarts)"
+                tried = f"started again {self._care.restarts} times, never to serve for {WINDOW / 60:.0f} minutes"
+                return f"{reason} ({tried}: --max-engine-restarts)"
             self._client.lose(f"{reason}; it is being started again", "engine_restarting")
             log.error("%s: it is started again%s", reason, f" in {wait:g} s" if wait else "")
             self._client.detach()
@@ -162,9 +166,10 @@ class Keeper:
             if ended is None:
                 self._vigil.begin()
                 self._client.regain()
+                self._since = self._clock.now()
                 log.info("the engine serves again after %.1f s", self._clock.now() - began)
                 return None
-            reason = ended
+            reason, served = ended, 0.0
 
     async def _built(self) -> str | None:
         """Wait until the new engine serves; returns why not, if it never will."""
