@@ -208,7 +208,8 @@ def _end_with_engine(directory: str) -> None:
     # the signal ends this process even where another thread keeps the interpreter's lock: one that looks for the meeting's file in the
     # folder that is removed here does so for minutes
     signal.alarm(_LAST)
-    shutil.rmtree(directory, ignore_errors=True)
+    while os.path.exists(directory):  # what other threads and ranks put there meanwhile goes the next time
+        shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
 
 
