@@ -25,21 +25,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the engine state machine on N examples, new ones each time, instead of a fixed few",
     )
     parser.addoption("--long", action="store_true", help="also run tests marked long, and more examples of others")
+    parser.addoption(
+        "--by-hand", action="store_true", help="with --long, also run tests that take minutes of several cores"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: left out unless --long is given")
     config.addinivalue_line("markers", "more: tries more examples with --long")
+    config.addinivalue_line("markers", "by_hand: left out unless --by-hand is given: takes minutes of several cores")
     settings.register_profile("few", max_examples=30, deadline=None)
     settings.register_profile("many", max_examples=100, deadline=None)
     settings.load_profile("many" if config.getoption("--long") else "few")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long"):
-        left_out = [item for item in items if item.get_closest_marker("long") is not None]
-        items[:] = [item for item in items if item.get_closest_marker("long") is None]
-        config.hook.pytest_deselected(items=left_out)
+    unwanted = {mark for mark in ("long", "by_hand") if not config.getoption(mark)}
+    left_out = [item for item in items if any(mark.name in unwanted for mark in item.iter_markers())]
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture

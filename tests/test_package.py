@@ -106,6 +106,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.by_hand
 def test_a_wheel_leaves_out_what_tests_need_and_brings_what_the_demo_needs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert not [
@@ -119,6 +120,7 @@ def test_a_wheel_leaves_out_what_tests_need_and_brings_what_the_demo_needs(wheel
 
 
 @pytest.mark.long
+@pytest.mark.by_hand
 def test_a_bare_installation_replays_plans_and_chats_and_names_what_it_lacks(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=_BUILD_S)
     binaries = tmp_path / "venv" / "bin"

@@ -468,7 +468,7 @@ def a_page_is_reused_before_the_step_that_reads_it_is_collected(patch: pytest.Mo
     patch.setattr(publish, "_fill", hasty)
 
 
-@bug(0, 1, 5)
+@bug(0, 1, 5, 8)
 def an_abort_between_launch_and_collect_lets_go_at_once(patch: pytest.MonkeyPatch) -> None:
     def hasty(queues: Any, directory: Any, running: Any) -> None:
         build._release(queues, directory, running)

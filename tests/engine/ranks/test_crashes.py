@@ -27,12 +27,14 @@ def test_a_rank_that_dies_within_a_write_leaves_a_disk_that_can_be_read(tmp_path
 
 
 @pytest.mark.long
+@pytest.mark.by_hand
 def test_a_rank_may_die_at_any_point_of_a_step(tmp_path: Path) -> None:
     lives = all_is_well_after(tmp_path, *(Kill(point, 9, rank=i % 2) for i, point in enumerate(STEP_POINTS)))
     assert lives.resumed
 
 
 @pytest.mark.long
+@pytest.mark.by_hand
 def test_a_rank_may_die_at_any_stage_of_a_write(tmp_path: Path) -> None:
     points = (
         "segment.made",

@@ -86,6 +86,7 @@ ARCHS = ("qwen3_5", "qwen3_next", "qwen3_next moe", "qwen3_5_moe moe", "qwen3", 
 
 
 @pytest.mark.long
+@pytest.mark.by_hand
 @pytest.mark.parametrize("name", ARCHS)
 def test_one_two_and_four_ranks_give_the_same_tokens(name: str, tmp_path: Path) -> None:
     """Cold, from each tier, after a preemption and after a restart; with drafts where the architecture has a layer for them."""
