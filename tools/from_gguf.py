@@ -37,6 +37,8 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     options = parser.parse_args()
+    if not options.source.is_file() or options.source.open("rb").read(4) != b"GGUF":
+        parser.error(f"{options.source} is no GGUF file: give the path of one")
     unpack(options.source, options.target)
 
 

@@ -24,6 +24,7 @@ _PROGRAM = """
 import json, sys
 from typer.testing import CliRunner
 from stepwell.cli import app
+sys.modules["lmcache"] = None
 for line in sys.stdin:
     case = json.loads(line)
     done = CliRunner().invoke(app, ["serve", *case["arguments"]], env=case["environment"])
@@ -132,6 +133,8 @@ FLAGS = (
     (["--max-model-len", "0"], "--max-model-len must be at least"),
     (["--tensor-parallel-size", "3"], "--tensor-parallel-size 3 must divide num_attention_heads"),
     (["--kv-events-endpoint", "5557"], "is no address: give one such as tcp://*:5557"),
+    (["--kv-offload", "lmcache"], "needs lmcache, which is not installed: pip install 'stepwell[lmcache]'"),
+    (["--kv-transfer-config", "{}"], "--kv-offload lmcache has LMCache below them"),
     (["--block-size", "0"], "--block-size must be at least 1"),
     (["--trust-remote-code", "--enable-lora"], "adapters are not supported: merge them into the checkpoint"),
 )

@@ -104,7 +104,7 @@ _MODEL = Refused("the model is what its config.json says: change it there")
 _TOKENIZER = Refused("tokenizer and model come from one directory: put the files beside the weights")
 _MACHINES = Refused("one server runs on one machine: leave it out")
 _TLS = Refused("TLS and paths are a reverse proxy's work: leave it out")
-_EXTERNAL = Refused("the cache's tiers are --host-memory and --disk-cache: leave it out")
+_EXTERNAL = Refused("the cache's tiers are --host-memory and --disk-cache; --kv-offload lmcache has LMCache below them")
 _SAME = "it is how this server works"
 
 FLAGS: tuple[PeerFlag, ...] = (

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.base.errors import ConfigError
+from stepwell.base.extras import expect_extra
 from stepwell.base.shapes import ModelShape
 from stepwell.base.units import format_size
 from stepwell.engine.config import EngineConfig, engine_config
@@ -40,6 +41,8 @@ def preflight(values: Mapping[str, Any]) -> None:
     if Path(config.model).is_dir():  # otherwise it has a name on the Hub, and is fetched later
         expect_files(config, own_template=template is None)
     expect_device(config.device)
+    if config.kv_offload == "lmcache":
+        expect_extra("lmcache", "--kv-offload lmcache")
     expect_memory(config)
     if config.disk_cache is not None:
         with closing(prepare(Path(config.disk_cache.path))):
