@@ -37,7 +37,7 @@ class Why(Enum):
 @dataclass(frozen=True, slots=True)
 class Rules:
     """burden        what a second of work costs those behind it, in seconds of waiting
-    margin_s         s by which another replica must be cheaper before a session moves there; margin_share: and of the home's price
+    margin_s         s by which another replica must be cheaper before a session moves there; margin_share: and by this share of its price
     alike_s          s within which replicas count as equally cheap; alike_share: and of the lowest price
     asked            replicas that are asked about one prompt, at most
     patience         questions in a row that a session's replica may leave unanswered before it is judged by its load
@@ -109,13 +109,14 @@ class Router:
     _silent: dict[str, int] = field(default_factory=dict)
 
     def whom_to_ask(self, session: str, loads: Mapping[str, int]) -> tuple[str, ...]:
-        """Replicas to ask about a prompt of `session` ("" for none): those that had it, then those with the least to do. `loads` names
-        the replicas that take requests, and how many each has under way. O(replicas), more than `Rules.asked` of them sorted."""
-        if len(loads) <= self.rules.asked:
-            return tuple(loads)
+        """Replicas to ask about a prompt of `session` ("" for none): those that had it, then those that answer and have the least to
+        do. `loads` names the replicas that take requests, and how many each has under way. O(replicas × log(replicas))."""
         known = self._sessions.get(session)
         first = [name for name in known.homes if name in loads] if known is not None else []
-        others = sorted((name for name in loads if name not in first), key=lambda name: (loads[name], name))
+        others = sorted(
+            (name for name in loads if name not in first),
+            key=lambda name: (self._silent.get(name, 0), loads[name], name),
+        )
         return tuple([*first, *others][: self.rules.asked])
 
     def choose(self, session: str, tokens: int, views: Sequence[View], now: float) -> Choice:
@@ -153,7 +154,7 @@ class Router:
                 self._silent[name] = self._silent.get(name, 0) + 1
 
     def forget_replica(self, replica: str) -> None:
-        """It is gone, and what it cached with it. Its sessions find a new home as they come."""
+        """Drop what is remembered of a replica that has left. Its sessions find a new home as they come."""
         self._computed.pop(replica, None)
         self._silent.pop(replica, None)
 
@@ -206,8 +207,10 @@ class Router:
         self._computed[replica] = _Computed(self.computed(replica, now) + tokens, now)
 
     def _settle(self, session: str, replica: str, tokens: int) -> None:
-        """The session is at `replica` from now on."""
+        """The session is at `replica` from now on. `tokens` 0: nobody has told how long its prompt is."""
         known = self._sessions.pop(session, None)
+        if not tokens and known is not None:
+            tokens = known.tokens
         others = () if known is None else tuple(name for name in known.homes if name != replica)
         self._sessions[session] = Session((replica, *others)[: self.rules.homes], tokens)
         if len(self._sessions) > self.rules.sessions:

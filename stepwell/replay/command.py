@@ -87,6 +87,8 @@ def _run(params: Params, console: Console, errors: Console) -> None:
         if params["convert"] is not None:
             console.print(convert_trace(trace_from(params), params["convert"], params["convert_to"]), highlight=False)
             return
+        if expect_routings(params["routing"]) != ["stepwell"] and params["replicas"] == 1:
+            raise ConfigError("--routing chooses among several: give --replicas 2 or more as well")
         if params["replicas"] > 1:
             fleet = _play_fleet(params, errors)
             _write(params, lambda: fleet_compare.document(fleet), None)

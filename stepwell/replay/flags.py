@@ -94,7 +94,7 @@ Replicas = Annotated[
 Routings = Annotated[
     list[str],
     _option(
-        "Who gets a request, where there are several --replicas. Give it several times to compare.\n\n"
+        "How requests are shared out among --replicas (2 or more). Give it several times to compare.\n\n"
         + "\n\n".join(f"{name}: {said}." for name, (said, _) in ROUTINGS.items()),
         _FLEET,
         "--routing",

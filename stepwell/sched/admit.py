@@ -72,7 +72,7 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
 
 
 def _is_unasked(queues: Queues, directory: Directory, waiting: Waiting) -> bool:
-    """Whether an external store has not yet answered for this request: it is planned once that has come, or is waited for no longer."""
+    """Whether this request still waits for the external store's answer (at most `lookup_timeout`); it is planned afterwards."""
     return directory.external is not None and waiting.kept is None and waiting.job not in queues.offers
 
 

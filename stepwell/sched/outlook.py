@@ -62,7 +62,7 @@ def outlook(
         tier = max(tiers, default=DEVICE)
         alone = costs.prefill_seconds(boundary, len(prompt))
         load = expected_seconds(aim, len(prompt), directory.config, costs) - alone
-    elif read and (deepest := directory.survey(salt, prompt).footholds[-1:]):  # it would wait for room, then load this
+    elif read and (deepest := directory.survey(salt, prompt).footholds[-1:]):  # no room now: it waits, then loads this
         boundary, _, tier = deepest[0]
         load = costs.latency_s if tier != DEVICE else 0.0
     prefill = costs.prefill_seconds(boundary, len(prompt)) + costs.prompt_step_s

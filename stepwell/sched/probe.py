@@ -9,7 +9,7 @@ all the same is released as it comes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 from stepwell.cache.directory import Directory
@@ -23,7 +23,8 @@ from stepwell.sched.job import Job, Waiting
 from stepwell.sched.queues import Queues
 
 AHEAD = 8
-"""So many more than there are free live slots are asked for at a time: an answer is leased, and should not wait long for its request."""
+"""At most the free live slots and so many requests more are asked for at a time: each answer holds a lease, which should not wait long for
+its request. Those that wait for another's prompt to be computed do not count: they would keep all others from being asked for."""
 
 
 class ExternalStore(Protocol):
@@ -50,16 +51,21 @@ def probe(queues: Queues, directory: Directory, config: SchedConfig, store: Exte
         return
     for answer in store.answers():
         _take_in(queues, directory, config, store, answer, now)
-    _give_up(queues, directory, store, now)
-    _withdraw_offers(queues, directory, now)
-    offered = sum(offer is not None for offer in queues.offers.values())
+    offered = 0
+    if queues.offers or queues.probing:
+        waits = {one.job: one for one in queues.waiting}
+        _give_up(queues, directory, store, waits, now)
+        _withdraw_offers(queues, directory, waits, now)
+        offered = sum(offer is not None and waits[job].behind is None for job, offer in queues.offers.items())
     room = AHEAD + len(queues.slots) - len(queues.probing) - offered
-    for waiting in queues.waiting if room > 0 else ():
-        if waiting.job not in queues.offers and waiting.job not in queues.probing:
+    for waiting in queues.waiting:
+        if waiting.job in queues.offers or waiting.job in queues.probing:
+            continue
+        if not _asks(directory, config, waiting):
+            queues.offers[waiting.job] = None
+        elif room > 0:
             _ask(queues, directory, config, store, waiting, now)
             room -= 1
-            if room <= 0:
-                break
 
 
 def taken(queues: Queues, directory: Directory, job: Job, plan: Plan) -> None:
@@ -81,13 +87,20 @@ def tell(directory: Directory, store: ExternalStore | None) -> None:
     external.forgotten, external.released = [], []
 
 
+def _asks(directory: Directory, config: SchedConfig, waiting: Waiting) -> bool:
+    """Whether the store could serve this request at all, as far as that can be said without a look at its prompt. O(1)."""
+    job, external = waiting.job, directory.external
+    assert external is not None
+    may = config.cache and job.request.read_cache and waiting.kept is None and job.given_up is None
+    return may and len(job.tokens.view) > external.least
+
+
 def _ask(
     queues: Queues, directory: Directory, config: SchedConfig, store: ExternalStore, waiting: Waiting, now: float
 ) -> None:
     job, external = waiting.job, directory.external
     assert external is not None
-    asks = config.cache and job.request.read_cache and waiting.kept is None and job.given_up is None
-    made = question(directory, external.number(), job.request.salt, job.tokens.view.copy()) if asks else None
+    made = question(directory, external.number(), job.request.salt, job.tokens.view.copy())
     if made is None:
         queues.offers[job] = None
         return
@@ -117,28 +130,26 @@ def _take_in(
     queues.offers[job] = Offer(answer.number, asked.trail, query.start, boundary, external.least, until)
 
 
-def _give_up(queues: Queues, directory: Directory, store: ExternalStore, now: float) -> None:
+def _give_up(queues: Queues, directory: Directory, store: ExternalStore, waits: Container[Job], now: float) -> None:
     """Release the questions that are overdue, those of requests that wait no longer, and those whose answer would not be trusted."""
     external = directory.external
-    if external is None or not queues.probing:
+    if external is None:
         return
-    waiting = {one.job for one in queues.waiting}
     for job, asked in list(queues.probing.items()):
         overdue = asked.due <= now
-        if overdue or job not in waiting or external.is_distrusted(job.request.salt, asked.trail):
+        if overdue or job not in waits or external.is_distrusted(job.request.salt, asked.trail):
             store.release(asked.query.number)
             del queues.probing[job]
             if overdue:
                 queues.offers[job] = None
 
 
-def _withdraw_offers(queues: Queues, directory: Directory, now: float) -> None:
+def _withdraw_offers(queues: Queues, directory: Directory, waits: Container[Job], now: float) -> None:
     """Let go of what was offered to requests that wait no longer, what has been offered for too long, and what is not trusted any more;
     those who wait are asked for again."""
-    waiting = {one.job for one in queues.waiting} if queues.offers else set()
     for job, offer in list(queues.offers.items()):
         stale = directory.is_distrusted(job.request.salt, offer) or (offer is not None and offer.until <= now)
-        if stale or job not in waiting:
+        if stale or job not in waits:
             del queues.offers[job]
             if offer is not None:
                 _let_go(directory, offer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 
@@ -102,3 +103,23 @@ def test_refusals_do_not_add_to_one_another(tokenizer: Tokenizer) -> None:
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_hung"
         trouble = server.client.trouble
         assert trouble is not None and trouble.__traceback__ is None, "what each refusal went through would be kept"
+
+
+def test_a_call_leaves_nothing_that_only_the_collector_can_free(tokenizer: Tokenizer) -> None:
+    with running(tokenizer) as server:
+        leave_after(server, b'{"prompt": "x", "stream": true, "max_tokens": 2000}', 300)
+        assert eventually(lambda: server.client.open == 0)
+        gc.collect()
+        gc.disable()
+        try:
+            for stream in (False, True) * 5:
+                body = {"prompt": [5, 6], "max_tokens": 4, "stream": stream}
+                assert httpx.post(server.url + "/v1/completions", json=body).status_code == 200
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [kind for kind in map(type, gc.garbage) if kind.__name__ == "RequestResponseCycle"]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert not left

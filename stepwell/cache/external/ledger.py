@@ -190,7 +190,7 @@ class External:
             self.behind.append(Behind(salt, tokens, self.trail(salt, tokens)))
 
     def begin(self, ticket: int, saving: Saving) -> None:
-        """A copy into the store begins."""
+        """Record that a copy of this object into the store has begun: until it has `landed`, `knows` is True of it."""
         self.saving[ticket] = saving
         key = saving.what, saving.name.digest
         self._dropped.pop(key, None)

@@ -1,6 +1,6 @@
 """Scales of keys and values in FP8: calibrated on a real prefill before the first page is published, and kept beside the cache on disk.
 
-    before weights are read    which scales belong to this cache: those that its folder holds, or new ones under a name drawn by chance
+    before weights are read    which scales belong to this cache: those that its folder holds, or new ones under a random name
     once they are read         a prompt is computed from an empty state, with KV in the model's own type; its largest values give the scales
     from then on               they never change; the folder holds them under their name
 
@@ -109,7 +109,11 @@ def _read(file: Path, shape: ModelShape) -> tuple[str, KvScales] | None:
         if not scales.sound(layers, shape.kv_heads) or told.get("digest") != _digest(told["name"], scales):
             raise ValueError("does not hold what was written")
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        log.warning("%s is not used (%s): scales are calibrated anew, and the disk cache begins anew", file, error)
+        log.warning(
+            "%s is not used (%s): scales are calibrated again, and what the disk cache holds cannot be used with them",
+            file,
+            error,
+        )
         return None
     return told["name"], scales
 

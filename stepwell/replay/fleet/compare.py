@@ -151,7 +151,7 @@ def _times(sizes: MachineSizes, count: int) -> MachineSizes:
 
 
 def faster(costs: CostModel, count: int) -> CostModel:
-    """A machine that computes and copies as much as `count` of these side by side; what a step takes at least stays."""
+    """A machine that computes and copies as much as `count` of these side by side; the fixed cost of a step is unchanged."""
     return replace(
         costs,
         prefill_tokens_per_s=costs.prefill_tokens_per_s * count,

@@ -38,8 +38,8 @@ AHEAD_S = 0.5
 class FleetSimulation:
     """One replay in the making. `run` ends with the phases, or once the source has nothing left.
 
-    computed  tokens of prompts that each replica computed in the measured phase      moves  requests of a session that went to another
-    replica than the one before
+    computed  tokens of prompts that each replica computed in the measured phase
+    moves     requests that went to another replica than the one before of their session
     """
 
     source: Source

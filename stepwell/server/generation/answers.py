@@ -149,7 +149,7 @@ class Answers:
         return self._reader
 
     def hear(self, news: messages.Tokens) -> None:
-        """Take new tokens. Called for every token: their list becomes the delivery's own."""
+        """Take new tokens. Called for every token: the delivery keeps the list itself and appends to it, so it is the caller's no more."""
         delivery = self._ready.get(news.id)
         if delivery is None:
             self._ready[news.id] = delivery = Delivery(news.tokens)

@@ -93,7 +93,7 @@ class Choice:
         self._echo = text
 
     def silence(self) -> None:
-        """Drop the token that the engine has to sample, because it cannot do with none."""
+        """Hide the one token that the engine always samples, where none was asked for (`max_tokens` 0)."""
         self._silent = True
 
     @property

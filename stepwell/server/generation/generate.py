@@ -219,7 +219,7 @@ class Generation:
                 self._trace.admitted(choice.request_id, delivery.outcome, delivery.admitted_at)
 
     def _end(self, choice: Choice, reason: FinishReason, known: bool) -> None:
-        """A choice has come to its end; `known`: to the engine, too. A stop string, or its one call, may have ended it here."""
+        """A choice has ended. `known`: the engine reported it; else a stop string or its one call ended it here, and the engine is told."""
         if not known:
             self._answers.abort(choice.request_id)
         course = self._courses[choice.request_id]

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from stepwell.server.http.streams import note_direct_send
+from stepwell.server.http.streams import direct_send_noted
 from stepwell.server.read.names import ServedNames
 from stepwell.server.read.schema import ChatCall, Named, Translated
 
@@ -47,8 +47,8 @@ class Api(FastAPI):
         self._schemas: dict[str, Any] = {"Error": _ERROR}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        note_direct_send(scope, send)
-        await super().__call__(scope, receive, send)
+        with direct_send_noted(scope, send):
+            await super().__call__(scope, receive, send)
 
     def body(self, call: type[Named]) -> dict[str, Any]:
         """What a route says of the body that it reads."""

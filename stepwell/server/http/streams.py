@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import Response
@@ -17,9 +18,18 @@ _BEAT = 5.0  # seconds; agents show when nothing comes, and give up after a whil
 _COMMENT = b": still here\n\n"
 
 
-def note_direct_send(scope: Scope, send: Send) -> None:
-    """Remember the `send` that what is inside wraps once more, for `direct_send`."""
+@contextmanager
+def direct_send_noted(scope: Scope, send: Send) -> Iterator[None]:
+    """Store the server's own `send` in the scope for the time of a call, so that `direct_send` can bypass the middleware.
+
+    It is taken out again at the end: `send` belongs to an object that holds the scope, and the two would keep each other, and all that the
+    call has built, until the collector comes.
+    """
     scope[_DIRECT_SEND] = send
+    try:
+        yield
+    finally:
+        del scope[_DIRECT_SEND]
 
 
 def direct_send(scope: Scope, wrapped: Send) -> Send:

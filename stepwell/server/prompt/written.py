@@ -41,6 +41,8 @@ class Answers:
     def keep(self, written: Written) -> None:
         if written.size > self._most:
             return
+        known = self._kept.pop(written.calls[0][0], None)
+        self._size -= 0 if known is None else known.size
         self._kept[written.calls[0][0]] = written
         self._size += written.size
         while self._size > self._most:

@@ -75,9 +75,9 @@ class LMCacheBackend:
             hits = self._prefetch(query, rows, waited_for)
             count = next((i for i in range(len(query.kv)) if i not in hits[0]), len(query.kv))
             reach = query.kv[count - 1].end if count else query.start
-            whole = [i for i in set.intersection(*hits) if hits[0] >= set(range(i))]
+            whole = [i for i in set.intersection(*hits) if i < count]
             if whole:
-                return self._lease(query, rows, hits, max(reach, query.kv[max(whole)].end), query.kv[max(whole)].end)
+                return self._lease(query, rows, hits, reach, query.kv[max(whole)].end)
             self._unlock(_locked(rows, hits))
         within = [name for name in query.images if name.end <= query.start]
         if within:
@@ -200,6 +200,8 @@ class LMCacheBackend:
         self._drop_doomed()
 
     def _drop_doomed(self) -> None:
+        if not self._doomed:
+            return
         with self._lock:
             held = {key for keys in self._leases.values() for key in keys}
             held.update(key for _, rows in self._abandoned for row in rows for key in row)
@@ -221,9 +223,8 @@ def read_config() -> Any:
         from lmcache.v1.config import load_engine_config_with_overrides
     except ImportError as error:
         raise ConfigError(f"--kv-offload lmcache needs LMCache ({error}): pip install 'stepwell[lmcache]'") from error
-    logging.getLogger("lmcache.v1.config").setLevel(
-        logging.WARNING
-    )  # it logs all settings, the server's password included
+    # it logs all settings, the server's password included
+    logging.getLogger("lmcache.v1.config").setLevel(logging.WARNING)
     return load_engine_config_with_overrides()
 
 

@@ -87,7 +87,7 @@ class ExternalMover:
 
     @property
     def queued(self) -> int:
-        """Copies and lookups that no thread has begun; what has been given up is none of them."""
+        """Copies and lookups that no thread has begun, without those given up."""
         return len(self._finds) + len(self._loads) + len(self._saves)
 
     @property
@@ -195,7 +195,7 @@ class ExternalMover:
             )  # what is not forgotten fails again when it is next loaded; what is not released ends by the store's own time
 
     def _complain(self, what: str, error: Exception) -> None:
-        """Log an error that the store is not known to raise, once for each type: one that always comes would read as "no hits"."""
+        """Log an unexpected error of the store, once for each type: a lasting failure would else look like a cache that never hits."""
         if not isinstance(error, StoreError) and (what, type(error)) not in self._told_of:
             self._told_of.add((what, type(error)))
             log.warning("%s of the external store failed: %s; others like it are not told of", what, describe(error))
