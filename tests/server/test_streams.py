@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from openai._streaming import SSEDecoder
 from starlette.types import Message, Scope
 
-from stepwell.server.http.streams import EventStream, note_direct_send
+from stepwell.server.http.streams import EventStream, direct_send_noted
 
 
 class Wire:
@@ -118,8 +118,8 @@ def test_parts_go_past_what_is_there_for_headers() -> None:
             yield b"data: 1\n\n"
 
         scope: Scope = {"type": "http"}
-        note_direct_send(scope, wire.send)
-        await EventStream(chunks(), lambda: None, {})(scope, wire.receive, wrapper)
+        with direct_send_noted(scope, wire.send):
+            await EventStream(chunks(), lambda: None, {})(scope, wire.receive, wrapper)
         return wrapped, wire.bodies
 
     assert asyncio.run(run()) == (["http.response.start"], [b"data: 1\n\n", b""])
