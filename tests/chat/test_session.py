@@ -19,7 +19,7 @@ from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from tests.engine.scripted import CONTEXT, VOCAB, ScriptedLoop
 from tests.server.harness import running
-from tests.server.test_gate import KEY
+from tests.server.http.test_gate import KEY
 
 
 class Typist:

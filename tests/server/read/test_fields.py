@@ -15,9 +15,9 @@ from stepwell.server.messages.schema import CountCall, MessagesCall
 from stepwell.server.read.schema import ChatCall, CompletionCall, TokenizeCall
 from stepwell.server.responses.schema import ResponsesCall
 from tests.server.harness import Running, running
+from tests.server.read.test_choosing import complete
 from tests.server.real import VOCAB, Real, real_server
 from tests.server.templates import talking_tokenizer
-from tests.server.test_choosing import complete
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 

@@ -19,8 +19,8 @@ from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from tests.engine.scripted import SLOW, ScriptedLoop
 from tests.server.harness import Running, eventually, running
+from tests.server.http.test_gate import KEY, MINE
 from tests.server.looking import console, faintest, in_browser, opened, text, unnamed
-from tests.server.test_gate import KEY, MINE
 
 
 def state(server: Running, headers: dict[str, str] | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from stepwell.cache.evict.make_room import IDLE_PARTS, copy_ahead, copy_idle, fr
 from stepwell.cache.moves import Move, Report, Tier
 from stepwell.cache.tree import Item
 from tests.cache.builders import COSTS, config, content, copy_down, forget, keep, node_ending, numbers, rung_at, where
-from tests.cache.test_persist import DEAR, NAMES
+from tests.cache.disk.test_persist import DEAR, NAMES
 from tests.interpreted import interpreted
 
 

@@ -15,8 +15,8 @@ from stepwell.sched.loop import EngineLoop
 from stepwell.server.http.keys import Keys
 from stepwell.server.observe.metrics import Metrics
 from tests.server.harness import Running, eventually, running
-from tests.server.test_conversation import real_loop
-from tests.server.test_gate import KEY, MINE, OTHER, THEIRS
+from tests.server.http.test_gate import KEY, MINE, OTHER, THEIRS
+from tests.server.routes.test_conversation import real_loop
 
 PROMPT = [(7 * j) % 101 for j in range(60)]
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True}

@@ -16,7 +16,7 @@ from stepwell.testing.agents import write_agent_tokenizer
 from tests.engine.scripted import CONTEXT
 from tests.server.harness import MODEL, Running, eventually, running
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 
 fuzz = importlib.import_module("agent_play.fuzz")
 

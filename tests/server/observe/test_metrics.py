@@ -17,7 +17,7 @@ from stepwell.sched.request import FinishReason
 from stepwell.server.http import errors
 from stepwell.server.observe.metrics import STATUSES, Metrics
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 OUTCOME = AdmissionOutcome("a", 40, 16, 8, 0, 16, 24, 16, Tier.HOST, Reason.COMPLETE, ((Loss.NEW, 16),))
 READMITTED = AdmissionOutcome("a", 40, 40, 0, 0, 0, 40, 40, Tier.DEVICE, Reason.COMPLETE, readmission=True)
 

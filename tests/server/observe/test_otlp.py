@@ -19,7 +19,7 @@ from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from tests.engine.scripted import FAILS, LOADED, SLOW
 from tests.server.harness import MODEL, Running, eventually, running
-from tests.server.test_gate import KEY
+from tests.server.http.test_gate import KEY
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="needs the extra [otel]")
 

@@ -13,8 +13,8 @@ from stepwell.server.read.defaults import SamplingDefaults
 from stepwell.server.read.names import ServedNames
 from tests.engine.scripted import CONTEXT
 from tests.server.harness import MODEL, Running, running
-from tests.server.test_conversation import real_loop
-from tests.server.test_gate import KEY, MINE
+from tests.server.http.test_gate import KEY, MINE
+from tests.server.routes.test_conversation import real_loop
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from stepwell.cache.evict.make_room import copy_ahead, free_pages, make_room
 from stepwell.cache.moves import Report, Tier, moves_of
 from stepwell.testing.shelf import Shelf
 from tests.cache.builders import COSTS, config, content, copy_down, directory, forget, keep, numbers, planned
-from tests.cache.test_persist import DEAR, NAMES
+from tests.cache.disk.test_persist import DEAR, NAMES
 
 
 class TestAhead:

@@ -11,8 +11,8 @@ import pytest
 from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from tests.server.harness import Running, eventually, running
-from tests.server.test_conversation import real_loop
-from tests.server.test_gate import KEY, MINE, OTHER, THEIRS
+from tests.server.http.test_gate import KEY, MINE, OTHER, THEIRS
+from tests.server.routes.test_conversation import real_loop
 
 TEXT = "a long and winding road that leads to the same door every time it is walked "
 BODY: dict[str, Any] = {"prompt": TEXT, "max_tokens": 2}

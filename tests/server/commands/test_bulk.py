@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from stepwell.cli import app
 from stepwell.sched.request import MAX_PRIORITY
+from tests.server.batches.test_batches import lines
 from tests.server.harness import Running
-from tests.server.test_batches import lines
 
 
 def run(server: Running | None, *arguments: str) -> tuple[int, str]:

@@ -29,7 +29,7 @@ from stepwell.server.batches.turns import AT_ONCE, Turns
 from stepwell.server.http.keys import Keys
 from tests.engine.scripted import ScriptedLoop
 from tests.server.harness import Running, eventually, running
-from tests.server.test_gate import KEY, MINE, OTHER, THEIRS
+from tests.server.http.test_gate import KEY, MINE, OTHER, THEIRS
 
 COMPLETIONS = "/v1/completions"
 

@@ -17,7 +17,7 @@ import pytest
 from stepwell.sched.request import SamplingParams
 from tests.server.harness import MODEL, eventually
 from tests.server.real import VOCAB, Real, real_server
-from tests.server.test_calls import TOOLS
+from tests.server.routes.test_calls import TOOLS
 
 PROMPT = [(7 * i) % 200 + 20 for i in range(150)]  # longer than two steps may be
 CLOSE = 2e-4

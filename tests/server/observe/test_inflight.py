@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stepwell.base.clock import VirtualClock
 from stepwell.server.observe.inflight import InFlight
-from tests.server.test_recent import OUTCOME
+from tests.server.observe.test_recent import OUTCOME
 
 
 def test_a_sequence_goes_through_its_phases_and_is_gone() -> None:

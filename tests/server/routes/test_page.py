@@ -14,9 +14,9 @@ from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.keys import Keys
 from stepwell.server.routes.page import FILES, PAGE_PATHS
 from tests.server.harness import Running, eventually, running
+from tests.server.http.test_gate import KEY
 from tests.server.looking import console, faintest, in_browser, opened, text, unnamed
 from tests.server.templates import talking_tokenizer
-from tests.server.test_gate import KEY
 from tools.clients import TARGET, programs, written
 
 HTML = {"accept": "text/html,*/*;q=0.8"}
