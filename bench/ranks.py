@@ -4,10 +4,13 @@
     python bench/ranks.py --ranks 2 --steps 2000
 
 Control is the one that serves (`RankProcesses`, `RanksRunner`), and so is each rank's end (`RankService`); behind it a runner answers at
-once. Each figure is the mean of `--steps` steps, one after the other, and the least of `--rounds` such runs. Beside it stands the same
-step in one process, written and read as bytes (`WiredRunner`), which the wall time of ranks is compared with.
+once. Means are of `--steps` steps, one after the other, and the least of `--rounds` such runs; medians and 99th percentiles are of all
+steps. Beside it stands the same step in one process, written and read as bytes (`WiredRunner`), which the wall time of ranks is compared
+with.
 
-Ends with one line of JSON: `wired_us_N`, `ranks_R_us_N` (wall) and `control_R_us_N` (processor time of control's thread) for N decodes.
+Ends with one line of JSON, for N decodes and R ranks: `wired_us_N`, `ranks_R_us_N` (wall), `control_R_us_N` (processor time of control's
+thread), `send_R_us_N` (until control has sent the step: median, 99th percentile) and `heard_R_us_N` (until the last rank is about to
+launch it: the same).
 """
 
 from __future__ import annotations
@@ -17,24 +20,25 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import numpy as np
-import zmq
 
 from stepwell.base.children import command
 from stepwell.cache.config import Costs
 from stepwell.engine.config import EngineConfig
 from stepwell.engine.ranks import processes as ranks
+from stepwell.engine.ranks.channel import Channel
 from stepwell.engine.ranks.heartbeat import Heartbeat, Tally
 from stepwell.engine.ranks.masks import SentMasks
 from stepwell.engine.ranks.service import RankService
 from stepwell.engine.ranks.shared import RanksRunner
-from stepwell.engine.ranks.wire import TOLD, Begin, Ready, State, answers_address, encode, orders_address, signs_address
+from stepwell.engine.ranks.wire import TOLD, Begin, Ready, State, encode
 from stepwell.engine.wire.link import Endpoint, WiredRunner
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Decodes, Runner, Step, StepResult
@@ -42,6 +46,7 @@ from stepwell.testing.faults import ManualMover, no_copy
 
 VOCAB = 1000
 _STATE = State({}, {}, None, True, None)
+_TIMES = "STEPWELL_RANKS_TIMES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A runner that draws the same token for everyone, at once."""
+    """A runner that draws the same token for everyone, at once. `launched`: when, in ns of the machine's monotonic clock."""
+
+    launched: list[int] = field(default_factory=list)
 
     def launch(self, step: Step) -> Answered:
+        self.launched.append(time.monotonic_ns())
         return Answered(StepResult(((7,),) * len(step)))
 
 
@@ -92,38 +100,42 @@ class Steps:
 def serve_rank() -> None:
     """A rank's process without a model: all of its end of the wire, and nothing behind it."""
     begin = msgspec.json.decode(sys.stdin.buffer.readline(), type=Begin)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-
-    def connected(address: str) -> Callable[[], zmq.Socket[bytes]]:
-        def connect() -> zmq.Socket[bytes]:
-            socket = context.socket(zmq.PUSH)
-            socket.set_hwm(0)
-            socket.connect(address)
-            return socket
-
-        return connect
-
-    answers, tally = connected(answers_address(begin.directory)), Tally()
-    orders = context.socket(zmq.PULL)
-    orders.bind(orders_address(begin.directory, begin.rank))
-    ready = Ready(1, 1, 1, Costs(), (), "", _STATE, (), 0.0)
-    answers().send_multipart((TOLD, bytes([begin.rank]), encode(ready)))
-    Heartbeat(connected(signs_address(begin.directory)), begin.rank, tally, lambda: _STATE)
-    endpoint = Endpoint(Instant(), ManualMover(no_copy))
-    RankService(begin.rank, endpoint, SentMasks(VOCAB), None, None, tally, orders, answers).run()
+    control, tally = Channel.of(begin.orders), Tally()
+    control.send(TOLD, encode(Ready(1, 1, 1, Costs(), (), "", _STATE, (), 0.0)))
+    Heartbeat(Channel.of(begin.signs), tally, lambda: _STATE)
+    runner = Instant()
+    endpoint = Endpoint(runner, ManualMover(no_copy))
+    RankService(begin.rank, endpoint, SentMasks(VOCAB), None, None, tally, control).run()
+    np.save(Path(os.environ[_TIMES], f"{begin.rank}.npy"), np.array(runner.launched))
 
 
-def timed(runner: Runner, rows: int, count: int, rounds: int) -> tuple[float, float]:
-    """µs of a step, and of this thread's processor time for it."""
-    steps, wall, own = Steps(rows), [], []
-    for _ in range(rounds):
-        prepared = [steps.next() for _ in range(count)]
-        began, worked = time.perf_counter(), time.thread_time()
-        for step in prepared:
-            runner.launch(step).result()
-        wall.append((time.perf_counter() - began) / count)
-        own.append((time.thread_time() - worked) / count)
-    return 1e6 * min(wall), 1e6 * min(own)
+@dataclass(slots=True)
+class Timed:
+    """µs of a step, and of this thread's processor time for it, by round; when each was begun, and sent, in ns."""
+
+    wall: list[float] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+    begun: list[int] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, runner: Runner, rows: int, count: int, rounds: int) -> Timed:
+        steps, timed = Steps(rows), cls()
+        for _ in range(rounds):
+            prepared = [steps.next() for _ in range(count)]
+            began, worked = time.perf_counter(), time.thread_time()
+            for step in prepared:
+                timed.begun.append(time.monotonic_ns())
+                computing = runner.launch(step)
+                timed.sent.append(time.monotonic_ns())
+                computing.result()
+            timed.wall.append(1e6 * (time.perf_counter() - began) / count)
+            timed.own.append(1e6 * (time.thread_time() - worked) / count)
+        return timed
+
+    def until(self, then: np.ndarray) -> list[float]:
+        """Median and 99th percentile, µs, of the time until `then`, ns."""
+        return [round(float(at), 1) for at in np.percentile((then - np.array(self.begun)) / 1e3, (50, 99))]
 
 
 class NoMasks:
@@ -133,22 +145,31 @@ class NoMasks:
         return None
 
 
-def measured(options: argparse.Namespace) -> dict[str, float]:
-    found: dict[str, float] = {}
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     each = options.steps, options.rounds
     for rows in options.decodes:
         wired = WiredRunner(Endpoint(Instant(), ManualMover(no_copy)))
-        found[f"wired_us_{rows}"] = timed(wired, rows, *each)[0]
+        found[f"wired_us_{rows}"] = round(min(Timed.of(wired, rows, *each).wall), 1)
     here = [*command("no module")[:1], "-P", str(Path(__file__).resolve()), "--serve-rank"]
     for count in options.ranks:
         config = EngineConfig("none", device="cpu", tensor_parallel_size=count)
-        with patch.object(ranks, "command", lambda module: here), ranks.RankProcesses(config, 30, "text") as processes:
-            processes.start(lambda phase: None)
-            runner = RanksRunner(processes, NoMasks())
-            for rows in options.decodes:
-                wall, own = timed(runner, rows, *each)
-                found |= {f"ranks_{count}_us_{rows}": wall, f"control_{count}_us_{rows}": own}
-    return {name: round(value, 1) for name, value in found.items()}
+        with TemporaryDirectory() as place:
+            os.environ[_TIMES] = place
+            with patch.object(ranks, "command", lambda module: here), ranks.RankProcesses(config, 30, "") as processes:
+                processes.start(lambda phase: None)
+                runner = RanksRunner(processes, NoMasks())
+                timed = [Timed.of(runner, rows, *each) for rows in options.decodes]
+            launched = [np.load(path) for path in sorted(Path(place).iterdir())]
+        for at, (rows, one) in enumerate(zip(options.decodes, timed, strict=True)):
+            steps = slice(at * len(one.begun), (at + 1) * len(one.begun))
+            found |= {
+                f"ranks_{count}_us_{rows}": round(min(one.wall), 1),
+                f"control_{count}_us_{rows}": round(min(one.own), 1),
+                f"send_{count}_us_{rows}": one.until(np.array(one.sent)),
+                f"heard_{count}_us_{rows}": one.until(np.max([times[steps] for times in launched], axis=0)),
+            }
+    return found
 
 
 def main() -> None:
@@ -164,7 +185,7 @@ def main() -> None:
         os._exit(0)  # its threads wait for ever
     found = measured(options)
     for name, value in found.items():
-        print(f"{name:24} {value:8.1f}")
+        print(f"{name:24} {value}")
     print(json.dumps(found))
 
 

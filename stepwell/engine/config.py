@@ -61,7 +61,8 @@ class EngineConfig:
     calculate_kv_scales     a scale for each head of FP8 KV, calibrated on a prompt before the first page is published and kept with the
                             disk cache
     tensor_parallel_size    devices that share the model, each with a process of its own; 1: this process computes
-    worker_timeout          seconds without a sign of life of such a process after which the engine ends; 0: it never ends for that
+    worker_timeout          seconds after which the engine ends if such a process gives no sign of life, or comes no further while others
+                            do; 0: it never ends for that
     disable_custom_all_reduce  sum over GPUs by NCCL alone, never in each other's memory
     state_dtype             type in which recurrent states are kept, live and in images; they are computed in float32
     load_format             where weights come from: "auto" and "safetensors" read the checkpoint's files, "dummy" makes random ones

@@ -18,12 +18,13 @@ class Phases:
         with phases("importing kernels"):     4 s
     """
 
-    __slots__ = ("_clock", "_open", "_seconds", "_since", "_tell")
+    __slots__ = ("_clock", "_level", "_open", "_seconds", "_since", "_tell")
 
-    def __init__(self, clock: Clock, tell: Callable[[str], None]) -> None:
-        """`tell` hears the name of each phase as it begins."""
+    def __init__(self, clock: Clock, tell: Callable[[str], None], level: int = logging.INFO) -> None:
+        """`tell` hears the name of each phase as it begins. `level`: of the log lines that say the same."""
         self._clock = clock
         self._tell = tell
+        self._level = level
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
         self._since = clock.now()
@@ -31,7 +32,7 @@ class Phases:
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Time the block as a phase called `name`, and tell and log that it begins. The same name may come again."""
-        log.info("%s …", name)
+        log.log(self._level, "%s …", name)
         self._tell(name)
         self._charge()
         self._open.append(name)

@@ -86,18 +86,21 @@ ALONE = Alone()
 class ProcessRanks:
     """The processes of torch's default group, which must have been initialised. `device` is this one's, `name` is for people."""
 
-    __slots__ = ("_apart", "_device", "count", "name", "number")
+    __slots__ = ("_apart", "_device", "begun", "count", "name", "number")
 
     def __init__(self, device: torch.device) -> None:
         self.number = dist.get_rank()
         self.count = dist.get_world_size()
         self.name = f"sums over ranks: {dist.get_backend()}"
+        self.begun = 0
+        """Calls to the others so far: who has begun fewer is waited for. Those of a graph count as it is captured alone."""
         self._device = device
         self._apart = False
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         if not self._apart:
+            self.begun += 1
             dist.all_reduce(x)
         return x
 
@@ -105,6 +108,7 @@ class ProcessRanks:
         rows, width = x.shape
         found = x.new_empty(self.count * rows, width)
         if not self._apart:
+            self.begun += 1
             _gather(found, x.contiguous())
         return found.view(self.count, rows, width).transpose(0, 1).reshape(rows, -1)
 

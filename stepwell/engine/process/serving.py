@@ -24,7 +24,7 @@ import numpy as np
 import zmq
 
 from stepwell.base.clock import Clock, WallClock
-from stepwell.base.errors import CapacityError, ConfigError, RequestError, StepwellError
+from stepwell.base.errors import CapacityError, ConfigError, RankError, RequestError, StepwellError
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.explain import Explanation, Ladder
@@ -334,6 +334,11 @@ def main() -> int:
         serve(_named(start.factory), start.config, commands, answers, WallClock(), alone=True, signs=answering)
     except ConfigError:
         return 2  # the front end tells it, without a traceback
+    except RankError as error:
+        # the sentence names the rank; where this process waited for it says nothing
+        log.error("the engine has failed: %s", error)
+        log.debug("where it has failed", exc_info=True)
+        return 1
     except Exception:
         log.exception("the engine has failed")
         return 1

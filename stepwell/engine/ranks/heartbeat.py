@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 
 import xxhash
-import zmq
 
-from stepwell.engine.ranks.wire import Alive, Failed, State, encode
+from stepwell.engine.ranks.channel import Channel
+from stepwell.engine.ranks.wire import TOLD, Alive, Failed, Progress, State, encode
 
 BEAT = 0.25
 """Seconds between two signs."""
@@ -19,16 +19,25 @@ _LAST_WORD = 2.0
 
 
 class Tally:
-    """Counts steps, and digests what has come of them: equal on all ranks that have computed the same so far."""
+    """Counts what a rank does, and digests what has come of its steps: equal on all ranks that have computed the same so far.
 
-    def __init__(self) -> None:
+    orders, turns, waiting   see `Progress`; `waiting` for an order
+    launched, done           steps
+    """
+
+    def __init__(self, sums: Callable[[], int] = int) -> None:
+        """`sums`: those over all ranks that this one has begun to wait for."""
         self._lock = threading.Lock()
         self._digest = xxhash.xxh3_64()
         self._due: dict[int, int] = {}
-        self.launched = self.done = 0
+        self._sums = sums
+        self.orders = self.turns = self.launched = self.done = 0
+        self.waiting = True
 
-    def launch(self) -> None:
-        self.launched += 1
+    def progress(self) -> Progress:
+        """On any thread: counts of about the same time."""
+        busy = not self.waiting or self.launched > self.done
+        return Progress(self.orders, self._sums(), self.done, self.turns, busy)
 
     def finish(self, result: bytes) -> None:
         """The next step has come to this."""
@@ -48,11 +57,8 @@ class Tally:
 class Heartbeat:
     """The thread. `fail` sends why this rank ends, and returns once it is sent, or cannot be sent in time."""
 
-    def __init__(
-        self, socket: Callable[[], zmq.Socket[bytes]], rank: int, tally: Tally, state: Callable[[], State]
-    ) -> None:
-        self._socket = socket
-        self._rank = bytes([rank])
+    def __init__(self, signs: Channel, tally: Tally, state: Callable[[], State]) -> None:
+        self._signs = signs
         self._tally = tally
         self._state = state
         self._reason = ""
@@ -66,10 +72,7 @@ class Heartbeat:
         self._thread.join(_LAST_WORD)
 
     def _beat(self) -> None:
-        socket = self._socket()
         while not self._wake.wait(BEAT):
-            tally = self._tally
-            told = Alive(tally.launched, tally.done, tally.due(), self._state())
-            socket.send_multipart((b"sign", self._rank, encode(told)))
-        socket.send_multipart((b"sign", self._rank, encode(Failed(self._reason, False))))
-        socket.close(linger=1000)
+            told = Alive(self._tally.progress(), self._tally.due(), self._state())
+            self._signs.send(TOLD, encode(told))
+        self._signs.send(TOLD, encode(Failed(self._reason, False)))

@@ -14,14 +14,12 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
 import msgspec
 import torch
 import torch.distributed as dist
-import zmq
 
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, StepwellError
@@ -29,6 +27,7 @@ from stepwell.engine.config import EngineConfig
 from stepwell.engine.disk_tier import DiskTier, identity, open_disk
 from stepwell.engine.logs import set_up
 from stepwell.engine.phases import Phases
+from stepwell.engine.ranks.channel import Channel
 from stepwell.engine.ranks.heartbeat import Heartbeat, Tally
 from stepwell.engine.ranks.masks import SentMasks
 from stepwell.engine.ranks.service import RankService
@@ -41,14 +40,11 @@ from stepwell.engine.ranks.wire import (
     Ready,
     State,
     Told,
-    answers_address,
     encode,
-    orders_address,
-    signs_address,
 )
 from stepwell.engine.worker.build import Frame, Worker, build_worker, device_of
 from stepwell.engine.worker.kv_scales import Naming
-from stepwell.ops.ranks import ProcessRanks
+from stepwell.ops.ranks import ALONE, ProcessRanks
 from stepwell.store.disk.store import DiskStore
 
 log = logging.getLogger("stepwell.engine")
@@ -66,40 +62,29 @@ def main() -> int:
     begin = msgspec.json.decode(sys.stdin.buffer.readline(), type=Begin)
     set_up(begin.log_level, begin.log_format)
     threading.Thread(target=_end_with_engine, args=(begin.directory,), daemon=True).start()
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    answers = partial(_connected, context, zmq.PUSH, answers_address(begin.directory))
-    told = answers()
-    built = threading.Event()
-    threading.Thread(target=_show_life, args=(begin.rank, answers, built), daemon=True).start()
+    control, built = Channel.of(begin.orders), threading.Event()
+    threading.Thread(target=_show_life, args=(control, built), daemon=True).start()
 
     def tell(message: Told) -> None:
-        told.send_multipart((TOLD, bytes([begin.rank]), encode(message)))
+        control.send(TOLD, encode(message))
 
     with ExitStack() as owned:
         try:
-            worker, masks, tier = _built(begin, tell, owned)
+            worker, masks, tier, ranks = _built(begin, tell, owned)
         except Exception as error:
             tell(Failed(_reason(error), isinstance(error, ConfigError)))
-            told.close(linger=1000)
             if not isinstance(error, StepwellError):
                 log.exception("rank %d could not be built", begin.rank)
             return 1
         gc.collect()
         gc.freeze()  # what has been built stays, and need not be looked through while the others wait for a sum
-        tally = Tally()
+        tally = Tally(lambda: ranks.begun)
         state = partial(_state, worker, tier)
-        orders = context.socket(zmq.PULL)
-        orders.set_hwm(0)
-        orders.bind(orders_address(begin.directory, begin.rank))
         tell(_ready(worker, tier, state()))
         built.set()
-        heartbeat = Heartbeat(
-            partial(_connected, context, zmq.PUSH, signs_address(begin.directory)), begin.rank, tally, state
-        )
+        heartbeat = Heartbeat(Channel.of(begin.signs), tally, state)
         store = None if tier is None else tier.store
-        service = RankService(
-            begin.rank, worker.endpoint, masks, store, worker.pinning, tally, orders, answers
-        )  # fmt: skip
+        service = RankService(begin.rank, worker.endpoint, masks, store, worker.pinning, tally, control)
         try:
             service.run()
         except Exception as error:
@@ -111,11 +96,13 @@ def main() -> int:
     return 0
 
 
-def _built(begin: Begin, tell: object, owned: ExitStack) -> tuple[Worker, SentMasks, DiskTier[DiskStore] | None]:
+def _built(
+    begin: Begin, tell: object, owned: ExitStack
+) -> tuple[Worker, SentMasks, DiskTier[DiskStore] | None, ProcessRanks]:
     """Meet the other ranks, then build this one."""
     assert callable(tell)
     config = begin.config
-    phases = Phases(WallClock(), lambda phase: tell(Building(phase)))
+    phases = Phases(WallClock(), lambda phase: tell(Building(phase)), logging.DEBUG)  # control logs those of the first
     device = device_of(config, begin.rank)
     count = config.tensor_parallel_size
     if device.type == "cuda":
@@ -131,14 +118,14 @@ def _built(begin: Begin, tell: object, owned: ExitStack) -> tuple[Worker, SentMa
             world_size=count,
         )
         ranks = _ranks(config, device)
-    frame = Frame.of(config, ranks)
+    frame = Frame.of(config, ranks if count > 1 else ALONE)  # the sum over one rank is what it has
     place = frame.directory, frame.model.shape, frame.geometry, frame.precision, device.type
     with phases("opening the disk cache"):
         parts = identity(*place, config.dummy_seed, count, begin.rank) if config.disk_cache else {}
         naming = Naming.of(config, frame.model.shape, parts)
         tier = open_disk(config, frame.geometry, parts | (naming.parts if naming else {}), owned)
     masks = SentMasks(frame.model.shape.vocab)
-    return build_worker(config, frame, tier, masks, owned, phases, naming), masks, tier
+    return build_worker(config, frame, tier, masks, owned, phases, naming), masks, tier, ranks
 
 
 def _ranks(config: EngineConfig, device: torch.device) -> ProcessRanks:
@@ -187,18 +174,10 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, StepwellError) else f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _connected(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
-    socket = context.socket(kind)
-    socket.set_hwm(0)
-    socket.connect(address)
-    return socket
-
-
-def _show_life(rank: int, answers: Callable[[], zmq.Socket[bytes]], built: threading.Event) -> None:
+def _show_life(control: Channel, built: threading.Event) -> None:
     """Tell control every few seconds that this process runs, until it is built; then its heartbeat does."""
-    with answers() as socket:
-        while not built.wait(_SIGN_EVERY):
-            socket.send_multipart((TOLD, bytes([rank]), encode(Here())))
+    while not built.wait(_SIGN_EVERY):
+        control.send(TOLD, encode(Here()))
 
 
 def _end_with_engine(directory: str) -> None:

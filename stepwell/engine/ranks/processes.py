@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import shutil
 import subprocess
 from collections import deque
@@ -12,28 +13,24 @@ from dataclasses import replace
 from types import TracebackType
 
 import msgspec
-import zmq
 
 from stepwell.base.children import command, environment
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import ConfigError, RankError
 from stepwell.engine.config import DiskCache, EngineConfig
 from stepwell.engine.process import private
+from stepwell.engine.ranks.channel import Channel, pair
 from stepwell.engine.ranks.watch import Watch
 from stepwell.engine.ranks.wire import (
     REPORTS,
     RESULT,
     STOP,
-    TOLD,
     Begin,
     Building,
     Failed,
     Ready,
     State,
-    answers_address,
     decode_told,
-    orders_address,
-    signs_address,
 )
 
 log = logging.getLogger(__name__)
@@ -57,11 +54,15 @@ class RankProcesses:
         self._logs = log_level, log_format
         self._clock: Clock = WallClock()
         self._directory = private.new_folder("stepwell-ranks-")
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._orders: list[zmq.Socket[bytes]] = []
+        self._channels: list[Channel] = []
+        self._signs: list[Channel] = []
+        self._rank_of: dict[int, int] = {}
+        self._heard = select.poll()
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._told: deque[tuple[int, bytes]] = deque()
         self._results: deque[bytes] = deque()
         self._watch: Watch | None = None
+        self._closed = False
         self.reports: list[list[bytes]] = [[] for _ in range(config.tensor_parallel_size)]
         self.ready: tuple[Ready, ...] = ()
 
@@ -73,9 +74,6 @@ class RankProcesses:
 
     def start(self, tell: Callable[[str], None]) -> None:
         """Start the ranks and wait until all are built; `tell` hears what the first is doing. Raises ConfigError or RankError."""
-        self._answers = self._socket(zmq.PULL)
-        self._answers.rcvtimeo = int(1000 * _LOOK)
-        self._answers.bind(answers_address(self._directory))
         for rank in range(self._config.tensor_parallel_size):
             self._processes.append(self._begun(rank))
         ready: dict[int, Ready] = {}
@@ -83,14 +81,8 @@ class RankProcesses:
         while len(ready) < len(self._processes):
             self._wait_for_start(ready, heard, tell)
         self.ready = tuple(ready[rank] for rank in range(len(ready)))
-        for rank in range(len(ready)):
-            # it is the rank that binds: a socket that has connected queues what is sent, one that is bound waits until somebody connects,
-            # for ever where the rank has ended
-            orders = self._socket(zmq.PUSH)
-            orders.connect(orders_address(self._directory, rank))
-            self._orders.append(orders)
         states = [one.state for one in self.ready]
-        self._watch = Watch(self._processes, self._signs(), self._config.worker_timeout, states, self._clock)
+        self._watch = Watch(self._processes, self._signs, self._config.worker_timeout, states, self._clock)
 
     @property
     def states(self) -> Sequence[State]:
@@ -104,53 +96,73 @@ class RankProcesses:
         if self._watch is not None and self._watch.fault:
             raise RankError(self._watch.fault)
 
-    def send(self, kind: bytes, *data: bytes) -> None:
+    def send(self, kind: int, data: bytes = b"", more: bytes = b"") -> None:
         """Send every rank the same order. Never waits, whatever has become of the ranks."""
         self.check()
-        for socket in self._orders:
-            socket.send_multipart((kind, *data))
+        for channel in self._channels:
+            channel.post(kind, data, more)
+            if channel.unsent and not channel.ended:
+                self._heard.modify(channel, select.POLLIN | select.POLLOUT)
 
     def result(self) -> bytes:
         """Wait for the first rank's next result."""
         while not self._results:
             self.check()
-            self._take(0)
+            self._take(_LOOK)
         return self._results.popleft()
 
     def hear(self, seconds: float) -> bool:
         """Take what has been answered, waiting for it at most this long, or a little longer; whether anything has."""
         self.check()
-        left = seconds
-        while left > 0 and not self._take(0):
+        heard, left = self._take(0), seconds
+        while not heard and left > 0:
+            heard = self._take(min(left, _LOOK))
             self.check()
             left -= _LOOK
-        heard = left > 0
-        while self._take(zmq.NOBLOCK):
-            heard = True
         return heard
 
-    def _take(self, flags: int) -> bool:
-        """Take one answer, waiting for it at most `_LOOK` where `flags` are 0; whether there was one."""
-        try:
-            kind, rank, data = self._answers.recv_multipart(flags)
-        except zmq.Again:
-            return False
-        if kind == RESULT:
-            self._results.append(data)
-        elif kind == REPORTS:
-            self.reports[rank[0]].append(data)
-        return True
+    def _take(self, seconds: float) -> bool:
+        """Take all that has been answered, waiting for the first at most so long; whether there was any. Sends on what is left to send."""
+        heard = False
+        for number, ready in self._heard.poll(1000 * seconds):
+            rank = self._rank_of[number]
+            channel = self._channels[rank]
+            if ready & select.POLLOUT:
+                channel.flush()
+                if not channel.unsent:
+                    self._heard.modify(channel, select.POLLIN)
+            if ready != select.POLLOUT:
+                heard |= self._take_from(rank, channel)
+        return heard
+
+    def _take_from(self, rank: int, channel: Channel) -> bool:
+        channel.take()
+        messages = channel.messages()
+        for kind, data, _ in messages:
+            if kind == RESULT:
+                self._results.append(data)
+            elif kind == REPORTS:
+                self.reports[rank].append(data)
+            else:
+                self._told.append((rank, data))
+        if channel.ended:  # that can always be read: waiting for the others would not wait
+            self._heard.unregister(channel)
+        return bool(messages)
 
     def close(self) -> None:
         """Tell the ranks to end, and end them if they do not. Leaves nothing behind; twice does no harm."""
-        if self._context.closed:
+        if self._closed:
             return
+        self._closed = True
         well = self._watch is not None and not self._watch.fault
         if self._watch is not None:
             self._watch.close()
         if well:
-            for socket in self._orders:
-                socket.send_multipart((STOP,))
+            for channel in self._channels:
+                channel.post(STOP)
+        self._heard = select.poll()
+        for channel in self._channels:
+            channel.close()  # a rank that waits to send waits no longer
         deadline = self._clock.now() + (_PATIENCE if well else 0.0)
         for rank, process in enumerate(self._processes):
             if not _ends(process, deadline - self._clock.now()):
@@ -161,58 +173,56 @@ class RankProcesses:
                     log.error("rank %d (process %d) does not end although it was killed", rank, process.pid)
             assert process.stdin is not None
             process.stdin.close()
-        self._context.destroy(linger=0)
+        for channel in self._signs:
+            channel.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _begun(self, rank: int) -> subprocess.Popen[bytes]:
         # all ranks are on this machine; what would need multicast between GPUs is left out
         own = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0"}
-        process = subprocess.Popen(
-            command("stepwell.engine.ranks.process"),
-            stdin=subprocess.PIPE,
-            bufsize=0,
-            env=environment(**own, TORCH_SYMM_MEM_DISABLE_MULTICAST="1"),
-        )
+        (channel, orders), (heard, signs) = pair(), pair()
+        self._channels.append(channel)
+        self._signs.append(heard)
+        self._rank_of[channel.fileno()] = rank
+        self._heard.register(channel, select.POLLIN)
+        with orders, signs:  # the rank has them then, and nobody else
+            process = subprocess.Popen(
+                command("stepwell.engine.ranks.process"),
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                env=environment(**own, TORCH_SYMM_MEM_DISABLE_MULTICAST="1"),
+                pass_fds=(orders.fileno(), signs.fileno()),
+            )
+            begin = Begin(
+                config_of(self._config, rank), rank, self._directory, orders.fileno(), signs.fileno(), *self._logs
+            )
         assert process.stdin is not None
-        begin = Begin(config_of(self._config, rank), rank, self._directory, *self._logs)
         with suppress(BrokenPipeError):  # one that has ended already is told as the others are waited for
             process.stdin.write(msgspec.json.encode(begin) + b"\n")  # it stays open: a rank ends when it closes
         return process
 
     def _wait_for_start(self, ready: dict[int, Ready], heard: dict[int, float], tell: Callable[[str], None]) -> None:
-        if not self._answers.poll(int(1000 * _LOOK)):
+        if not self._told and not self._take(_LOOK):
             for number, process in enumerate(self._processes):
-                if (status := process.poll()) is not None and not self._answers.poll(100):
+                if (status := process.poll()) is not None and not self._take(0.1):
                     raise RankError(f"rank {number} ended with status {status} while it was being started")
             self._check_silence({rank: at for rank, at in heard.items() if rank not in ready})
             return
-        kind, rank, data = self._answers.recv_multipart()
-        assert kind == TOLD, "a rank that is being built computes nothing"
-        heard[rank[0]] = self._clock.now()
+        rank, data = self._told.popleft()
+        heard[rank] = self._clock.now()
         match decode_told(data):
-            case Building(phase) if not rank[0]:
+            case Building(phase) if not rank:
                 tell(phase)
             case Failed(reason, config):
-                raise ConfigError(reason) if config else RankError(f"rank {rank[0]} could not be started: {reason}")
+                raise ConfigError(reason) if config else RankError(f"rank {rank} could not be started: {reason}")
             case Ready() as told:
-                ready[rank[0]] = told
+                ready[rank] = told
 
     def _check_silence(self, heard: dict[int, float]) -> None:
         silent = [rank for rank, at in heard.items() if self._clock.now() - at > _SILENCE]
         if silent:
             names = " and ".join(f"rank {rank}" for rank in silent)
             raise RankError(f"{names} gave no sign of life for {_SILENCE:g} s of the start")
-
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.set_hwm(0)
-        socket.linger = 0
-        return socket
-
-    def _signs(self) -> zmq.Socket[bytes]:
-        socket = self._socket(zmq.PULL)
-        socket.bind(signs_address(self._directory))
-        return socket
 
 
 def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:

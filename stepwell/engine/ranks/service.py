@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from queue import SimpleQueue
 
 import numpy as np
-import zmq
 
 from stepwell.cache.disk.archive import Dormant
 from stepwell.cache.moves import Name
+from stepwell.engine.ranks.channel import Channel, Message
 from stepwell.engine.ranks.heartbeat import Tally
 from stepwell.engine.ranks.masks import SentMasks
 from stepwell.engine.ranks.wire import (
@@ -31,8 +30,8 @@ from stepwell.store.disk.store import DiskStore
 from stepwell.store.pinned import Pinning
 
 _NOTHING = write_reports([])
-_COPYING_MS, _IDLE_MS = 1, 1000
-"""Milliseconds between two looks for reports while something is being copied, and while nothing is; an order ends the wait."""
+_COPYING, _IDLE = 0.001, 1.0
+"""Seconds between two looks for reports while something is being copied, and while nothing is; an order ends the wait."""
 _NAMELESS = Name(b"", b"", b"", 0, 0)
 
 
@@ -47,67 +46,61 @@ class RankService:
         store: DiskStore | None,
         pinning: Pinning | None,
         tally: Tally,
-        orders: zmq.Socket[bytes],
-        answers: Callable[[], zmq.Socket[bytes]],
+        control: Channel,
     ) -> None:
-        """`answers` makes a socket for the thread that calls it."""
         self._rank = rank
         self._endpoint = endpoint
         self._masks = masks
         self._store = store
         self._pinning = pinning
         self._tally = tally
-        self._orders = orders
-        self._open_answers = answers
-        self._answers = answers()
+        self._control = control
         self._launched: SimpleQueue[Answer | None] = SimpleQueue()
         self._broken: Exception | None = None
         self._results = threading.Thread(target=self._tell_results, name="stepwell-results", daemon=True)
         self._results.start()
 
     def run(self) -> None:
-        """Serve until told to stop. Raises whatever goes wrong on either thread."""
+        """Serve until told to stop, or control has gone. Raises whatever goes wrong on either thread."""
         while self._take_orders():
+            self._tally.turns += 1
             reports = self._endpoint.poll()
             if reports != _NOTHING:
-                self._answers.send_multipart((REPORTS, bytes([self._rank]), reports))
+                self._control.send(REPORTS, reports)
         self._launched.put(None)
         self._results.join()
 
     def _take_orders(self) -> bool:
-        """Carry out what has arrived, waiting for the first; False once told to stop. Each call of the socket costs microseconds a step."""
-        self._orders.rcvtimeo = _COPYING_MS if self._endpoint.open else _IDLE_MS
-        flags = 0
-        while order := self._order(flags):
-            if self._broken is not None:
-                raise self._broken
-            if order[0] == STOP:
+        """Carry out what has arrived, waiting for the first; False once told to stop."""
+        self._tally.waiting = True
+        order = self._control.receive(_COPYING if self._endpoint.open else _IDLE)
+        self._tally.waiting = False
+        while order is not None:
+            self._raise_broken()
+            if order.kind == STOP:
                 return False
-            self._carry_out(order[0], order[1:])
-            flags = zmq.NOBLOCK
+            self._tally.orders += 1
+            self._carry_out(order)
+            order = self._control.receive(0)
+        self._raise_broken()
+        return not self._control.ended
+
+    def _raise_broken(self) -> None:
         if self._broken is not None:
             raise self._broken
-        return True
 
-    def _order(self, flags: int) -> list[bytes]:
-        """The next order; empty where none has come in time."""
-        try:
-            return self._orders.recv_multipart(flags)
-        except zmq.Again:
-            return []
-
-    def _carry_out(self, kind: bytes, data: list[bytes]) -> None:
+    def _carry_out(self, order: Message) -> None:
+        kind, data, more = order
         if kind == STEP:
-            step, masks = data
-            self._masks.take(masks)
-            self._tally.launch()
-            self._launched.put(self._endpoint.launch(step))
+            self._masks.take(more)
+            self._tally.launched += 1
+            self._launched.put(self._endpoint.launch(data))
         elif kind == TASKS:
-            self._endpoint.start(data[0])
+            self._endpoint.start(data)
         elif kind == CATALOGUE:
-            self._file(data[0])
+            self._file(data)
         elif kind == GIVE_WAY and self._pinning is not None:
-            self._pinning.give_way(data[0] == b"1")
+            self._pinning.give_way(data == b"1")
 
     def _file(self, data: bytes) -> None:
         """What becomes of records that an earlier process left."""
@@ -122,13 +115,11 @@ class RankService:
                     catalogue.discard(Dormant(record, "kv", _NAMELESS, 0))
 
     def _tell_results(self) -> None:
-        socket = self._open_answers()
         try:
             while (answer := self._launched.get()) is not None:
                 result = answer()
                 self._tally.finish(result)
                 if not self._rank:
-                    socket.send_multipart((RESULT, b"\0", result))
+                    self._control.send(RESULT, result)
         except Exception as error:
             self._broken = error
-        socket.close(linger=1000)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import select
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
-import zmq
 
 from stepwell.base.clock import Clock
-from stepwell.engine.ranks.wire import Alive, Failed, State, decode_told
+from stepwell.engine.ranks.channel import Channel
+from stepwell.engine.ranks.wire import Alive, Failed, Progress, State, decode_told
 
 log = logging.getLogger(__name__)
 
@@ -20,15 +21,26 @@ LOOK = 0.1
 """Seconds between two looks at the processes."""
 _GRACE = 0.3
 """Seconds in which the rank that has really ended shows, where another fails because of it."""
+_ALL_HANG = 60.0
+"""Seconds after which busy ranks hang although none is ahead of another: a kernel may be compiled meanwhile, on all of them at once."""
+
+_BEGINNING = Progress(0, 0, 0, 0, False)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of one rank: since when it has not been heard of, and why it has failed, by its own account."""
+    """What is known of one rank.
+
+    heard      when it was last heard of
+    moved      when it last had come further, or had nothing to do
+    behind     since when it has stood still while another rank was ahead of it; None: it moves, or no other is ahead
+    failed     why it has failed, by its own account, and when
+    """
 
     heard: float
-    launched: int = 0
-    done: int = 0
+    moved: float
+    progress: Progress = _BEGINNING
+    behind: float | None = None
     failed: str = ""
     failed_at: float = 0.0
 
@@ -37,18 +49,21 @@ class Judge:
     """Says which rank is at fault, if one is. Knows no process and no socket."""
 
     def __init__(self, ranks: int, timeout: float, now: float) -> None:
-        """`timeout`: seconds without a sign of life, 0: any time."""
+        """`timeout`: seconds without a sign of life, or of progress where others have made it; 0: any time."""
         self._timeout = timeout
-        self._seen = [Seen(now) for _ in range(ranks)]
+        self._seen = [Seen(now, now) for _ in range(ranks)]
         self._digests: dict[int, dict[int, int]] = {}
         self._differs = ""
 
     def hear(self, rank: int, told: Alive | Failed, now: float) -> None:
         seen = self._seen[rank]
         if isinstance(told, Failed):
-            self._seen[rank] = Seen(now, seen.launched, seen.done, told.reason, now)
+            self._seen[rank] = replace(seen, heard=now, failed=told.reason, failed_at=now)
             return
-        self._seen[rank] = Seen(now, told.launched, told.done, seen.failed, seen.failed_at)
+        stands = told.progress.busy and told.progress == seen.progress
+        moved, behind = (seen.moved, seen.behind) if stands else (now, None)
+        self._seen[rank] = replace(seen, heard=now, moved=moved, progress=told.progress, behind=behind)
+        self._line_up(now)
         for count, digest in told.digests.items():
             of_all = self._digests.setdefault(count, {})
             of_all[rank] = digest
@@ -73,6 +88,28 @@ class Judge:
         if silent:
             names = " and ".join(f"rank {rank}" for rank in silent)
             return f"{names} gave no sign of life for {self._timeout:g} s (--worker-timeout)"
+        return self._hanging(now) if self._timeout else ""
+
+    def _line_up(self, now: float) -> None:
+        """Note who is behind from now on, and who is no more."""
+        first = max(seen.progress.reached for seen in self._seen)
+        for rank, seen in enumerate(self._seen):
+            if seen.progress.reached == first or not seen.progress.busy:
+                self._seen[rank] = replace(seen, behind=None)
+            elif seen.behind is None:
+                self._seen[rank] = replace(seen, behind=now)
+
+    def _hanging(self, now: float) -> str:
+        """Ranks that live and do not come further."""
+        behind = [rank for rank, s in enumerate(self._seen) if s.behind is not None and now - s.behind > self._timeout]
+        if behind:
+            # those who wait for them may be behind others, too
+            last = min(self._seen[rank].progress.reached for rank in behind)
+            names = [f"rank {rank}" for rank in behind if self._seen[rank].progress.reached == last]
+            return f"{' and '.join(names)} came no further for {self._timeout:g} s while others did (--worker-timeout)"
+        longest = max(_ALL_HANG, self._timeout)
+        if all(now - seen.moved > longest for seen in self._seen):
+            return f"all ranks have been busy for {longest:g} s without coming further"
         return ""
 
     def _compare(self, count: int, digests: Mapping[int, int]) -> None:
@@ -88,12 +125,15 @@ class Watch:
     """A thread that hears the ranks' signs and looks at their processes. `fault` and `states` may be read on any thread."""
 
     def __init__(
-        self, processes: Sequence[subprocess.Popen[bytes]], signs: zmq.Socket[bytes], timeout: float,
+        self, processes: Sequence[subprocess.Popen[bytes]], signs: Sequence[Channel], timeout: float,
         states: Sequence[State], clock: Clock,
     ) -> None:  # fmt: skip
-        """`signs` is the socket on which ranks are heard; from now on it belongs to the thread."""
+        """`signs` are the channels on which ranks are heard; until `close` they belong to the thread."""
         self._processes = tuple(processes)
-        self._signs = signs
+        self._signs = {channel.fileno(): (rank, channel) for rank, channel in enumerate(signs)}
+        self._heard = select.poll()
+        for channel in signs:
+            self._heard.register(channel, select.POLLIN)
         self._clock = clock
         self._judge = Judge(len(processes), timeout, clock.now())
         self._closing = threading.Event()
@@ -108,35 +148,36 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        with self._signs as socket:
-            while not (self._closing.is_set() or self.fault):
-                try:
-                    fault = self._look(socket)
-                except Exception as error:  # unwatched ranks could be waited for without end
-                    log.exception("ranks can be watched no more")
-                    fault = f"ranks can be watched no more: {type(error).__name__}: {error}"
-                if not self._closing.is_set():
-                    self.fault = fault
+        while not (self._closing.is_set() or self.fault):
+            try:
+                fault = self._look()
+            except Exception as error:  # unwatched ranks could be waited for without end
+                log.exception("ranks can be watched no more")
+                fault = f"ranks can be watched no more: {type(error).__name__}: {error}"
+            if not self._closing.is_set():
+                self.fault = fault
         if self.fault:
             log.error("%s: all ranks are ended", self.fault)
             for process in self._processes:
                 process.kill()
 
-    def _look(self, socket: zmq.Socket[bytes]) -> str:
+    def _look(self) -> str:
         """Wait for signs a while, and look at the processes; what is at fault, empty while all is well."""
-        if socket.poll(int(1000 * LOOK)):
-            self._hear(socket)
+        for number, _ in self._heard.poll(1000 * LOOK):
+            self._hear(*self._signs[number])
         ended = {rank: status for rank, p in enumerate(self._processes) if (status := p.poll()) is not None}
         return self._judge.fault(ended, self._clock.now())
 
-    def _hear(self, socket: zmq.Socket[bytes]) -> None:
-        while socket.poll(0):
-            _, rank, data = socket.recv_multipart()
+    def _hear(self, rank: int, channel: Channel) -> None:
+        channel.take()
+        for message in channel.messages():
             try:
-                told = decode_told(data)
+                told = decode_told(message.data)
             except msgspec.DecodeError as error:
                 told = Failed(f"it sent what cannot be read ({error})", False)
             if isinstance(told, Alive):
-                self.states[rank[0]] = told.state
+                self.states[rank] = told.state
             if isinstance(told, Alive | Failed):
-                self._judge.hear(rank[0], told, self._clock.now())
+                self._judge.hear(rank, told, self._clock.now())
+        if channel.ended:
+            self._heard.unregister(channel)

@@ -1,8 +1,8 @@
 """What control and the processes of ranks say to each other. Steps, results, moves and reports have the form of `stepwell.engine.wire`.
 
-    orders    (kind, bytes …) to every rank         answers   (kind, rank, bytes) to control         signs   the same, to the watch
+    orders    to every rank         answers   to control, over the same channel         signs   to the watch, over one of their own
 
-Nothing is pickled. All sockets lie in a private directory.
+Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from stepwell.cache.disk.archive import Dormant
 from stepwell.engine.config import EngineConfig
 from stepwell.store.disk.health import DiskStats
 
-STEP, TASKS, CATALOGUE, GIVE_WAY, STOP = b"step", b"tasks", b"catalogue", b"way", b"stop"
+STEP, TASKS, CATALOGUE, GIVE_WAY, STOP = range(5)
 """Kinds of orders: a step and its masks; tasks; what becomes of dormant records; whether copies go before page-locking; the end."""
-TOLD, RESULT, REPORTS = b"told", b"result", b"reports"
-"""Kinds of answers."""
+TOLD, RESULT, REPORTS = range(5, 8)
+"""Kinds of answers; signs are `TOLD`."""
 
 
 class Begin(msgspec.Struct):
-    """The first line that a rank reads. `config` is the rank's own: its share of host memory and of the disk."""
+    """The first line that a rank reads. `config` is the rank's own: its share of host memory and of the disk. `orders` and `signs` are
+    descriptors of its channels, `directory` is where the ranks meet."""
 
     config: EngineConfig
     rank: int
     directory: str
+    orders: int
+    signs: int
     log_level: int
     log_format: str
 
@@ -74,11 +77,31 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
     config: bool
 
 
-class Alive(msgspec.Struct, tag="alive", array_like=True):
-    """A sign of life: steps launched and done, digests of all results up to some of them, by count, and what is counted."""
+class Progress(msgspec.Struct, array_like=True, frozen=True):
+    """How far a rank has come. Of two ranks with the same orders, the one with the larger `reached` is ahead.
 
-    launched: int
+    orders   taken, the last of which may be under way
+    sums     over all ranks that it has begun to wait for
+    done     results
+    turns    of its loop, which goes round while something is being copied
+    busy     whether an order is under way or a result is due
+    """
+
+    orders: int
+    sums: int
     done: int
+    turns: int
+    busy: bool
+
+    @property
+    def reached(self) -> tuple[int, int, int, bool]:
+        return self.orders, self.sums, self.done, not self.busy
+
+
+class Alive(msgspec.Struct, tag="alive", array_like=True):
+    """A sign of life: how far the rank is, digests of all results up to some of them, by count, and what is counted."""
+
+    progress: Progress
     digests: dict[int, int]
     state: State
 
@@ -116,15 +139,3 @@ def decode_told(data: bytes) -> Told:
 def decode_filing(data: bytes) -> Filing:
     """Raises msgspec.DecodeError."""
     return _FILING.decode(data)
-
-
-def orders_address(directory: str, rank: int) -> str:
-    return f"ipc://{directory}/orders-{rank}"
-
-
-def answers_address(directory: str) -> str:
-    return f"ipc://{directory}/answers"
-
-
-def signs_address(directory: str) -> str:
-    return f"ipc://{directory}/signs"

@@ -86,7 +86,7 @@ class ServeSettings:
     worker_timeout: Annotated[
         float,
         _model(
-            "Seconds without a sign of life of such a process after which the engine ends; 0: it never ends for that."
+            "Seconds after which the engine ends if such a process shows no life, or the others wait for it; 0: never."
         ),
     ] = 4.0
     num_speculative_tokens: Annotated[

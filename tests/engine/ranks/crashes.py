@@ -194,7 +194,7 @@ def killing(kill: Kill | None) -> Iterator[Killed]:
 
     send, result, hear = RankProcesses.send, RankProcesses.result, RankProcesses.hear
 
-    def sending(self: RankProcesses, kind: bytes, *data: bytes) -> None:
+    def sending(self: RankProcesses, kind: int, *data: bytes) -> None:
         what = "step" if kind == STEP else "copies"
         point(self, f"{what}.before")
         send(self, kind, *data)

@@ -24,6 +24,7 @@ from stepwell.engine.config import EngineConfig, EngineFacts  # noqa: E402
 from stepwell.engine.process import private  # noqa: E402
 from stepwell.engine.ranks import processes as ranks  # noqa: E402
 from stepwell.engine.ranks import shared  # noqa: E402
+from stepwell.engine.ranks.channel import pair  # noqa: E402
 from stepwell.engine.ranks.watch import Judge  # noqa: E402
 from stepwell.engine.ranks.wire import STEP, Begin, Ready, State, encode  # noqa: E402
 from stepwell.engine.wire.steps import StepWriter  # noqa: E402
@@ -92,6 +93,39 @@ def test_a_rank_that_is_gone_ends_the_engine(config: EngineConfig, number: signa
     assert not ranks_of() and not [t for t in threading.enumerate() if t.name == "stepwell-ranks"]
 
 
+HANGS_IN_A_STEP = """
+import itertools, threading
+from stepwell.engine.ranks import process
+real, calls = process.ProcessRanks.sum, itertools.count()
+
+def sum(self, x):
+    if self.number == 1 and not self._apart and next(calls) == 100:
+        threading.Event().wait()
+    return real(self, x)
+
+process.ProcessRanks.sum = sum
+process.main()
+"""
+
+
+def test_a_rank_that_hangs_while_it_shows_life_ends_the_engine(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "command", lambda module: [sys.executable, "-P", "-c", HANGS_IN_A_STEP])
+    loop = build.build_engine(replace(config, worker_timeout=2.0), lambda told: None)
+    unnoticed = threading.Timer(60, lambda: [os.kill(pid, signal.SIGKILL) for pid in children()])
+    unnoticed.start()
+    try:
+        loop.submit(Request("open", PROMPT, SamplingParams(max_tokens=1500, ignore_eos=True)))
+        with pytest.raises(RankError, match=r"rank 1 came no further for 2 s while others did \(--worker-timeout\)"):
+            while loop.busy:
+                loop.step()
+    finally:
+        unnoticed.cancel()
+        loop.end(0.0)
+    assert not children()
+
+
 def test_what_one_rank_cannot_work_with_is_told_as_it_is(config: EngineConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size 3 must divide num_attention_heads = 4"):
         build.build_engine(replace(config, tensor_parallel_size=3), lambda told: None)
@@ -112,13 +146,10 @@ def test_a_rank_that_is_silent_during_the_start_ends_it(
 
 
 SAYS_IT_IS_READY = """
-import json, sys, zmq
-begin, context = json.loads(sys.stdin.readline()), zmq.Context()
-told = context.socket(zmq.PUSH)
-told.connect("ipc://" + begin["directory"] + "/answers")
-told.send_multipart([b"told", bytes([begin["rank"]]), bytes.fromhex(sys.argv[1])])
-told.close()
-context.term()
+import json, sys
+from stepwell.engine.ranks.channel import Channel
+from stepwell.engine.ranks.wire import TOLD
+Channel.of(json.loads(sys.stdin.readline())["orders"]).send(TOLD, bytes.fromhex(sys.argv[1]))
 """
 
 
@@ -160,11 +191,18 @@ def test_ranks_that_cannot_be_watched_end(config: EngineConfig, monkeypatch: pyt
 def test_a_rank_whose_engine_was_killed_ends_and_removes_the_folder(config: EngineConfig, tmp_path: Path) -> None:
     folder = tmp_path / "stepwell-ranks-one"
     folder.mkdir()
-    begin = msgspec.json.encode(Begin(config, 0, str(folder), 40, "text"))
+    (here, orders), (heard, signs) = pair(), pair()
+    begin = msgspec.json.encode(Begin(config, 0, str(folder), orders.fileno(), signs.fileno(), 40, "text"))
     # the other rank is not there: this one would wait for it for minutes
     ended = subprocess.run(
-        command("stepwell.engine.ranks.process"), input=begin + b"\n", env=environment(), timeout=120
+        command("stepwell.engine.ranks.process"),
+        input=begin + b"\n",
+        env=environment(),
+        timeout=120,
+        pass_fds=(orders.fileno(), signs.fileno()),
     )
+    for end in (here, orders, heard, signs):
+        end.close()
     assert ended.returncode in (0, -signal.SIGALRM) and not folder.exists()
 
 
@@ -177,8 +215,9 @@ def test_a_rank_that_computes_something_else_ends_the_engine(
     def misled(self: shared.RanksRunner, step: Step) -> shared._Asked:
         drawn = [replace(params, temperature=5.0, seed=1) for params in step.decodes.params]
         other = replace(step, decodes=replace(step.decodes, params=tuple(drawn)))
-        for orders, data in zip(self._processes._orders, (self._writer.write(step), writer.write(other)), strict=True):
-            orders.send_multipart((STEP, data, b""))
+        each = self._writer.write(step), writer.write(other)
+        for channel, data in zip(self._processes._channels, each, strict=True):
+            channel.post(STEP, data)
         return shared._Asked(self._processes)
 
     monkeypatch.setattr(shared.RanksRunner, "launch", misled)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from stepwell.engine.ranks.watch import Judge
-from stepwell.engine.ranks.wire import Alive, Failed, State
+from stepwell.engine.ranks.wire import Alive, Failed, Progress, State
 
 STATE = State({}, {}, None, True, None)
 
 
-def alive(digests: dict[int, int] | None = None) -> Alive:
-    return Alive(1, 1, digests or {}, STATE)
+IDLE = Progress(1, 0, 1, 1, False)
+
+
+def alive(digests: dict[int, int] | None = None, progress: Progress = IDLE) -> Alive:
+    return Alive(progress, digests or {}, STATE)
 
 
 def test_all_is_well_while_all_are_heard() -> None:
@@ -59,3 +62,70 @@ def test_of_two_that_differ_the_one_is_named_whose_tokens_are_not_used() -> None
     judge.hear(1, alive({16: 1}), 1.0)
     judge.hear(0, alive({16: 2}), 1.0)
     assert judge.fault({}, 1.0).startswith("rank 1 computed other results")
+
+
+def stepping(orders: int, sums: int = 0, done: int = 0) -> Alive:
+    return alive(progress=Progress(orders, sums, done, 1, True))
+
+
+def test_a_rank_that_lives_and_hangs_is_named_once_others_have_waited_for_the_timeout() -> None:
+    judge = Judge(3, 4.0, now=0.0)
+    for beat in range(1, 60):
+        now = beat / 4
+        for rank, sums in enumerate((12, 11, 12)):
+            judge.hear(rank, stepping(7, sums), now)
+        fault = judge.fault({}, now)
+        assert bool(fault) == (now > 4.25), now
+    assert fault == "rank 1 came no further for 4 s while others did (--worker-timeout)"
+
+
+def test_who_has_fewer_orders_is_behind_whatever_it_has_summed() -> None:
+    judge = Judge(2, 1.0, now=0.0)
+    for beat in range(10):
+        judge.hear(0, stepping(6, 40, 4), beat / 4)
+        judge.hear(1, stepping(5, 48, 4), beat / 4)
+    assert judge.fault({}, 2.5).startswith("rank 1 came no further")
+
+
+def test_a_rank_that_has_not_done_what_an_idle_one_has_is_named() -> None:
+    judge = Judge(2, 1.0, now=0.0)
+    for beat in range(10):
+        judge.hear(0, alive(), beat / 4)
+        judge.hear(1, alive(progress=Progress(1, 0, 1, 1, True)), beat / 4)
+    assert judge.fault({}, 2.5).startswith("rank 1 came no further")
+
+
+def test_nobody_hangs_who_comes_further_though_it_is_behind() -> None:
+    judge = Judge(2, 1.0, now=0.0)
+    for beat in range(100):
+        judge.hear(0, stepping(7, 300), beat / 4)
+        judge.hear(1, stepping(7, beat), beat / 4)
+        assert not judge.fault({}, beat / 4)
+
+
+def test_a_rank_that_is_late_is_not_blamed_for_the_time_in_which_all_were_busy() -> None:
+    judge = Judge(2, 4.0, now=0.0)
+    for beat in range(100):  # all compile a kernel
+        for rank in range(2):
+            judge.hear(rank, stepping(7, 3), beat / 4)
+        assert not judge.fault({}, beat / 4)
+    for beat in range(100, 110):  # the first is done with that
+        judge.hear(0, stepping(7, 4), beat / 4)
+        judge.hear(1, stepping(7, 3), beat / 4)
+        assert not judge.fault({}, beat / 4)
+
+
+def test_ranks_that_all_hang_end_after_a_longer_time() -> None:
+    judge = Judge(2, 4.0, now=0.0)
+    for beat in range(4 * 70):
+        for rank in range(2):
+            judge.hear(rank, stepping(7, 3), beat / 4)
+        assert bool(fault := judge.fault({}, beat / 4)) == (beat > 4 * 60), beat
+    assert fault == "all ranks have been busy for 60 s without coming further"
+
+
+def test_any_time_is_allowed_where_the_timeout_is_0() -> None:
+    judge = Judge(2, 0.0, now=0.0)
+    judge.hear(0, stepping(7, 4), 1.0)
+    judge.hear(1, stepping(7, 3), 1.0)
+    assert not judge.fault({}, 1e6)

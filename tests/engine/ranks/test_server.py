@@ -40,8 +40,8 @@ def runs(pid: int) -> bool:
 
 
 @contextmanager
-def served(model: Path, place: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server of two ranks, with its address; all files it makes for a time lie in `place`."""
+def served(model: Path, place: Path, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server of two ranks, with its address; all files it makes for a time lie in `place`, and it logs to `log`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -49,9 +49,12 @@ def served(model: Path, place: Path) -> Iterator[tuple[str, subprocess.Popen[byt
     flags = f"--tensor-parallel-size 2 --worker-timeout 1 {memory} --port {port} --served-model-name m"
     started = command("stepwell", "serve", str(model), *flags.split())
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(
-        started, env=environment(TMPDIR=str(place)), stdin=quiet, stdout=quiet, stderr=quiet
-    ) as process:
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            started, env=environment(TMPDIR=str(place)), stdin=quiet, stdout=errors, stderr=errors
+        ) as process,
+    ):
         address = f"http://127.0.0.1:{port}"
         try:
             _until(lambda: _status(address) == 200)
@@ -84,7 +87,8 @@ def _until(happens: object, seconds: float = PATIENCE) -> float:
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
 def test_a_lost_rank_ends_calls_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model", hidden=128, layers=4, vocab=513)
-    with tempfile.TemporaryDirectory() as place, served(model, Path(place)) as (address, process):
+    log = tmp_path / "log"
+    with tempfile.TemporaryDirectory() as place, served(model, Path(place), log) as (address, process):
         ranks = [
             pid
             for pid in descendants(process.pid)
@@ -102,3 +106,6 @@ def test_a_lost_rank_ends_calls_and_leaves_nothing(number: signal.Signals, tmp_p
         process.send_signal(signal.SIGINT)
         process.wait(30)
         assert not list(Path(place).iterdir())
+    said = log.read_text()
+    assert "ERROR stepwell.engine.ranks.watch: rank 1 " in said and "Traceback" not in said
+    assert said.count("reading weights …") == said.count("meeting the other ranks …") == 1
