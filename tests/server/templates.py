@@ -26,7 +26,7 @@ _TEMPLATE = (
 _TAGGED = "{#- calls look like <function=name> -#}"
 
 
-def talking_tokenizer(path: Path, vocab: int = 290, tagged: bool = False) -> Tokenizer:
+def talking_tokenizer(path: Path, vocab: int = 290, tagged: bool = False, template: str = _TEMPLATE) -> Tokenizer:
     """A tokenizer of `vocab` entries and one for each of the marks; writes `<function=…>` calls if `tagged`."""
     from tokenizers import AddedToken
 
@@ -34,7 +34,7 @@ def talking_tokenizer(path: Path, vocab: int = 290, tagged: bool = False) -> Tok
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     write_tokenizer(path, tokenizer, 4096)
     config = json.loads((path / "tokenizer_config.json").read_text())
-    config["chat_template"] = (_TAGGED if tagged else "") + _TEMPLATE
+    config["chat_template"] = (_TAGGED if tagged else "") + template
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     return Tokenizer.load(str(path))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from stepwell.base.errors import ConfigError, RequestError
 from stepwell.base.geometry import Ints
+from stepwell.engine.text.chat_template import ChatTemplate
 from stepwell.engine.text.detokenizer import ByteDecoder, TokenDecoder, WindowDecoder
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Tokenizer:
             max([1, *map(len, self._pieces), *map(len, self._marks)]) if self._pieces is not None else _LONGEST
         )
         self._words_apart = self._pieces is not None and not any(_holds_two_words(piece) for piece in self._pieces)
-        self._reserved = frozenset(inspect.signature(hf.apply_chat_template).parameters) | {"messages"}
+        self.chat = ChatTemplate(hf)
         self.size: int = self._backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
@@ -112,12 +112,12 @@ class Tokenizer:
     @property
     def template(self) -> str:
         """The source of the chat template, of all of them where there are several; empty where there is none."""
-        template = self._hf.chat_template
+        template = self.chat.sources
         return "\n".join(template.values()) if isinstance(template, dict) else template or ""
 
     def turn_end(self) -> int | None:
         """The token of its own with which the chat template ends an assistant's turn; None where there is none."""
-        if self._hf.chat_template is None:
+        if self.chat.sources is None:
             return None
         turns = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
         try:
@@ -163,29 +163,10 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """A conversation in the model's own template. Raises RequestError where it cannot be rendered.
-
-        open_answer: end with the header of the assistant's turn; continue_last: leave the last message open instead.
-        """
-        variables = dict(variables or {})
-        if self._hf.chat_template is None:
-            raise RequestError("this model has no chat template: use /v1/completions", "messages")
-        reserved = sorted(self._reserved & set(variables))
-        if reserved:
-            raise RequestError(f"{reserved[0]!r} cannot be set as a template variable", "chat_template_kwargs")
-        try:
-            text = self._hf.apply_chat_template(
-                [dict(m) for m in messages],
-                tools=[dict(t) for t in tools] or None,
-                tokenize=False,
-                add_generation_prompt=open_answer,
-                continue_final_message=continue_last,
-                **variables,
-            )
-        except Exception as error:  # a template is a program of the checkpoint's author: it may raise anything
-            raise RequestError(f"the chat template refuses these messages: {error}", "messages") from error
-        assert isinstance(text, str)
-        return text
+        """A conversation in the model's own template, rendered here and now. Arguments and errors are those of `ChatTemplate.render`."""
+        return self.chat.render(
+            messages, open_answer=open_answer, continue_last=continue_last, variables=variables, tools=tools
+        )
 
 
 def _kind(directory: Path) -> str | None:

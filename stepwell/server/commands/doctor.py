@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import resource
 import shutil
@@ -25,6 +26,7 @@ from stepwell.engine.disk_tier import layout_of
 from stepwell.engine.doubts import doubts, longest_context
 from stepwell.server.commands.options import ServeOptions
 from stepwell.server.commands.preflight import expect_files, listen
+from stepwell.server.prompt.templates import expect_end
 from stepwell.server.read.defaults import ends_of, read_defaults, shown
 from stepwell.store.disk.store import size_of_segments
 
@@ -149,11 +151,12 @@ def _checkpoint(options: ServeOptions) -> Iterator[Finding]:
         with Checkpoint(folder):
             found = f"{len(sorted(folder.glob(_WEIGHTS)))} files, {format_size(_weight_bytes(options))}"
             yield Finding("ok", "weights", found)
-    tokenizer = Tokenizer.load(str(folder))
+    tokenizer = Tokenizer.load(str(folder), options.template.text)
     if not tokenizer.template:
         advice = "chats will be refused: add chat_template to tokenizer_config.json, or use /v1/completions alone"
         yield Finding("warning", "chat template", "none", advice)
     else:
+        asyncio.run(expect_end(tokenizer.chat))
         yield Finding("ok", "chat template", f"{len(tokenizer.template):,} characters")
     ends = ends_of(model.ends, tokenizer)
     yield Finding("ok", "ends", ", ".join(shown(token, tokenizer) for token in ends.tokens) or "none")

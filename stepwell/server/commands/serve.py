@@ -41,6 +41,7 @@ from stepwell.server.http.parts import Parts
 from stepwell.server.http.starting import Front, Starting
 from stepwell.server.observe import descriptors, journal
 from stepwell.server.observe.metrics import Metrics
+from stepwell.server.prompt.templates import TemplateProcesses, started
 from stepwell.server.read.defaults import SamplingDefaults, print_defaults, read_defaults, with_ends
 
 if TYPE_CHECKING:
@@ -146,24 +147,26 @@ async def _serve(
     try:
         async with _answering(front, listener, options) as ended:
             console.print(f"Starting the engine for {options.config.model} …", highlight=False, markup=False)
-            started = await _unless(signals.stop, _start(options, client))
-            if started is None:
+            ready = await _unless(signals.stop, _start(options, client))
+            if ready is None:
                 return 128 + signals.number
-            facts, tokenizer = started
-            settle_front()
-            patience = options.endings.engine
-            print_start(console, options.config, options.given, facts)
-            print_defaults(console, defaults, facts.ends, tokenizer)
-            parts = _parts(options, client, tokenizer, facts, metrics, otlp)
-            parts = replace(parts, defaults=with_ends(defaults, facts.ends, tokenizer))
-            if options.metrics_compat == "vllm":
-                metrics.also_as_vllm(parts.served.first, lambda: client.stats)
-            metrics.watch(lambda: client.stats, lambda: client.trouble is None)
-            keeper.serves()
-            front.app = create_app(parts)
-            host, port = listener.getsockname()[:2]
-            print_addresses(console, facts, host, port, options.keys.required)
-            await _until_stopped(parts, ended, signals, options.endings, console)
+            facts, tokenizer, templates = ready
+            with contextlib.closing(templates):
+                settle_front()
+                patience = options.endings.engine
+                print_start(console, options.config, options.given, facts)
+                print_defaults(console, defaults, facts.ends, tokenizer)
+                parts = _parts(options, client, tokenizer, facts, metrics, otlp)
+                known = with_ends(defaults, facts.ends, tokenizer)
+                parts = replace(parts, defaults=known, templates=templates)
+                if options.metrics_compat == "vllm":
+                    metrics.also_as_vllm(parts.served.first, lambda: client.stats)
+                metrics.watch(lambda: client.stats, lambda: client.trouble is None)
+                keeper.serves()
+                front.app = create_app(parts)
+                host, port = listener.getsockname()[:2]
+                print_addresses(console, facts, host, port, options.keys.required)
+                await _until_stopped(parts, ended, signals, options.endings, console)
     except EngineDead as error:
         raise ConfigError(str(error)) from error
     finally:
@@ -208,12 +211,21 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     await asyncio.wait((task,))
 
 
-async def _start(options: ServeOptions, client: EngineClient) -> tuple[EngineFacts, Tokenizer]:
-    tokenizer = _beside(lambda: Tokenizer.load(options.config.model, options.template.text))
+async def _start(options: ServeOptions, client: EngineClient) -> tuple[EngineFacts, Tokenizer, TemplateProcesses]:
+    """The engine, and meanwhile the tokenizer with its template; what cannot be had is told at once. Raises ConfigError, EngineDead."""
+    ready, reading = asyncio.ensure_future(client.ready()), asyncio.ensure_future(_read_texts(options))
     try:
-        return await client.ready(), await tokenizer
+        facts, (tokenizer, templates) = await asyncio.gather(ready, reading)
     finally:
-        tokenizer.cancel()
+        ready.cancel()
+        reading.cancel()
+    return facts, tokenizer, templates
+
+
+async def _read_texts(options: ServeOptions) -> tuple[Tokenizer, TemplateProcesses]:
+    """The tokenizer, and processes for its chat template, both seen to work."""
+    tokenizer = await _beside(lambda: Tokenizer.load(options.config.model, options.template.text))
+    return tokenizer, await started(tokenizer.chat)
 
 
 def _beside(work: Callable[[], _Result]) -> asyncio.Future[_Result]:

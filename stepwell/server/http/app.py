@@ -21,8 +21,10 @@ from stepwell.server.http.gate import Gate, cors
 from stepwell.server.http.parts import Parts
 from stepwell.server.messages.routes import MessagesRoutes
 from stepwell.server.messages.schema import CountCall, MessagesCall
+from stepwell.server.prompt.beside import Beside
 from stepwell.server.prompt.prompts import PromptReader
 from stepwell.server.prompt.render import Renderer
+from stepwell.server.prompt.templates import InPlace
 from stepwell.server.read import schema
 from stepwell.server.read.hint_schema import AboutCall, PinCall
 from stepwell.server.read.reading import CallReader
@@ -40,7 +42,11 @@ def create_app(parts: Parts) -> FastAPI:
     """An ASGI application. Every answer that is an error has the shape of its route's API."""
     app = Api(parts.served)
     calls = CallReader(parts.served, parts.limits.body_bytes, parts.limits.body_seconds)
-    prompts = PromptReader(parts.tokenizer, parts.facts, Renderer.of(parts.tokenizer, parts.template))
+    beside = Beside()
+    templates = parts.templates or InPlace(parts.tokenizer.chat, beside)
+    prompts = PromptReader(
+        parts.tokenizer, parts.facts, Renderer.of(parts.tokenizer, parts.template), templates, beside
+    )
     routes = Routes(parts, calls, prompts)
     generation = GenerationRoutes(parts, calls, prompts)
     messages = MessagesRoutes(parts, calls, generation, prompts)

@@ -14,6 +14,7 @@ from stepwell.server.http.gate import Door
 from stepwell.server.http.keys import Keys
 from stepwell.server.observe.metrics import Metrics
 from stepwell.server.prompt.template_use import TemplateUse
+from stepwell.server.prompt.templates import Templates
 from stepwell.server.read.defaults import SamplingDefaults
 from stepwell.server.read.grammar import GrammarReader
 from stepwell.server.read.names import ServedNames
@@ -44,6 +45,7 @@ class Parts:
     grammars     reads those that calls bring
     defaults     what a call gets where it says nothing
     template     how the chat template is used
+    templates    who renders with it; None: this process
     batches      files and batches of callers; None: there are none
     names        those under which the model is served; None: the engine's own alone
     """
@@ -62,6 +64,7 @@ class Parts:
     grammars: GrammarReader = field(default_factory=GrammarReader)
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     template: TemplateUse = field(default_factory=TemplateUse)
+    templates: Templates | None = None
     names: ServedNames | None = None
     batches: BatchStore | None = None
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from stepwell.server.parse.reply import Start
 from stepwell.server.prompt.beside import Beside
 from stepwell.server.prompt.dialect import Dialect
 from stepwell.server.prompt.render import Renderer
+from stepwell.server.prompt.template_wire import Job
+from stepwell.server.prompt.templates import Templates
 from stepwell.server.read.hosted import LeftOut
 from stepwell.server.read.schema import ChatCall, TokenizeCall
 from stepwell.server.read.tools import Tool, read_tools
@@ -46,6 +49,7 @@ class PromptReader:
     tokenizer: Tokenizer
     facts: EngineFacts
     renderer: Renderer
+    templates: Templates
     beside: Beside = field(default_factory=Beside)
     left_out: LeftOut = field(default_factory=lambda: LeftOut("parts of messages", "this model reads text alone"))
 
@@ -90,17 +94,22 @@ class PromptReader:
     ) -> Prompt:
         if tools and not self.dialect.knows_tools:
             raise RequestError("this model's chat template knows no tools: leave them out", "tools")
-        return await self.beside.run(call.size, lambda: self._render(call, given, tools, most))
+        steps = self._render(call, given, tools, most)
+        done = await self.beside.run(call.size, partial(_went_on, steps, None))
+        while isinstance(done, Job):
+            text = await self.templates.render(done, call.size)
+            done = await self.beside.run(call.size, partial(_went_on, steps, text))
+        return done
 
     def _render(
         self, call: ChatCall | TokenizeCall, given: Sequence[Mapping[str, Any]], tools: Sequence[Tool], most: int | None
-    ) -> Prompt:
-        """`most`: tokens that the prompt may have."""
+    ) -> Generator[Job, str, Prompt]:
+        """Everything but the template's own part, which is yielded. `most`: tokens that the prompt may have."""
         continued = call.continue_final_message
         talk = conversation(given, self.dialect.manners)
         for kind in talk.left_out:
             self.left_out.note(kind)
-        rendered = self.renderer.render(
+        rendered = yield from self.renderer.render(
             talk.messages,
             tools,
             {**self.dialect.variables(call.reasoning_effort), **(call.chat_template_kwargs or {})},
@@ -150,6 +159,15 @@ class PromptReader:
             raise RequestError(f"{field} is empty: give at least one token", field)
         if tokens > most:
             raise PromptTooLong(field, tokens, self.facts.max_model_len)
+
+
+def _went_on(steps: Generator[Job, str, Prompt], text: str | None) -> Job | Prompt:
+    """What the template has to render next, or the prompt, once the last job has come to `text`."""
+    try:
+        return next(steps) if text is None else steps.send(text)
+    except StopIteration as end:  # no exception of this kind may leave a thread
+        prompt: Prompt = end.value
+        return prompt
 
 
 def _split(value: object) -> list[str | list[object]]:

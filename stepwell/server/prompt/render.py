@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from stepwell.base.geometry import Ints
+from stepwell.engine.text.chat_template import ChatTemplate
 from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.parse.marks import CLOSE, OPEN
 from stepwell.server.parse.reply import THINK, THOUGHT
@@ -16,11 +17,13 @@ from stepwell.server.prompt.dialect import PRESERVE, Dialect
 from stepwell.server.prompt.heads import Heads
 from stepwell.server.prompt.places import places
 from stepwell.server.prompt.template_use import TemplateUse
+from stepwell.server.prompt.template_wire import Job
 from stepwell.server.prompt.written import Answers, Written
 from stepwell.talk.conversation import Conversation
 from stepwell.talk.guard import Guard
 from stepwell.talk.history import Message
 
+_Result = TypeVar("_Result")
 _THOUGHTS = frozenset({THINK, THOUGHT})
 
 
@@ -76,26 +79,24 @@ class Renderer:
         *,
         open_answer: bool = True,
         continue_last: bool = False,
-    ) -> Rendered:
-        """Raises RequestError where the template refuses."""
+    ) -> Generator[Job, str, Rendered]:
+        """What the template has to render, one after the other; each is answered with its text. See `carried_out`."""
         guard = Guard(self.tokenizer.marks if self.plain else ())
         guarded = guard.messages(messages, _THOUGHTS)
         own = {i: written for i, m in enumerate(messages) if (written := self.answers.of(m)) is not None}
+        told, shown = {**self.variables, **variables}, guard.value(list(tools))
 
-        def rendered(given: Sequence[Message]) -> str:
-            return self.tokenizer.render(
-                given,
-                open_answer=open_answer,
-                continue_last=continue_last,
-                variables={**self.variables, **variables},
-                tools=guard.value(list(tools)),
-            )
-
-        text = rendered([_stand_in(m, own[i], i, guard) if i in own else m for i, m in enumerate(guarded)])
+        text = yield Job(
+            [_stand_in(m, own[i], i, guard) if i in own else m for i, m in enumerate(guarded)],
+            shown,
+            told,
+            open_answer,
+            continue_last,
+        )
         for i, written in own.items():
             put = _put_back(text, written, i, guard)
             if put is None:  # a template that writes calls otherwise
-                text = rendered(guarded)
+                text = yield Job(guarded, shown, told, open_answer, continue_last)
                 break
             text = put
         return Rendered(guard.whole(text), tuple(guard.pieces(text)))
@@ -114,6 +115,18 @@ class Renderer:
             return ()
         head = rendered.head(self.tokenizer.token_bytes(turn).decode()) if led else ""
         return places(ids, turn, led, self.heads.parts(head, tools, talk.leading) if head else ())
+
+
+def carried_out(steps: Generator[Job, str, _Result], template: ChatTemplate) -> _Result:
+    """The result of `steps`, their jobs rendered by `template` here and now. Raises RequestError where it refuses."""
+    text = None
+    while True:
+        try:
+            job = next(steps) if text is None else steps.send(text)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+        text = job.rendered(template)
 
 
 def _stand_in(message: Message, written: Written, i: int, guard: Guard) -> Message:

@@ -17,9 +17,11 @@ from stepwell.base.errors import RequestError
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.errors import PromptTooLong
+from stepwell.server.prompt.beside import Beside
 from stepwell.server.prompt.prompts import PromptReader
 from stepwell.server.prompt.render import Renderer
 from stepwell.server.prompt.template_use import TemplateUse
+from stepwell.server.prompt.templates import InPlace
 from stepwell.server.read.schema import ChatCall
 from stepwell.server.read.tools import read_use
 from tests.server.templates import talking_tokenizer
@@ -41,10 +43,6 @@ class Watched:
         self._tokenizer = tokenizer
         self.threads: set[threading.Thread] = set()
 
-    def render(self, *args: Any, **named: Any) -> str:
-        self.threads.add(threading.current_thread())
-        return self._tokenizer.render(*args, **named)
-
     def fewest(self, text: str) -> int:
         self.threads.add(threading.current_thread())
         return self._tokenizer.fewest(text)
@@ -54,9 +52,15 @@ class Watched:
         return self._tokenizer.encode(*args, **named)
 
 
+def prompt_reader(watched: Any, longest: int, tokenizer: Tokenizer) -> PromptReader:
+    facts, beside = EngineFacts("tiny", longest, 320, ()), Beside()
+    renderer = Renderer.of(tokenizer, TemplateUse())
+    return PromptReader(watched, facts, renderer, InPlace(tokenizer.chat, beside), beside)
+
+
 def beside_the_loop(tokenizer: Tokenizer, **fields: Any) -> bool:
     watched: Any = Watched(tokenizer)
-    reader = PromptReader(watched, EngineFacts("tiny", 100_000, 320, ()), Renderer.of(tokenizer, TemplateUse()))
+    reader = prompt_reader(watched, 100_000, tokenizer)
     call = ChatCall.model_validate(fields)
     call.came_in(len(json.dumps(fields)))
     asyncio.run(reader.chat(call, read_use(call).shown))
@@ -87,7 +91,7 @@ def test_all_of_a_body_counts_whatever_it_holds(tokenizer: Tokenizer) -> None:
 def test_text_that_cannot_be_short_enough_is_refused_before_it_is_tokenized(tokenizer: Tokenizer) -> None:
     watched: Any = Watched(tokenizer)
     watched.encode = None
-    reader = PromptReader(watched, EngineFacts("tiny", 100, 320, ()), Renderer.of(tokenizer, TemplateUse()))
+    reader = prompt_reader(watched, 100, tokenizer)
     for text in ("ab cd " * 60, "x" * 100_000):
         with pytest.raises(PromptTooLong):
             asyncio.run(reader.completion(text))
