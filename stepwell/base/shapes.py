@@ -33,6 +33,26 @@ class Widths:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of latent attention. One row of `width` numbers is kept of a token, for all heads alike.
+
+    rank    numbers from which each head makes a key and a value of its own
+    shared  further numbers of a key, which all heads have in common
+    own     numbers of the key that a head makes; its queries have `own` + `shared`
+    value   numbers of the value that it makes
+    """
+
+    rank: int
+    shared: int
+    own: int
+    value: int
+
+    @property
+    def width(self) -> int:
+        return self.rank + self.shared
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """The sizes of a decoder: the whole of it, or what one of several tensor-parallel ranks holds (`shard`), which differs in its heads
     and in the widths of its MLPs. Those of the recurrence (`conv_kernel` to `value_dim`) mean nothing where no layer is recurrent.
@@ -40,6 +60,7 @@ class ModelShape:
     layer_types    one of "linear_attention", "full_attention" per layer
     expert_layers  True where the layer's MLP is a mixture of experts
     draft_layers   attention layers that draft (multi-token prediction), beside those of `layer_types`: 0 or 1
+    latent         attention keeps latents: `kv_heads` is 1, `head_dim` the width of one, of which the first `value_width` stand for values
     """
 
     model_type: str
@@ -63,6 +84,7 @@ class ModelShape:
     tied: bool
     max_positions: int
     draft_layers: int = 0
+    latent: Latent | None = None
 
     @classmethod
     def from_config(cls, config: Config) -> ModelShape:
@@ -70,7 +92,7 @@ class ModelShape:
         text = text_config(config)
         own = ARCHITECTURES[str(text["model_type"])]
         types = _layer_types(text, own)
-        heads = _size(text, "num_attention_heads")
+        heads, latent = _size(text, "num_attention_heads"), _latent(text, own)
         shape = cls(
             model_type=str(text["model_type"]),
             vocab=_size(text, "vocab_size"),
@@ -78,8 +100,8 @@ class ModelShape:
             layer_types=types,
             expert_layers=_expert_layers(text, own, len(types)),
             heads=heads,
-            kv_heads=_kv_heads(text, own, heads),
-            head_dim=_head_dim(text, own, heads),
+            kv_heads=1 if latent else _kv_heads(text, own, heads),
+            head_dim=latent.width if latent else _head_dim(text, own, heads),
             conv_kernel=_recurrent_size(text, own, "linear_conv_kernel_dim", 4),
             key_heads=_recurrent_size(text, own, "linear_num_key_heads", 16),
             key_dim=_recurrent_size(text, own, "linear_key_head_dim", 128),
@@ -92,6 +114,7 @@ class ModelShape:
             shared_width=_size(text, "shared_expert_intermediate_size", 0, least=0) if own.shared_expert else 0,
             tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
             max_positions=_size(text, "max_position_embeddings", 32768),
+            latent=latent,
         )
         _check(shape)
         return shape
@@ -118,6 +141,21 @@ class ModelShape:
         """Channels of one layer's convolution: queries, keys and values side by side."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
+    @property
+    def decays(self) -> int:
+        """How many decays a value head has: one, or one for each channel of a key."""
+        return 1 if self.architecture.recurrence.low_rank is None else self.key_dim
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows that are kept of a token by each KV head of a layer: a key and a value, or one that is both."""
+        return 1 if self.latent else 2
+
+    @property
+    def value_width(self) -> int:
+        """Numbers of a value as it is kept: of a row that is both, the first ones."""
+        return self.latent.rank if self.latent else self.head_dim
+
     def drafting(self) -> ModelShape:
         """With the layer that drafts: its KV in each page, and in each image the hidden row from which it goes on."""
         return replace(self, draft_layers=1)
@@ -131,6 +169,8 @@ class ModelShape:
             raise ConfigError(
                 f"--tensor-parallel-size {ranks}: a {self.model_type} norms over all heads at once, on one device: give 1"
             )
+        if ranks > 1 and self.latent:
+            raise ConfigError(f"--tensor-parallel-size {ranks}: a {self.model_type} is served on one device: give 1")
         for name, count in (
             ("num_attention_heads", self.heads),
             ("linear_num_key_heads", self.key_heads if self.linear_layers else 0),
@@ -157,7 +197,7 @@ class ModelShape:
 
     def kv_token_bytes(self, width: int = 2) -> int:
         """Bytes of KV of one token over all attention layers."""
-        return (self.attention_layers + self.draft_layers) * 2 * self.kv_heads * self.head_dim * width
+        return (self.attention_layers + self.draft_layers) * self.kv_rows * self.kv_heads * self.head_dim * width
 
     def image_bytes(self, widths: Widths | None = None) -> int:
         """Bytes of one rung's image: recurrent and convolution state of all linear layers, and what drafts go on from."""
@@ -169,7 +209,7 @@ class ModelShape:
     def ring_bytes(self, depth: int, widths: Widths | None = None) -> int:
         """Bytes of the inputs of `depth` tokens that a live slot may keep beside its state."""
         w = widths or Widths()
-        folded = 4 * (2 * self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2))
+        folded = 4 * (2 * self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 1 + self.decays))
         return depth * self.linear_layers * (folded + self.conv_channels * w.conv)
 
     def geometry(self, block: int = 16, rung_grid: int = GDN_CHUNK, widths: Widths | None = None) -> Geometry:
@@ -192,24 +232,30 @@ class ModelShape:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         matrices = 2.0 * (self.parameters(active=True) - embeddings) * tokens
         pairs = tokens * start + tokens * (tokens + 1) / 2
-        attention = 4.0 * self.attention_layers * self.heads * self.head_dim * pairs
+        attention = 2.0 * self.attention_layers * self.heads * (self.head_dim + self.value_width) * pairs
         return matrices + attention + self._recurrent_flops() * tokens + 2.0 * self.vocab * self.hidden
 
     def _mixer_parameters(self, kind: str) -> int:
+        if kind == "full_attention" and (latent := self.latent):
+            by_head = self.hidden * (latent.own + latent.shared + latent.value) + latent.rank * (
+                latent.own + latent.value
+            )
+            return self.heads * by_head + self.hidden * latent.width
         if kind == "full_attention":
             by_heads = 3 if self.architecture.gated else 2  # queries, output, and gates
             return self.hidden * self.head_dim * (by_heads * self.heads + 2 * self.kv_heads)
-        inner = self.value_heads * self.value_dim
-        return (
-            self.hidden * (self.conv_channels + 2 * inner + 2 * self.value_heads)
-            + self.conv_channels * self.conv_kernel
-        )
+        inner, convolved = self.value_heads * self.value_dim, self.conv_channels * self.conv_kernel
+        if self.architecture.recurrence.low_rank is not None:
+            decays = self.value_heads * self.key_dim
+            into = self.conv_channels + inner + self.value_heads + self.value_dim + self.key_dim
+            return self.hidden * into + self.value_dim * inner + self.key_dim * decays + convolved
+        return self.hidden * (self.conv_channels + 2 * inner + 2 * self.value_heads) + convolved
 
     def _mlp_parameters(self, expert: bool, active: bool) -> int:
         if not expert:
             return 3 * self.hidden * self.mlp_width
         count = self.experts_per_token if active else self.experts
-        routed = self.experts + self.architecture.shared_expert
+        routed = self.experts + (self.architecture.shared_expert and self.architecture.mixture.gated)
         return 3 * self.hidden * (count * self.expert_width + self.shared_width) + self.hidden * routed
 
     def _recurrent_flops(self) -> float:
@@ -231,7 +277,7 @@ def text_config(config: Config) -> Config:
         raise ConfigError(
             f"config.json has model_type {kind!r}: supported are {', '.join((*ARCHITECTURES, *WRAPPERS))}"
         )
-    return config
+    return ARCHITECTURES[str(kind)].reads(config)
 
 
 def _size(config: Config, name: str, default: int | None = None, least: int = 1, most: int = _LARGEST_SIZE) -> int:
@@ -259,6 +305,14 @@ def _kv_heads(config: Config, own: Architecture, heads: int) -> int:
 def _head_dim(config: Config, own: Architecture, heads: int) -> int:
     default = own.head_dim or _size(config, "hidden_size") // heads
     return default if config.get("head_dim") is None else _size(config, "head_dim")
+
+
+def _latent(config: Config, own: Architecture) -> Latent | None:
+    if not own.latent:
+        return None
+    return Latent(
+        *(_size(config, name) for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
+    )
 
 
 def _layer_types(config: Config, own: Architecture) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ class HybridConfig:
 
     rotary_dim      leading dimensions of each attention head that are rotated (even; 0: none)
     norm_topk       whether the weights of a token's experts are scaled to sum to 1
+    expert_scale    by which they are multiplied then
     dtype           what the checkpoint calls its element type ("bfloat16", "float16", "float32")
     ends            tokens that end an answer: what config.json names and, from a directory, what its other files do
     max_positions   the longest sequence that the checkpoint was made for
@@ -46,6 +47,7 @@ class HybridConfig:
     rope_theta: float
     rotary_dim: int
     norm_topk: bool
+    expert_scale: float
     dtype: str
     ends: Ends
     max_positions: int
@@ -76,6 +78,7 @@ class HybridConfig:
             rope_theta=theta,
             rotary_dim=rotary,
             norm_topk=bool(text.get("norm_topk_prob", own.norm_topk)),
+            expert_scale=_number(text, "routed_scaling_factor", 1.0) if own.mixture.biased else 1.0,
             dtype=_dtype(text, config),
             ends=Ends.from_config(config),
             max_positions=positions if stretched is None else max(positions, stretched.positions),

@@ -84,8 +84,11 @@ class DummyWeights:
         # 32 bits: a CPU's generator looks at no more of its seed
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         if name.endswith("A_log"):
-            order = torch.randperm(shape[0], generator=generator, device=self._device)
-            return torch.linspace(math.log(_MEMORY[0]), math.log(_MEMORY[1]), shape[0], device=self._device)[order]
+            heads = math.prod(shape)
+            order = torch.randperm(heads, generator=generator, device=self._device)
+            return torch.linspace(math.log(_MEMORY[0]), math.log(_MEMORY[1]), heads, device=self._device)[order].view(
+                shape
+            )
         mean, deviation = self._moments(name, shape)
         dtype = self._dtype if len(shape) > 1 else torch.float32
         return torch.empty(shape, dtype=dtype, device=self._device).normal_(mean, deviation, generator=generator)

@@ -21,7 +21,7 @@ from stepwell.model.decoder import HybridDecoder, Layer
 from stepwell.model.drafter import Drafter
 from stepwell.model.dummy import DummyWeights
 from stepwell.model.fp8 import Fp8Weights, cuts_of_scales, with_scales
-from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Half, Norm, NormedAfter
+from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Half, Latent, LowRank, Norm, NormedAfter
 from stepwell.model.shares import share, words
 from stepwell.ops.linear import Linear
 from stepwell.ops.ranks import ALONE, Ranks, SideBySide
@@ -182,7 +182,8 @@ class _Loader:
         prefix, shape = names.layer_prefix(index), self.config.shape
         full = shape.layer_types[index] == "full_attention"
         order = shape.layer_types[:index].count(shape.layer_types[index])
-        mixer: Half = self._attention(prefix, order) if full else self._delta_net(prefix, order)
+        attention = self._attention if shape.latent is None else self._latent_attention
+        mixer: Half = attention(prefix, order) if full else self._delta_net(prefix, order)
         return self._layer(prefix, shape.layer_types[index], mixer, shape.expert_layers[index], prefix in fused)
 
     def _layer(self, prefix: str, kind: str, mixer: Half, experts: bool, fused: bool) -> Layer:
@@ -237,8 +238,29 @@ class _Loader:
             out=self.linear(f"{own}o_proj.weight"),
         )
 
+    def _latent_attention(self, prefix: str, order: int) -> Attention:
+        s, own, sizes = self.config.shape, f"{prefix}self_attn.", self.config.shape.latent
+        assert sizes is not None, "others keep keys and values"
+        both = unpacked(self.matrix(f"{own}kv_b_proj.weight"), self.dtype).view(
+            s.heads, sizes.own + sizes.value, sizes.rank
+        )
+        keys, values = (part.contiguous() for part in both.split_with_sizes((sizes.own, sizes.value), 1))
+        return Attention(
+            index=order,
+            heads=s.heads,
+            kv_heads=1,
+            head_dim=sizes.width,
+            gated=False,
+            into=self.linear(f"{own}q_proj.weight", f"{own}kv_a_proj_with_mqa.weight"),
+            qk_norm=None,
+            whole=False,
+            out=self.linear(f"{own}o_proj.weight"),
+            latent=Latent(self.norm(f"{own}kv_a_layernorm.weight"), keys, values),
+        )
+
     def _delta_net(self, prefix: str, order: int) -> DeltaNet:
-        s, own, stored = self.config.shape, f"{prefix}linear_attn.", self.config.shape.architecture.recurrence
+        s, stored = self.config.shape, self.config.shape.architecture.recurrence
+        own = f"{prefix}{stored.prefix}"
         wide, narrow = (
             self.matrix(*(f"{own}{name}.weight" for name in parts)) for parts in (stored.wide, stored.narrow)
         )
@@ -257,11 +279,15 @@ class _Loader:
             value_dim=s.value_dim,
             into=self.narrow_behind(wide, narrow),
             conv=conv.squeeze(1).t().contiguous(),
-            rate=self.float32(f"{own}A_log").exp().neg(),
+            rate=self.float32(f"{own}A_log").flatten().exp().neg(),
             dt_bias=self.float32(f"{own}dt_bias"),
             norm=Norm(self.float32(f"{own}{stored.norm}.weight"), stored.eps or self.config.eps),
             beta=stored.largest_beta,
             out=self.linear(f"{own}{stored.out}.weight"),
+            low_rank=None
+            if stored.low_rank is None
+            else LowRank(*(self.linear(f"{own}{y}.weight") for y in stored.low_rank)),
+            sigmoid=stored.gate == "sigmoid",
         )
 
     def _mlp(self, prefix: str) -> DenseMlp:
@@ -269,9 +295,10 @@ class _Loader:
         return DenseMlp(gate_up, self.linear(f"{prefix}down_proj.weight"))
 
     def _experts(self, prefix: str, fused: bool) -> Experts:
-        own, shared = f"{prefix}mlp.", f"{prefix}mlp.shared_expert."
-        has_shared = self.config.shape.architecture.shared_expert
-        router = self.linear(f"{own}gate.weight", *([f"{own}shared_expert_gate.weight"] if has_shared else []))
+        has_shared, stored = self.config.shape.architecture.shared_expert, self.config.shape.architecture.mixture
+        own, shared = f"{prefix}{stored.prefix}", f"{prefix}{stored.prefix}{stored.shared}."
+        gated = has_shared and stored.gated
+        router = self.linear(f"{own}gate.weight", *([f"{own}{stored.shared}_gate.weight"] if gated else []))
         matrices: list[Matrix] = [*(self._fused_experts(own) if fused else self._single_experts(own))]
         if has_shared:
             matrices.append(self.matrix(f"{shared}gate_proj.weight", f"{shared}up_proj.weight"))
@@ -287,6 +314,9 @@ class _Loader:
             gate_up=self.backend.stack(gate_up),
             down=self.backend.stack(down),
             shared=DenseMlp(*map(self.backend.linear, rest)) if has_shared else None,
+            gated=gated,
+            bias=self.float32(f"{own}{names.BIAS}") if stored.biased else None,
+            scale=self.config.expert_scale,
         )
 
     def _fused_experts(self, own: str) -> tuple[Matrix, Matrix]:
@@ -295,10 +325,11 @@ class _Loader:
     def _single_experts(self, own: str) -> tuple[Matrix, Matrix]:
         """One expert at a time: all of them twice would not fit beside the rest."""
         count, made = self.config.shape.experts, None
+        gate, up, last = self.config.shape.architecture.mixture.matrices
         for expert in range(count):
             one = f"{own}experts.{expert}."
-            gate_up = self.matrix(f"{one}gate_proj.weight", f"{one}up_proj.weight")
-            down = self.matrix(f"{one}down_proj.weight")
+            gate_up = self.matrix(f"{one}{gate}.weight", f"{one}{up}.weight")
+            down = self.matrix(f"{one}{last}.weight")
             made = made or (stack_like(gate_up, count), stack_like(down, count))
             made = put(made[0], expert, gate_up, self.dtype), put(made[1], expert, down, self.dtype)
         assert made is not None, "a mixture has experts"

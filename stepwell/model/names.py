@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stepwell.base.shapes import ModelShape
+from stepwell.base.architectures.architecture import Mixture
+from stepwell.base.shapes import Latent, ModelShape
 from stepwell.model.cuts import Shape
 
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+BIAS = "gate.e_score_correction_bias"
+"""Of a mixture's tensors, what is added to the chances of experts where they are chosen."""
 DRAFTS = "mtp."
 """Prefix of the layer that drafts (multi-token prediction)."""
 DRAFT_LAYER = f"{DRAFTS}layers.0."
@@ -73,7 +76,8 @@ def official_fp8(name: str) -> bool:
 def _layer(shape: ModelShape, prefix: str, kind: str, expert: bool, fused: bool) -> Iterator[tuple[str, Shape]]:
     for norm in norms(shape, kind):
         yield f"{prefix}{norm}.weight", (shape.hidden,)
-    mixer = _attention(shape) if kind == "full_attention" else _linear(shape)
+    attention = _attention(shape) if shape.latent is None else _latent(shape, shape.latent)
+    mixer = attention if kind == "full_attention" else _linear(shape)
     mlp = _experts(shape, fused) if expert else _mlp("mlp.", shape.hidden, shape.mlp_width)
     for part in (mixer, mlp):
         for name, size in part:
@@ -93,38 +97,59 @@ def _attention(s: ModelShape) -> Iterator[tuple[str, Shape]]:
 
 
 def _linear(s: ModelShape) -> Iterator[tuple[str, Shape]]:
-    own, inner, keys = s.architecture.recurrence, s.value_heads * s.value_dim, s.key_heads * s.key_dim
-    wide = {
+    own, heads = s.architecture.recurrence, s.value_heads
+    inner, keys = heads * s.value_dim, s.key_heads * s.key_dim
+    widths = {
         "in_proj_qkvz": s.conv_channels + inner, "in_proj_qkv": s.conv_channels, "in_proj_z": inner,
         "q_proj": keys, "k_proj": keys, "v_proj": inner, "g_proj": inner,
+        "in_proj_ba": 2 * heads, "in_proj_b": heads, "in_proj_a": heads, "b_proj": heads, "a_proj": heads,
+        "g_a_proj": s.value_dim, "f_a_proj": s.key_dim,
     }  # fmt: skip
     channels = {"conv1d": s.conv_channels, "q_conv1d": keys, "k_conv1d": keys, "v_conv1d": inner}
-    for name in own.wide:
-        yield f"linear_attn.{name}.weight", (wide[name], s.hidden)
-    for name in own.narrow:
-        yield f"linear_attn.{name}.weight", (2 * s.value_heads // len(own.narrow), s.hidden)
+    for name in (*own.wide, *own.narrow):
+        yield f"{own.prefix}{name}.weight", (widths[name], s.hidden)
     for name in own.convs:
-        yield f"linear_attn.{name}.weight", (channels[name], 1, s.conv_kernel)
-    yield "linear_attn.A_log", (s.value_heads,)
-    yield "linear_attn.dt_bias", (s.value_heads,)
-    yield f"linear_attn.{own.norm}.weight", (s.value_dim,)
-    yield f"linear_attn.{own.out}.weight", (s.hidden, inner)
+        yield f"{own.prefix}{name}.weight", (channels[name], 1, s.conv_kernel)
+    if own.low_rank is not None:
+        gates, decays = own.low_rank
+        yield f"{own.prefix}{gates}.weight", (inner, s.value_dim)
+        yield f"{own.prefix}{decays}.weight", (heads * s.key_dim, s.key_dim)
+    yield f"{own.prefix}A_log", (heads,) if own.low_rank is None else (1, 1, heads, 1)
+    yield f"{own.prefix}dt_bias", (heads * s.decays,)
+    yield f"{own.prefix}{own.norm}.weight", (s.value_dim,)
+    yield f"{own.prefix}{own.out}.weight", (s.hidden, inner)
 
 
-def _mlp(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, Shape]]:
-    yield f"{prefix}gate_proj.weight", (width, hidden)
-    yield f"{prefix}up_proj.weight", (width, hidden)
-    yield f"{prefix}down_proj.weight", (hidden, width)
+def _latent(s: ModelShape, latent: Latent) -> Iterator[tuple[str, Shape]]:
+    yield "self_attn.q_proj.weight", (s.heads * (latent.own + latent.shared), s.hidden)
+    yield "self_attn.kv_a_proj_with_mqa.weight", (latent.width, s.hidden)
+    yield "self_attn.kv_a_layernorm.weight", (latent.rank,)
+    yield "self_attn.kv_b_proj.weight", (s.heads * (latent.own + latent.value), latent.rank)
+    yield "self_attn.o_proj.weight", (s.hidden, s.heads * latent.value)
+
+
+_GATED = Mixture().matrices
+
+
+def _mlp(prefix: str, hidden: int, width: int, matrices: tuple[str, str, str] = _GATED) -> Iterator[tuple[str, Shape]]:
+    gate, up, down = matrices
+    yield f"{prefix}{gate}.weight", (width, hidden)
+    yield f"{prefix}{up}.weight", (width, hidden)
+    yield f"{prefix}{down}.weight", (hidden, width)
 
 
 def _experts(s: ModelShape, fused: bool) -> Iterator[tuple[str, Shape]]:
-    yield "mlp.gate.weight", (s.experts, s.hidden)
+    own = s.architecture.mixture
+    yield f"{own.prefix}gate.weight", (s.experts, s.hidden)
+    if own.biased:
+        yield f"{own.prefix}{BIAS}", (s.experts,)
     if s.architecture.shared_expert:
-        yield "mlp.shared_expert_gate.weight", (1, s.hidden)
-        yield from _mlp("mlp.shared_expert.", s.hidden, s.shared_width)
+        if own.gated:
+            yield f"{own.prefix}{own.shared}_gate.weight", (1, s.hidden)
+        yield from _mlp(f"{own.prefix}{own.shared}.", s.hidden, s.shared_width)
     if fused:
-        yield "mlp.experts.gate_up_proj", (s.experts, 2 * s.expert_width, s.hidden)
-        yield "mlp.experts.down_proj", (s.experts, s.hidden, s.expert_width)
+        yield f"{own.prefix}experts.gate_up_proj", (s.experts, 2 * s.expert_width, s.hidden)
+        yield f"{own.prefix}experts.down_proj", (s.experts, s.hidden, s.expert_width)
         return
     for expert in range(s.experts):
-        yield from _mlp(f"mlp.experts.{expert}.", s.hidden, s.expert_width)
+        yield from _mlp(f"{own.prefix}experts.{expert}.", s.hidden, s.expert_width, own.matrices)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from stepwell.model.backend import Output
 from stepwell.model.batch import Draws, Memory, States
-from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Norm
+from stepwell.model.layers import Attention, DeltaNet, DenseMlp, Experts, Latent, Norm
 from stepwell.model.torch_plans import Carrying, Folds, Held, InPlace, Steps
-from stepwell.ops.attention import PagedAttention, write_kv
+from stepwell.ops.attention import PagedAttention, write_kv, write_rows
 from stepwell.ops.conv import causal_conv, conv_update
 from stepwell.ops.delta_rule import DeltaInputs, delta_rule, delta_update
-from stepwell.ops.experts import gated_mlp, mixture, route
+from stepwell.ops.experts import gated_mlp, mixture, route, route_by_bias
 from stepwell.ops.norm import gated_rms_norm, inverse_rms, rms_norm
 from stepwell.ops.pending import conv_step, delta_step, fold_pending
 from stepwell.ops.ranks import Ranks
@@ -66,12 +66,30 @@ class TorchForward:
         return tokens
 
     def attention(self, layer: Attention, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
+        if layer.latent is not None:
+            return self._close(layer.out(self._through(layer, layer.latent, x)), residual, then)
         q, gate = self._store(layer, x)
         y = self.attend(q, self.memory.keys[layer.index], self.memory.values[layer.index])
         if (scales := self.memory.scales) is not None:
             y = y * _by_query_head(scales.values[layer.index], layer).to(y.dtype)
         y = y.flatten(1)
         return self._close(layer.out(y * gate.sigmoid() if layer.gated else y), residual, then)
+
+    def _through(self, layer: Attention, latent: Latent, x: Tensor) -> Tensor:
+        """Attention through latents, [rows, heads · value]: queries and outputs are turned to the latent's side, which is linear, so that
+        no head's keys and values are ever made."""
+        (_, own, rank), keys = latent.keys.shape, self.memory.keys[layer.index]
+        each = own + layer.head_dim - rank
+        q, row = layer.into(x).split_with_sizes((layer.heads * each, layer.head_dim), -1)
+        made, shared = row.split_with_sizes((rank, layer.head_dim - rank), -1)
+        kept = torch.cat((rms_norm(made, latent.norm.weight, latent.norm.eps), shared), -1)
+        write_rows(kept.unsqueeze(1), keys, self.place)
+        q, beside = q.view(-1, layer.heads, each).split_with_sizes((own, each - own), -1)
+        turned = torch.einsum("nho,hor->nhr", q, latent.keys)
+        # attention divides by the root of the latent's width, where a head's query has only `each` numbers
+        queries = torch.cat((turned, beside), -1).mul_((layer.head_dim / each) ** 0.5)
+        y = self.attend(queries, keys, self.memory.values[layer.index])
+        return torch.einsum("nhr,hvr->nhv", y, latent.values).flatten(1)
 
     def before(self, x: Tensor) -> Tensor:
         assert self.carrying is not None
@@ -108,15 +126,18 @@ class TorchForward:
         return q, gate
 
     def delta_net(self, layer: DeltaNet, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
-        heads, inner = layer.value_heads, layer.value_heads * layer.value_dim
-        qkv, z, b, a = layer.into(x).split_with_sizes((layer.conv.shape[1], inner, heads, heads), -1)
+        heads, low = layer.value_heads, layer.low_rank
+        widths = (heads * layer.value_dim, heads, heads) if low is None else (layer.value_dim, heads, layer.key_dim)
+        qkv, z, b, a = layer.into(x).split_with_sizes((layer.conv.shape[1], *widths), -1)
+        if low is not None:
+            z, a = low.gates(z), low.decays(a)
         beta = b.float().sigmoid()
         if layer.beta != 1.0:
             beta = beta * layer.beta
-        g = F.softplus(a.float() + layer.dt_bias).mul_(layer.rate)
-        y = gated_rms_norm(
-            self._mixed(layer, qkv, g, beta), z.view(-1, heads, layer.value_dim), layer.norm.weight, layer.norm.eps
-        )
+        g = F.softplus(a.float() + layer.dt_bias)
+        g = g.mul_(layer.rate) if low is None else g.view(-1, heads, layer.key_dim).mul_(layer.rate.unsqueeze(-1))
+        y, through = self._mixed(layer, qkv, g, beta), torch.sigmoid if layer.sigmoid else F.silu
+        y = gated_rms_norm(y, z.view(-1, heads, layer.value_dim), layer.norm.weight, layer.norm.eps, through)
         return self._close(layer.out(y.flatten(1)), residual, then)
 
     def mlp(self, layer: DenseMlp, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
@@ -124,10 +145,14 @@ class TorchForward:
 
     def experts(self, layer: Experts, x: Tensor, residual: Tensor, then: Norm) -> Tensor:
         logits, shared = layer.router(x), layer.shared
-        weights, chosen = route(logits if shared is None else logits[:, :-1], layer.top, layer.normed)
+        if layer.bias is None:
+            weights, chosen = route(logits[:, :-1] if layer.gated else logits, layer.top, layer.normed)
+        else:
+            weights, chosen = route_by_bias(logits, layer.bias, layer.top, layer.normed, layer.scale)
         mixed = mixture(x, weights, chosen, layer.gate_up, layer.down)
         if shared is not None:
-            mixed.add_(gated_mlp(x, shared.gate_up, shared.down).mul_(logits[:, -1:].sigmoid()))
+            y = gated_mlp(x, shared.gate_up, shared.down)
+            mixed.add_(y.mul_(logits[:, -1:].sigmoid()) if layer.gated else y)
         return self._close(mixed, residual, then)
 
     def _close(self, y: Tensor, residual: Tensor, then: Norm) -> Tensor:

@@ -1,6 +1,7 @@
 """Causal attention over paged KV. Planned once a step, run once a layer.
 
-    k_pages, v_pages   [pages, block, kv_heads, head_dim]: one layer's view into the arena, strided over the pages
+    k_pages, v_pages   [pages, block, kv_heads, head_dim]: one layer's view into the arena, strided over the pages. Values may be narrower
+                       than keys, and part of them
 
 Query heads come in groups that share a KV head: query head h reads KV head h // (heads / kv_heads). Pages hold whatever was
 there before beyond a sequence's end, NaN included: nothing here reads it into a sum.
@@ -66,23 +67,23 @@ class TileGroup:
     mask: Tensor | None
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor) -> Tensor:
-        """q [tiles · queries, heads, head_dim] → the same shape."""
-        _, heads, dim = q.shape
-        kv_heads = k_pages.shape[2]
+        """q [tiles · queries, heads, head_dim] → [tiles · queries, heads, numbers of a value]."""
+        count, heads, dim = q.shape
+        kv_heads, wide = k_pages.shape[2], v_pages.shape[3]
         k, v = (pages.index_select(0, self.pages).flatten(0, 1).to(q.dtype) for pages in (k_pages, v_pages))
         if self.hidden is not None:
             # masked is not enough: 0 · NaN is NaN
             k.index_fill_(0, self.hidden, 0)
             v.index_fill_(0, self.hidden, 0)
-        k, v = (y.view(self.tiles, -1, kv_heads, dim)[:, : self.length].transpose(1, 2) for y in (k, v))
+        k, v = (y.view(self.tiles, -1, kv_heads, y.shape[-1])[:, : self.length].transpose(1, 2) for y in (k, v))
         # the heads of a group become rows: each KV head is read once
         if self.queries == 1:
             rows = q.reshape(self.tiles, kv_heads, -1, dim)
-            return F.scaled_dot_product_attention(rows, k, v, attn_mask=self.mask).reshape(q.shape)
+            return F.scaled_dot_product_attention(rows, k, v, attn_mask=self.mask).reshape(count, heads, wide)
         grouped = (self.tiles, self.queries, kv_heads, heads // kv_heads, dim)
         rows = q.reshape(grouped).permute(0, 2, 3, 1, 4).reshape(self.tiles, kv_heads, -1, dim)
         out = F.scaled_dot_product_attention(rows, k, v, attn_mask=self.mask)
-        return out.unflatten(2, (-1, self.queries)).permute(0, 3, 1, 2, 4).reshape(q.shape)  # type: ignore[no-untyped-call,no-any-return]
+        return out.unflatten(2, (-1, self.queries)).permute(0, 3, 1, 2, 4).reshape(count, heads, wide)  # type: ignore[no-untyped-call,no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,11 @@ class PagedAttention:
         return cls(tuple(_plan_group(part, tables, block, share, device, dtype, total) for part in parts))
 
     def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor) -> Tensor:
-        """q [rows, heads, head_dim] → the same shape."""
+        """q [rows, heads, head_dim] → [rows, heads, numbers of a value]."""
         first = self.groups[0]
         if first.rows is None:
             return first.attend(q, k_pages, v_pages)
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:2], v_pages.shape[3])
         for group in self.groups:
             assert group.rows is not None
             # a padding query repeats a real one, and writes the same result to the same place
@@ -133,10 +134,15 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, place: Tens
 
     Pages of e4m3 take values as they are, clamped to its largest: it has no infinity, and what is larger would become NaN.
     """
-    for x, pages in ((k, k_pages), (v, v_pages)):
-        if pages.dtype == torch.float8_e4m3fn:  # copied as bytes: no operation of this kind knows the type
-            x, pages = x.clamp(-LARGEST, LARGEST).to(pages.dtype).view(torch.uint8), pages.view(torch.uint8)
-        _rows(pages).index_copy_(0, place, x.to(pages.dtype).flatten(1))
+    write_rows(k, k_pages, place)
+    write_rows(v, v_pages, place)
+
+
+def write_rows(x: Tensor, pages: Tensor, place: Tensor) -> None:
+    """The same for keys, values or latents alone."""
+    if pages.dtype == torch.float8_e4m3fn:  # copied as bytes: no operation of this kind knows the type
+        x, pages = x.clamp(-LARGEST, LARGEST).to(pages.dtype).view(torch.uint8), pages.view(torch.uint8)
+    _rows(pages).index_copy_(0, place, x.to(pages.dtype).flatten(1))
 
 
 def _rows(pages: Tensor) -> Tensor:

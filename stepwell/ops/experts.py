@@ -29,6 +29,17 @@ def route(logits: Tensor, top: int, normed: bool) -> tuple[Tensor, Tensor]:
     return (weights / weights.sum(-1, keepdim=True) if normed else weights), chosen
 
 
+def route_by_bias(logits: Tensor, bias: Tensor, top: int, normed: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """The same for experts that are chosen by the sigmoid of their logit and `bias`, float32 [experts], and weighted by the sigmoid alone.
+
+    The weights are multiplied by `scale` (DeepSeek-V3 technical report, 2024, section 2.1.2, without groups of experts).
+    """
+    chances = logits.float().sigmoid()
+    chosen = (chances + bias).topk(top, -1).indices
+    weights = chances.gather(-1, chosen)
+    return (weights / weights.sum(-1, keepdim=True) if normed else weights) * scale, chosen
+
+
 def mixture(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: LinearStack, down: LinearStack) -> Tensor:
     """Each row's experts, weighted and summed: [n, hidden]. Weights and numbers as `route` returns them."""
     top, flat = chosen.shape[1], chosen.flatten()

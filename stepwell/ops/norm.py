@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -36,8 +37,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.mul(y, inverse_rms(y, eps)).mul_(weight).to(x.dtype)
 
 
-def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / rms(x) * weight * silu(gate)`, in the type of `gate`. `weight` is float32 and plain, not zero-centred."""
+def gated_rms_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, through: Callable[[Tensor], Tensor] = F.silu
+) -> Tensor:
+    """`x / rms(x) * weight * through(gate)`, in the type of `gate`. `weight` is float32 and plain, not zero-centred."""
     y = x.float()
     y = torch.mul(y, inverse_rms(y, eps)).mul_(weight)
-    return y.mul_(F.silu(gate.float())).to(gate.dtype)
+    return y.mul_(through(gate.float())).to(gate.dtype)

@@ -28,7 +28,8 @@ class Ring:
 
     q, k      [slots, R, key_heads, key_dim], unit length
     v         [slots, R, value_heads, value_dim]
-    g, beta   [slots, R, value_heads]; g is the logarithm of the decay
+    g, beta   [slots, R, value_heads]; g is the logarithm of the decay, and where each channel of a key decays by itself [slots, R,
+              value_heads, key_dim]
     """
 
     q: Tensor
@@ -39,16 +40,24 @@ class Ring:
 
     @classmethod
     def empty(
-        cls, slots: int, rows: int, key_heads: int, key_dim: int, value_heads: int, value_dim: int, device: torch.device
+        cls,
+        slots: int,
+        rows: int,
+        key_heads: int,
+        key_dim: int,
+        value_heads: int,
+        value_dim: int,
+        device: torch.device,
+        decays: int = 1,
     ) -> Ring:
-        """An uninitialised ring: `rows` tokens for each of `slots` slots."""
+        """An uninitialised ring: `rows` tokens for each of `slots` slots, with so many `decays` of a value head."""
 
         def new(*shape: int) -> Tensor:
             return torch.empty(slots, rows, *shape, dtype=torch.float32, device=device)
 
-        heads = (value_heads,)
+        g = (value_heads,) if decays == 1 else (value_heads, decays)
         return cls(
-            new(key_heads, key_dim), new(key_heads, key_dim), new(value_heads, value_dim), new(*heads), new(*heads)
+            new(key_heads, key_dim), new(key_heads, key_dim), new(value_heads, value_dim), new(*g), new(value_heads)
         )
 
 
@@ -85,7 +94,7 @@ def conv_step(
     """Convolution, SiLU and unit length of queries and keys of the new tokens; the results go into the ring, with their gates.
 
     x         [rows · T, channels]: query, key and value channels before the convolution
-    g, beta   float32 [rows · T, value_heads]
+    g, beta   float32 [rows · T, value_heads], g as the ring's
     weight    float32 [kernel, channels], oldest tap first
     window    [slots, kernel − 1 + W, channels]: the inputs before `committed`, then those of pending tokens; W ≥ T, or any with `fold_new`.
               Moves on by `pending` (and T) tokens
@@ -108,7 +117,7 @@ def conv_step(
     ring.q[slots, place] = unit(q.reshape(rows, count, *ring.q.shape[2:]))
     ring.k[slots, place] = unit(k.reshape(rows, count, *ring.k.shape[2:]))
     ring.v[slots, place] = v.reshape(rows, count, *ring.v.shape[2:])
-    ring.g[slots, place], ring.beta[slots, place] = (y.view(rows, count, -1) for y in (g, beta))
+    ring.g[slots, place], ring.beta[slots, place] = (y.view(rows, count, *y.shape[1:]) for y in (g, beta))
     _leave_windows(window, inputs, rungs, lanes, marked)
     kept = inputs[:, -back:] if fold_new else inputs
     window[slots, torch.arange(kept.shape[1], device=x.device)] = kept
@@ -158,7 +167,7 @@ def _fold_token(state: Tensor, lanes: Lanes, t: int, ring: Ring) -> Tensor:
     share = state.shape[1] // ring.k.shape[2]
     q, k = (torch.where(there, y[place], 0.0).repeat_interleave(share, 1) for y in (ring.q, ring.k))
     v = torch.where(there, ring.v[place], 0.0)
-    g, beta = (torch.where(there[..., 0], y[place], 0.0).unsqueeze(-1) for y in (ring.g, ring.beta))
+    g, beta = (torch.where(there, y[place].view(*state.shape[:2], -1), 0.0) for y in (ring.g, ring.beta))
     state.mul_(g.exp().unsqueeze(-1))
     delta = (v - (state * k.unsqueeze(-1)).sum(2)).mul_(beta)
     state.addcmul_(k.unsqueeze(-1), delta.unsqueeze(2))

@@ -1,7 +1,7 @@
 """The device's bytes: pages for KV and images, and the live states of running sequences.
 
 rows   uint8 [pages, page_bytes]; a page is one contiguous row, so that it moves as one copy
-page   [attention layers, 2 (keys, values), block, kv_heads, head_dim], or a slice of an image
+page   [attention layers, 2 (keys, values) or 1 (latents), block, kv_heads, head_dim], or a slice of an image
 image  recurrent state of all linear layers, then their convolution state, then the hidden row that drafts go on from, over a list of
        pages in order
 """
@@ -52,7 +52,8 @@ def _zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
 
 class DeviceArena:
     """One allocation of pages, and one page more. `keys[i]` and `values[i]` are attention layer i's view of all of them:
-    [pages + 1, block, kv_heads, head_dim]. The last page, `spare`, takes keys and values that must not be stored; nobody reads it."""
+    [pages + 1, block, kv_heads, head_dim]. Of latents, `values` are the first part of `keys`. The last page, `spare`, takes what must not
+    be stored; nobody reads it."""
 
     __slots__ = ("geometry", "keys", "rows", "values")
 
@@ -63,9 +64,10 @@ class DeviceArena:
         every = _zeros(pages + 1, geometry.page_bytes, device)
         self.rows = every[:pages]
         layers = shape.attention_layers + shape.draft_layers
-        kv = every.view(precision.kv).view(pages + 1, layers, 2, geometry.block, shape.kv_heads, shape.head_dim)
+        sizes = (shape.kv_rows, geometry.block, shape.kv_heads, shape.head_dim)
+        kv = every.view(precision.kv).view(pages + 1, layers, *sizes)
         self.keys = tuple(kv[:, i, 0] for i in range(layers))
-        self.values = tuple(kv[:, i, 1] for i in range(layers))
+        self.values = tuple(kv[:, i, -1, ..., : shape.value_width] for i in range(layers))
 
     @property
     def device(self) -> torch.device:
@@ -149,7 +151,8 @@ class LiveStates:
         self.hidden = torch.zeros(shape.draft_layers, slots + 1, shape.hidden, dtype=precision.model, device=device)
         self.committed = torch.full((slots + 1,), -1, dtype=torch.int64, device=device)
         self.pending = torch.zeros(slots + 1, dtype=torch.int64, device=device)
-        self.rings = tuple(Ring.empty(slots + 1, depth, *heads, device) for _ in range(layers)) if depth else ()
+        rings = range(layers) if depth else ()
+        self.rings = tuple(Ring.empty(slots + 1, depth, *heads, device, shape.decays) for _ in rings)
         self._none = self._empty(0)
 
     @property

@@ -21,9 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.base.architectures import ARCHITECTURES, Architecture
+from stepwell.testing.kimi import Kimi
 from stepwell.testing.tokenizer import readable, train_tokenizer, write_tokenizer
 
-Arch: TypeAlias = Literal["qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_moe", "llama", "olmo_hybrid"]
+Arch: TypeAlias = Literal[
+    "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3", "qwen3_moe", "llama", "olmo_hybrid", "kimi_linear"
+]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 _NAMES = {
@@ -34,6 +37,7 @@ _NAMES = {
     "qwen3_moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "llama": ("llama", "LlamaForCausalLM"),
     "olmo_hybrid": ("olmo_hybrid", "OlmoHybridForCausalLM"),
+    "kimi_linear": ("kimi_linear", "KimiLinearForCausalLM"),
 }
 _FULL_EVERY = 4  # one layer in four is full attention in hybrids, as in the released models
 
@@ -79,6 +83,11 @@ class _Sizes:
     def values(self) -> int:
         return self.linear_value_heads * self.linear_dim
 
+    @property
+    def kimi(self) -> Kimi:
+        heads, dim = self.linear_value_heads // 2, self.linear_dim // 2
+        return Kimi(self.hidden, self.heads, heads, dim, self.kernel, self.experts, self.expert_width)
+
     def full(self, layer: int) -> bool:
         return not self.model.recurrent or (layer + 1) % _FULL_EVERY == 0
 
@@ -97,10 +106,10 @@ def write_checkpoint(
 ) -> Path:
     """Write config.json, generation_config.json, model.safetensors and a tokenizer into `path`; returns it.
 
-    arch       "qwen3_next" is dense unless `experts`; those on "moe" need `experts`, and others have none
+    arch       "qwen3_next" is dense unless `experts`; those on "moe" and "kimi_linear" need `experts`, and others have none
     hidden     width of the residual stream, a multiple of 64
     layers     of hybrids a multiple of 4: three recurrent layers, then one of full attention
-    experts    experts of each layer, two of which serve a token; 0 is dense
+    experts    experts of each layer, of a Kimi Linear's but the first, two of which serve a token; 0 is dense
     mtp        with a layer for multi-token prediction, as random as the rest: its drafts are guesses
 
     float32; 7.9 M parameters (32 MB) at the defaults. The same arguments give the same bytes in every file. Needs the
@@ -127,7 +136,7 @@ def _check(arch: str, hidden: int, layers: int, experts: int) -> None:
         raise ValueError(f"layers must be a multiple of {_FULL_EVERY}, not {layers}")
     if experts == 1 or experts < 0:
         raise ValueError(f"experts must be 0 (dense) or at least 2, not {experts}")
-    if arch.endswith("_moe") and not experts:
+    if arch.endswith(("_moe", "kimi_linear")) and not experts:
         raise ValueError(f"{arch} needs experts: change one of arch and experts")
     if experts and ARCHITECTURES[_NAMES[arch][0]].experts == "none":
         raise ValueError(f"{arch} must have no experts: change one of arch and experts")
@@ -161,6 +170,12 @@ def _config(sizes: _Sizes, max_positions: int) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": sizes.vocab,
     }
+    if sizes.arch == "kimi_linear":
+        full = [i for i in layers if sizes.full(i)]
+        for name in ("max_position_embeddings", "rope_parameters"):
+            del config[name]
+        fields = sizes.kimi.fields(full, [i for i in layers if i not in full])
+        return config | fields | {"model_max_length": max_positions}
     if sizes.model.recurrent:
         config |= {
             "layer_types": ["full_attention" if sizes.full(i) else "linear_attention" for i in layers],
@@ -193,8 +208,7 @@ def _shapes(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
         prefix = f"model.layers.{layer}."
         for name in sizes.model.norms if sizes.full(layer) else sizes.model.recurrence.norms:
             yield f"{prefix}{name}.weight", (h,)
-        mixer = _attention(sizes) if sizes.full(layer) else _linear_attention(sizes)
-        for name, shape in (*mixer, *_mlp(sizes)):
+        for name, shape in _halves(sizes, layer):
             yield prefix + name, shape
     if sizes.mtp:
         yield "mtp.fc.weight", (h, 2 * h)
@@ -204,6 +218,16 @@ def _shapes(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"mtp.layers.0.{name}.weight", (h,)
         for name, shape in (*_attention(sizes), *_mlp(sizes)):
             yield f"mtp.layers.0.{name}", shape
+
+
+def _halves(sizes: _Sizes, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What a layer has beside norms."""
+    if sizes.arch == "kimi_linear":
+        yield from sizes.kimi.attention() if sizes.full(layer) else sizes.kimi.delta()
+        yield from sizes.kimi.mixture() if layer else _gated("mlp.", sizes.hidden, sizes.intermediate)
+        return
+    yield from _attention(sizes) if sizes.full(layer) else _linear_attention(sizes)
+    yield from _mlp(sizes)
 
 
 def _attention(sizes: _Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -278,12 +302,14 @@ def _values(name: str, shape: tuple[int, ...], seed: int, centred: bool) -> Floa
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     normal: Floats = rng.standard_normal(shape, dtype=np.float32)
     if name.endswith("A_log"):
-        decay = rng.permutation(np.geomspace(0.01, 1.0, shape[0]))  # heads that remember 1 … 100 tokens
-        return np.asarray(np.log(decay), dtype=np.float32)
+        decay = rng.permutation(np.geomspace(0.01, 1.0, normal.size))  # heads that remember 1 … 100 tokens
+        return np.asarray(np.log(decay), dtype=np.float32).reshape(shape)
     if name.endswith(("dt_bias", "conv1d.weight", "embed_tokens.weight")):
         return np.float32(0.5) * normal
     if name.endswith("linear_attn.norm.weight"):
         return np.float32(1) + np.float32(0.1) * normal  # never centred at zero
+    if name.endswith("e_score_correction_bias"):
+        return np.float32(0.1) * normal
     if len(shape) == 1:
         return np.float32(0.1) * normal + np.float32(not centred)
     return normal / np.float32(np.sqrt(shape[-1]))

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 LENGTH = 130
-HYBRIDS = ("qwen3_5", "qwen3_next", "qwen3_next moe", "qwen3_5_moe moe", "olmo_hybrid")
+HYBRIDS = ("qwen3_5", "qwen3_next", "qwen3_next moe", "qwen3_5_moe moe", "olmo_hybrid", "kimi_linear moe")
 PLAIN = ("qwen3", "qwen3_moe moe", "llama")
 ARCHS = HYBRIDS + PLAIN
 

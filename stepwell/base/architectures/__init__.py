@@ -5,13 +5,14 @@ WRAPPERS[model_type]         the text model inside a vision model
 """
 
 from stepwell.base.architectures.architecture import Architecture
+from stepwell.base.architectures.kimi_linear import KIMI_LINEAR
 from stepwell.base.architectures.llama import LLAMA
 from stepwell.base.architectures.olmo_hybrid import OLMO_HYBRID
 from stepwell.base.architectures.qwen3 import QWEN3, QWEN3_MOE
 from stepwell.base.architectures.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from stepwell.base.architectures.qwen3_next import QWEN3_NEXT
 
-_ALL = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, QWEN3, QWEN3_MOE, LLAMA, OLMO_HYBRID)
+_ALL = (QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, QWEN3, QWEN3_MOE, LLAMA, OLMO_HYBRID, KIMI_LINEAR)
 ARCHITECTURES = {one.model_type: one for one in _ALL}
 WRAPPERS = {one.wrapper: one.model_type for one in _ALL if one.wrapper is not None}
 

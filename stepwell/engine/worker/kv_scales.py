@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 import stepwell
+from stepwell.base.errors import ConfigError
 from stepwell.base.geometry import Geometry, Ints
 from stepwell.base.shapes import ModelShape
 from stepwell.base.units import floor_to
@@ -62,9 +63,16 @@ class Naming:
 
     @classmethod
     def of(cls, config: EngineConfig, shape: ModelShape, parts: Mapping[str, str]) -> Naming | None:
-        """Those that belong to the disk cache of `config`, whose identity is otherwise `parts`; None where FP8 is stored as it is."""
+        """Those that belong to the disk cache of `config`, whose identity is otherwise `parts`; None where FP8 is stored as it is.
+
+        Raises ConfigError for a model whose latents are keys and values at once.
+        """
         if not config.calculate_kv_scales:
             return None
+        if shape.latent:
+            raise ConfigError(
+                f"--calculate-kv-scales is for keys and values, and a {shape.model_type} keeps latents: leave it out"
+            )
         fresh, own = secrets.token_hex(8), fingerprint(parts).hex()[:16]
         if config.disk_cache is None:
             return cls(fresh, None, None)
