@@ -11,6 +11,8 @@ from torch import Tensor
 from stepwell.base.errors import ConfigError
 from stepwell.ops.scaled import LARGEST
 
+_EXPONENTS = -14, 15
+"""Least and largest binary logarithm of a scale: what float16 holds in full."""
 _HEADROOM = 2.0
 """How many times larger than anything calibrated a value may be before it is clamped. It costs one of e4m3's 17 powers of two."""
 
@@ -19,9 +21,9 @@ _HEADROOM = 2.0
 class KvScales:
     """`keys` and `values`, float32 [attention layers, kv_heads], on the device: pages hold x / scale.
 
-    All are powers of two. So dividing and multiplying by them rounds nothing, in any type, wherever it is done: queries are multiplied by
-    the scales of keys instead of every key, and what attention gives by those of values instead of every value. Attention kernels that
-    know nothing of scales read such pages as they are.
+    All are powers of two that float16 holds. So dividing and multiplying by them rounds nothing, in any type, wherever it is done: queries
+    are multiplied by the scales of keys instead of every key, and what attention gives by those of values instead of every value. Attention
+    kernels that know nothing of scales read such pages as they are.
     """
 
     keys: Tensor
@@ -40,11 +42,12 @@ class KvScales:
         return min(powers), max(powers)
 
     def sound(self, layers: int, heads: int) -> bool:
-        """Whether these are scales for so many layers and heads: positive powers of two."""
+        """Whether these are scales for so many layers and heads: powers of two within what is served."""
+        least, most = (2.0**exponent for exponent in _EXPONENTS)
         return all(
             part.shape == (layers, heads)
             and part.dtype == torch.float32
-            and bool((part.isfinite() & (part > 0)).all())
+            and bool(((part >= least) & (part <= most)).all())
             and bool((part.frexp().mantissa == 0.5).all())
             for part in (self.keys, self.values)
         )
@@ -64,7 +67,7 @@ def _largest(pages: Tensor) -> Tensor:
 
 
 def _power_above(largest: Tensor) -> Tensor:
-    """The least power of two by which `largest` can be divided; 1 of a head that is always zero."""
+    """The least power of two within `_EXPONENTS` by which `largest` can be divided; 1 of a head that is always zero."""
     mantissa, exponent = torch.frexp(largest * (_HEADROOM / LARGEST))
-    power = torch.ldexp(torch.ones_like(largest), exponent - (mantissa == 0.5).int())
+    power = torch.ldexp(torch.ones_like(largest), (exponent - (mantissa == 0.5).int()).clamp(*_EXPONENTS))
     return torch.where(largest > 0, power, 1.0)

@@ -20,13 +20,22 @@ def pages(largest: list[float]) -> torch.Tensor:
     return found
 
 
-@given(st.lists(st.floats(2.0**-66, 2.0**66, width=32), min_size=1, max_size=4))
+@given(st.lists(st.floats(2.0**-7, 2.0**22, width=32), min_size=1, max_size=4))
 def test_the_largest_value_lies_within_half_of_the_range_and_beyond_a_quarter(largest: list[float]) -> None:
     made = KvScales.covering([pages(largest)], [pages(largest[::-1])])
     for scales, values in ((made.keys, largest), (made.values, largest[::-1])):
         stored = torch.tensor([values]).abs() / scales
         assert ((stored <= 224) & (stored > 112)).all()
     assert made.sound(1, len(largest))
+
+
+@given(st.one_of(st.floats(2.0**-126, 2.0**-8, width=32), st.floats(2.0**23, 2.0**126, width=32)))
+def test_scales_stay_where_float16_holds_them(largest: float) -> None:
+    """Beyond, what is stored loses digits, or is clamped: a scale that the model's type rounds to zero would make infinities of it."""
+    made = KvScales.covering([pages([largest])], [pages([1.0])])
+    assert made.sound(1, 1)
+    assert made.keys.item() == (2.0**-14 if largest < 1 else 2.0**15)
+    assert made.keys.half().item() == made.keys.item()
 
 
 def test_a_head_that_is_always_zero_has_a_scale_of_one() -> None:
@@ -42,7 +51,10 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
         KvScales.covering([pages([1.0])], [pages([value])])
 
 
-@pytest.mark.parametrize("wrong", [[[3.0]], [[0.0]], [[-2.0]], [[float("inf")]], [[float("nan")]], [[1.0, 1.0]], [1.0]])
+@pytest.mark.parametrize(
+    "wrong",
+    [[[3.0]], [[0.0]], [[-2.0]], [[float("inf")]], [[float("nan")]], [[1.0, 1.0]], [1.0], [[2.0**-15]], [[2.0**16]]],
+)
 def test_scales_that_are_no_powers_of_two_are_not_sound(wrong: list[list[float]]) -> None:
     right = torch.ones(1, 1)
     assert KvScales(right, right * 0.25).sound(1, 1)

@@ -86,16 +86,22 @@ class Naming:
         return {"kv scales": self.name}
 
     def keep(self, scales: KvScales) -> None:
-        """Write them beside the cache, so that they are there before any page is. Raises OSError."""
+        """Write them beside the cache, so that they are there before any page is. Raises ConfigError where that cannot be."""
         if self.file is None:
             return
         tensors = {"keys": scales.keys.cpu(), "values": scales.values.cpu()}
         fresh = self.file.with_suffix(".new")
-        with fresh.open("wb") as file:
-            file.write(save(tensors, {"name": self.name, "digest": _digest(self.name, scales)}))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.file)
+        try:
+            with fresh.open("wb") as file:
+                file.write(save(tensors, {"name": self.name, "digest": _digest(self.name, scales)}))
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self.file)
+        except OSError as error:
+            raise ConfigError(
+                f"--calculate-kv-scales: the scales cannot be written to {self.file} ({error.strerror}): make room there, see who "
+                "owns the folder, or leave the flag out"
+            ) from error
 
 
 def _digest(name: str, scales: KvScales) -> str:

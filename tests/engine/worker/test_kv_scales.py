@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.engine.worker.kv_scales import Naming, settled  # noqa: E402
 from stepwell.model.kv_scales import KvScales  # noqa: E402
 
@@ -43,3 +44,10 @@ def test_a_rank_computes_with_those_that_must_and_keeps_what_its_own_pages_have(
     assert settled(naming, fake, calibrate) is kept
     assert len(calls) == calibrates
     assert (tmp_path / "kv-scales-x.safetensors").exists() == (found is None), "what is found is not written again"
+
+
+def test_a_folder_that_takes_no_file_is_told_with_its_flag(tmp_path: Path) -> None:
+    naming, alone = Naming("name", None, tmp_path / "gone" / "kv-scales-x.safetensors"), OfSeveral(False)
+    fake: Any = alone
+    with pytest.raises(ConfigError, match=r"--calculate-kv-scales: .*gone.*No such file"):
+        settled(naming, fake, lambda: NEW)
