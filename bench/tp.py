@@ -3,6 +3,7 @@
     python bench/tp.py --ranks 1 --out one.json                    one GPU in process, the reference
     python bench/tp.py --ranks 2 --out two.json                    two ranks
     python bench/tp.py --ranks 1 --apart --out apart.json          one rank in a process of its own: what that costs
+    python bench/tp.py --ranks 1 --brief --out one.json            answers, decodes of 1 and of most sequences, a killed rank, no more
     python bench/tp.py --ranks 2 --faults --out faults.json        10,000 steps under eviction, copies failing on the last rank
     python bench/tp.py --compare one.json two.json                 ratios, as docs/numbers/tp.json has them
 
@@ -38,7 +39,7 @@ from stepwell.engine.config import EngineFacts, engine_config
 from stepwell.engine.owned import OwnedLoop
 from stepwell.sched.request import Admitted, Request, SamplingParams, Tokens
 
-_EARLY, _STEPS = 16, 64
+_EARLY, _STEPS, _RUNS = 16, 64, 4
 _CHUNK = 16  # pages of a move
 
 Found = dict[str, Any]
@@ -94,19 +95,23 @@ class Bench:
             self.loop.step()
 
     def decode_ms(self, rows: int, context: int) -> float:
-        """Of one step, every sequence at `context` tokens."""
-        names = self.begin([self.prompt(context, 1000 * rows + row) for row in range(rows)], 100 + 8 * rows + _STEPS)
+        """Of one step, every sequence at `context` tokens or a little more; the mean of the best of a few runs."""
+        names = self.begin(
+            [self.prompt(context, 1000 * rows + row) for row in range(rows)], 100 + 8 * rows + _RUNS * _STEPS
+        )
         speaking: set[str] = set()
         while len(speaking) < rows:
             speaking |= {event.request_id for event in self.loop.step() if isinstance(event, Tokens)}
         for _ in range(_EARLY):
             self.loop.step()
-        began = time.perf_counter()
-        for _ in range(_STEPS):
-            self.loop.step()
-        seconds = time.perf_counter() - began
+        seconds = []
+        for _ in range(_RUNS):
+            began = time.perf_counter()
+            for _ in range(_STEPS):
+                self.loop.step()
+            seconds.append(time.perf_counter() - began)
         self.drop(names)
-        return 1e3 * seconds / _STEPS
+        return 1e3 * min(seconds) / _STEPS
 
     def prefill(self, count: int, seed: int) -> float:
         """Tokens a second of one prompt."""
@@ -202,7 +207,7 @@ def measured(options: argparse.Namespace, folder: Path, tell: Any) -> None:
     began = time.perf_counter()
     bench, facts = built(options, folder)
     small = options.device == "cpu"
-    context, rows = (256, (1, 4)) if small else (4096, (1, 8, 64))
+    context, rows = (256, (1, 4)) if small else (4096, (1, 64) if options.brief else (1, 8, 64))
     tell("started_s", time.perf_counter() - began)
     tell("kernels", next(" ".join(row[1:]) for row in facts.memory_plan if row[0] == "kernels"))
     prompts = [bench.prompt(300 + 500 * i, i) for i in range(4)]
@@ -211,7 +216,17 @@ def measured(options: argparse.Namespace, folder: Path, tell: Any) -> None:
     tell("answers_likely", [bench.likely(prompt) for prompt in prompts])
     for count in rows:
         tell(f"decode_ms_{count}", bench.decode_ms(count, context))
-    long = 1024 if small else 16_384
+    if not options.brief:
+        _copied_and_computed(bench, prompts, options, tell)
+    if rank_processes():
+        tell("killed_s", killed_s(bench))
+    else:
+        bench.loop.end(0.0)
+
+
+def _copied_and_computed(bench: Bench, prompts: Sequence[Any], options: argparse.Namespace, tell: Any) -> None:
+    """Long prompts; the answers once more, resumed; both links."""
+    long = 1024 if options.device == "cpu" else 16_384
     bench.prefill(long, 77)
     tell("prefill_tokens_per_s", max(bench.prefill(long, seed) for seed in (78, 79)))
     bench.rest()
@@ -225,10 +240,6 @@ def measured(options: argparse.Namespace, folder: Path, tell: Any) -> None:
     bench.link(Tier.DEVICE, Tier.HOST, pages)
     for name, way in (("store", (Tier.DEVICE, Tier.HOST)), ("restore", (Tier.HOST, Tier.DEVICE))):
         tell(f"{name}_bytes_per_s", options.ranks * max(bench.link(*way, pages) for _ in range(2)))
-    if rank_processes():
-        tell("killed_s", killed_s(bench))
-    else:
-        bench.loop.end(0.0)
 
 
 def under_faults(options: argparse.Namespace, folder: Path, tell: Any) -> None:
@@ -261,18 +272,22 @@ def apart_by(one: dict[str, float], other: dict[str, float]) -> float:
 
 
 def compared(one: Found, many: Found) -> Found:
-    """As docs/numbers/tp.json has it."""
+    """As docs/numbers/tp.json has it; of brief runs, less."""
     decodes = [name.removeprefix("decode_ms_") for name in one if name.startswith("decode_ms_")]
     pairs = list(zip(*(chain.from_iterable(found["answers"]) for found in (one, many)), strict=True))
-    return {
+    found: Found = {}
+    if "restore_bytes_per_s" in one and "restore_bytes_per_s" in many:
+        found = {
+            "prefill_over_one": many["prefill_tokens_per_s"] / one["prefill_tokens_per_s"],
+            "restore_over_one": many["restore_bytes_per_s"] / one["restore_bytes_per_s"],
+            "restore_GiB_per_s": many["restore_bytes_per_s"] / 2**30,
+            "flips_resumed": sum(a != b for a, b in zip(many["answers"], many["answers_again"], strict=True)),
+        }
+    return found | {
         "decode_over_one": {n: one[f"decode_ms_{n}"] / many[f"decode_ms_{n}"] for n in decodes},
-        "prefill_over_one": many["prefill_tokens_per_s"] / one["prefill_tokens_per_s"],
-        "restore_over_one": many["restore_bytes_per_s"] / one["restore_bytes_per_s"],
-        "restore_GiB_per_s": many["restore_bytes_per_s"] / 2**30,
         "logprobs_apart": [apart_by(*two) for two in zip(one["answers_likely"], many["answers_likely"], strict=True)],
         "killed_s": many.get("killed_s"),
         "flips": [sum(a != b for a, b in pairs), len(pairs)],
-        "flips_resumed": sum(a != b for a, b in zip(many["answers"], many["answers_again"], strict=True)),
     }
 
 
@@ -284,6 +299,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--brief", action="store_true")
     parser.add_argument("--nccl", action="store_true", help="never sum in each other's memory")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--dtype", help="float32 tells rounding from errors")

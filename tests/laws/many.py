@@ -1,6 +1,7 @@
 """Many random runs of the laws over many processes.
 
     python -m tests.laws.many --runs 10000 --jobs 16 --seconds 540      one line of JSON: runs, seconds, depths, broken seeds
+    python -m tests.laws.many --runs 10000 --out runs.json              the same line in a file, too, kept up to date meanwhile
     python -m tests.laws.many --seed 3000442                            that run alone, with its traceback
     python -m tests.laws.many --ranks 2 --runs 10000                    every run over two ranks, with faults on one of them alone
 
@@ -17,8 +18,10 @@ import multiprocessing
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from stepwell.store.ranks import JointMover
@@ -30,6 +33,7 @@ CORRUPT = (12, 6, 25, 0)
 FIRST = 4_000_000
 PATIENCE = 60
 """Seconds of processor time after which a run counts as one that never ends, however busy the machine is; the longest takes a few."""
+_TELL = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,12 @@ def _give_up(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"no end after {PATIENCE} s")
 
 
-def many(first: int, runs: int, jobs: int, seconds: float, ranks: int | None = None) -> dict[str, object]:
-    """Run the seeds from `first` on, `jobs` at a time; none begins after `seconds`. What the JSON line says."""
-    began = time.monotonic()
+def many(
+    first: int, runs: int, jobs: int, seconds: float, ranks: int | None = None, out: Path | None = None
+) -> dict[str, object]:
+    """Run the seeds from `first` on, `jobs` at a time; none begins after `seconds`. What the JSON line says; `out` has it every few
+    seconds, should this process be ended."""
+    began = told = time.monotonic()
     ends: list[Ended] = []
     quiet = (logging.CRITICAL,)  # what audits find in bytes that were made wrong is no news
     with multiprocessing.get_context("spawn").Pool(jobs, logging.disable, quiet) as pool:
@@ -94,11 +101,22 @@ def many(first: int, runs: int, jobs: int, seconds: float, ranks: int | None = N
             ends.append(ended)
             if ended.law is not None:
                 print(f"seed {ended.seed}: law {ended.law}: {ended.error}", file=sys.stderr, flush=True)
+            if out is not None and time.monotonic() - told > _TELL:
+                told = time.monotonic()
+                out.write_text(json.dumps(sums(first, ends, told - began)))
+    found = sums(first, ends, time.monotonic() - began)
+    if out is not None:
+        out.write_text(json.dumps(found))
+    return found
+
+
+def sums(first: int, ends: Sequence[Ended], seconds: float) -> dict[str, object]:
+    """What the JSON line says of the runs that have ended."""
     broken = sorted((one for one in ends if one.law is not None), key=lambda one: one.seed)
     return {
         "first": first,
         "runs": len(ends),
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(seconds, 1),
         "depth_0": sum(one.depth == 0 for one in ends),
         "depth_1": sum(one.depth == 1 for one in ends),
         "several_ranks": sum(one.ranks > 1 for one in ends),
@@ -115,12 +133,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after so many seconds")
     parser.add_argument("--ranks", type=int, help="ranks of every run, one of which has faults (default: by the seed)")
+    parser.add_argument("--out", type=Path, help="file for the line of JSON")
     parser.add_argument("--seed", type=int, help="run this one alone, in this process")
     options = parser.parse_args()
     if options.seed is not None:
         run(options.seed, ranks=options.ranks)
         return 0
-    told = many(options.first, options.runs, options.jobs, options.seconds, options.ranks)
+    told = many(options.first, options.runs, options.jobs, options.seconds, options.ranks, options.out)
     print(json.dumps(told))
     return int(bool(told["broken"]))
 
