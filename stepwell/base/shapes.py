@@ -21,6 +21,9 @@ GDN_CHUNK = 64
 
 _LARGEST_SIZE = 1 << 24
 _MOST_LAYERS = 4096
+_MOST_HEADS = 1 << 14
+_MOST_EXPERTS = 1 << 16
+_MOST_PARAMETERS = 10**14
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class ModelShape:
         text = text_config(config)
         own = ARCHITECTURES[str(text["model_type"])]
         types = _layer_types(text, own)
-        heads, latent = _size(text, "num_attention_heads"), _latent(text, own)
+        heads, latent = _size(text, "num_attention_heads", most=_MOST_HEADS), _latent(text, own)
         shape = cls(
             model_type=str(text["model_type"]),
             vocab=_size(text, "vocab_size"),
@@ -103,12 +106,12 @@ class ModelShape:
             kv_heads=1 if latent else _kv_heads(text, own, heads),
             head_dim=latent.width if latent else _head_dim(text, own, heads),
             conv_kernel=_recurrent_size(text, own, "linear_conv_kernel_dim", 4),
-            key_heads=_recurrent_size(text, own, "linear_num_key_heads", 16),
+            key_heads=_recurrent_size(text, own, "linear_num_key_heads", 16, _MOST_HEADS),
             key_dim=_recurrent_size(text, own, "linear_key_head_dim", 128),
-            value_heads=_recurrent_size(text, own, "linear_num_value_heads", 32),
+            value_heads=_recurrent_size(text, own, "linear_num_value_heads", 32, _MOST_HEADS),
             value_dim=_recurrent_size(text, own, "linear_value_head_dim", 128),
             mlp_width=_size(text, "intermediate_size", 0, least=0),
-            experts=_size(text, "num_experts", 0, least=0),
+            experts=_size(text, "num_experts", 0, least=0, most=_MOST_EXPERTS),
             experts_per_token=_size(text, "num_experts_per_tok", 0, least=0),
             expert_width=_size(text, "moe_intermediate_size", 0, least=0),
             shared_width=_size(text, "shared_expert_intermediate_size", 0, least=0) if own.shared_expert else 0,
@@ -283,23 +286,23 @@ def text_config(config: Config) -> Config:
 def _size(config: Config, name: str, default: int | None = None, least: int = 1, most: int = _LARGEST_SIZE) -> int:
     value = config.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"config.json needs {name} as a whole number of at least {least}, not {value!r}")
+        raise ConfigError(f"config.json needs {name} as a whole number of at least {least}, not {value!r:.40}")
     if value > most:
         raise ConfigError(
-            f"config.json has {name} = {value}: no model has more than {most:,}; mend it, or fetch it again"
+            f"config.json has {name} = {value!r:.40}: no model has more than {most:,}; mend it, or fetch it again"
         )
     return value
 
 
-def _recurrent_size(config: Config, own: Architecture, name: str, usual: int) -> int:
-    return _size(config, name) if own.recurrence.sizes_given else _size(config, name, usual)
+def _recurrent_size(config: Config, own: Architecture, name: str, usual: int, most: int = _LARGEST_SIZE) -> int:
+    return _size(config, name, None if own.recurrence.sizes_given else usual, most=most)
 
 
 def _kv_heads(config: Config, own: Architecture, heads: int) -> int:
     """A Llama or OLMo whose config.json leaves them out, or null, has as many as heads, in Transformers as well."""
     if own.kv_heads_as_heads and config.get("num_key_value_heads") is None:
         return heads
-    return _size(config, "num_key_value_heads")
+    return _size(config, "num_key_value_heads", most=_MOST_HEADS)
 
 
 def _head_dim(config: Config, own: Architecture, heads: int) -> int:
@@ -359,3 +362,7 @@ def _check(shape: ModelShape) -> None:
             raise ConfigError(f"the experts of a {shape.model_type} need shared_expert_intermediate_size")
     if not all(shape.expert_layers) and not shape.mlp_width:
         raise ConfigError("a model with dense MLPs needs intermediate_size")
+    if (parameters := shape.parameters()) > _MOST_PARAMETERS:
+        raise ConfigError(
+            f"config.json describes {parameters:.1e} parameters, more than any model has: mend its sizes, or fetch it again"
+        )

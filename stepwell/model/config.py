@@ -12,7 +12,7 @@ from stepwell.base.shapes import Config, ModelShape, text_config
 from stepwell.model.ends import Ends
 from stepwell.model.files import LONGEST_CONFIG, read_json
 from stepwell.model.fp8_format import SERVED, Fp8Format
-from stepwell.model.rope import NO_STRETCH, Llama3, Stretch, Yarn
+from stepwell.model.rope import LARGEST_NUMBER, NO_STRETCH, Llama3, Stretch, Yarn
 from stepwell.model.rope import SERVED as SERVED_ROPES
 
 # Fields with one supported value. Absent is fine: these values are the defaults.
@@ -26,6 +26,7 @@ _MODELOPT = "hf_quant_config.json"
 _THETA = 10000.0
 _POSITIONS = 32768
 """Where config.json does not say: what both families are configured with by default."""
+_MOST_POSITIONS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class HybridConfig:
             raise ConfigError(
                 f"partial_rotary_factor {share} rotates {rotary} of {shape.head_dim} dimensions: choose an even part"
             )
+        longest = positions if stretched is None else max(positions, stretched.positions)
+        if longest > _MOST_POSITIONS:
+            raise ConfigError(f"config.json stretches to {longest:,} positions: at most {_MOST_POSITIONS:,}; mend it")
         return cls(
             shape=shape,
             eps=_number(text, "rms_norm_eps", 1e-6),
@@ -81,7 +85,7 @@ class HybridConfig:
             expert_scale=_number(text, "routed_scaling_factor", 1.0) if own.mixture.biased else 1.0,
             dtype=_dtype(text, config),
             ends=Ends.from_config(config),
-            max_positions=positions if stretched is None else max(positions, stretched.positions),
+            max_positions=longest,
             stretched=stretched,
             fp8=Fp8Format.from_config(text.get("quantization_config", config.get("quantization_config"))),
         )
@@ -134,8 +138,8 @@ def _stretched(scaling: Config, positions: int) -> Yarn | Llama3:
 
 def _number(config: Config, name: str, default: float) -> float:
     value = config.get(name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ConfigError(f"config.json needs {name} as a positive number, not {value!r}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST_NUMBER:
+        raise ConfigError(f"config.json needs {name} as a positive number, not {value!r:.40}")
     return float(value)
 
 

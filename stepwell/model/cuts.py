@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell.base.units import ceil_div
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Shape: TypeAlias = tuple[int, ...]
 Spans: TypeAlias = tuple[tuple[int, int], ...]
@@ -35,6 +35,8 @@ class Cut:
 
     def of(self, tensor: Tensor) -> Tensor:
         """A copy of the part."""
+        import torch  # here alone: settings are read without it
+
         parts = [tensor.narrow(self.axis, start, end - start) for start, end in self.spans]
         return torch.cat(parts, self.axis)
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from stepwell.base.errors import ConfigError
 from stepwell.base.shapes import Config
 
+LARGEST_NUMBER = 1e15
+"""Above all settings that are no counts, such as the base of rotary positions."""
 SERVED = "'default', 'mrope', 'yarn' and 'llama3'"
 
 
@@ -133,7 +135,9 @@ def _sharper(factor: float, weight: float) -> float:
 def _number(scaling: Config, name: str, default: float | None) -> float:
     value = scaling.get(name)
     value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST_NUMBER:
         kind = scaling.get("rope_type", scaling.get("type"))
-        raise ConfigError(f"config.json has rope_type {kind!r} and needs {name} as a positive number, not {value!r}")
+        raise ConfigError(
+            f"config.json has rope_type {kind!r} and needs {name} as a positive number, not {value!r:.40}"
+        )
     return float(value)

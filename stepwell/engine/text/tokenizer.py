@@ -64,7 +64,18 @@ class Tokenizer:
             raise ConfigError(f"the tokenizer in {directory!r} has no tokenizer.json: convert it to the fast format")
         if template is not None:
             hf.chat_template = template
-        return cls(hf)
+        tokenizer = cls(hf)
+        tokenizer._expect_words(directory)
+        return tokenizer
+
+    def _expect_words(self, directory: str) -> None:
+        """Raises ConfigError where it cannot encode."""
+        try:
+            found = len(self.encode(_MARK, special=False))
+        except Exception as error:  # whatever its Rust code says
+            raise ConfigError(f"the tokenizer in {directory!r} cannot encode text ({error}): fetch it again") from error
+        if not found:
+            raise ConfigError(f"the tokenizer in {directory!r} makes no token of a word: fetch it again")
 
     def encode(self, text: str, special: bool = True, plain: bool = False) -> Ints:
         """Tokens of `text`, with the model's own leading or closing tokens where `special`. int32 [n].

@@ -16,10 +16,10 @@ from typing import Any
 
 from stepwell.base.errors import ConfigError
 from stepwell.base.extras import expect_extra
-from stepwell.base.shapes import ModelShape
 from stepwell.base.units import format_size
 from stepwell.engine.config import EngineConfig, engine_config
-from stepwell.model.files import LONGEST_CONFIG, LONGEST_VOCABULARY, read_json
+from stepwell.model.config import HybridConfig
+from stepwell.model.files import LONGEST_VOCABULARY, read_json
 from stepwell.server.prompt.template_use import template_use
 from stepwell.store.disk.folder import prepare
 from stepwell.store.host import available_memory
@@ -84,22 +84,45 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
 def expect_files(config: EngineConfig, own_template: bool = True) -> None:
     """Look at the checkpoint's directory. `own_template`: its chat template will be used. Raises ConfigError."""
     directory = Path(config.model)
-    ModelShape.from_config(read_json(directory / "config.json", LONGEST_CONFIG)).shard(config.tensor_parallel_size)
-    _expect_tokenizer(directory)
+    model = HybridConfig.from_file(directory).shard(config.tensor_parallel_size)
+    _expect_tokenizer(directory, model.shape.vocab)
+    beyond = [token for token in model.eos_token_ids if not 0 <= token < model.shape.vocab]
+    if beyond:
+        raise ConfigError(
+            f"{directory} has {beyond[0]} as eos_token_id: tokens are 0 … {model.shape.vocab - 1}, as vocab_size says; mend one of the two"
+        )
     if own_template:
         _expect_own_template(directory)
     if config.dummy_seed is None:
         _expect_weights(directory)
 
 
-def _expect_tokenizer(directory: Path) -> None:
+def _expect_tokenizer(directory: Path, vocab: int) -> None:
     if not any((directory / name).is_file() for name in _VOCABULARIES):
         raise ConfigError(
             f"{directory} has no tokenizer.json: copy it there from where the model comes from, with tokenizer_config.json"
         )
     file = directory / _VOCABULARIES[0]
-    if file.is_file() and "model" not in read_json(file, LONGEST_VOCABULARY):
+    if not file.is_file():
+        return
+    told = read_json(file, LONGEST_VOCABULARY)
+    if "model" not in told:
         raise ConfigError(f"{file} has no 'model': it is no tokenizer; copy it again from where the model comes from")
+    last = _last_token(told)
+    if last >= vocab:
+        raise ConfigError(
+            f"{file} has tokens up to {last}, but vocab_size in config.json is {vocab}: the two are not of one model; fetch both again"
+        )
+
+
+def _last_token(tokenizer: Mapping[str, Any]) -> int:
+    """The highest id that a tokenizer.json names; −1 where its form is another one."""
+    model = tokenizer["model"]
+    words = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(words.values()) if isinstance(words, dict) else []
+    added = tokenizer.get("added_tokens")
+    ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    return max((i for i in ids if isinstance(i, int)), default=-1)
 
 
 def _expect_own_template(directory: Path) -> None:

@@ -94,3 +94,22 @@ def test_the_files_own_kind_of_vocabulary_counts_whatever_is_usual_for_the_model
     tokenizer = Tokenizer.load(str(tmp_path))
     assert tokenizer.encode("w7 w5").tolist() == [7, 5]
     assert tokenizer.decode([7, 5]) == "w7 w5"
+
+
+def test_a_tokenizer_that_cannot_encode_is_refused(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, train_tokenizer(300), 4096)
+    file = tmp_path / "tokenizer.json"
+    told = json.loads(file.read_text())
+    told["post_processor"] = told["pre_tokenizer"] = told["decoder"] = None
+    told["added_tokens"] = []
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for name in [name for name in config if name.endswith("_token")]:
+        del config[name]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for model, words in (
+        ({"type": "BPE", "vocab": {}, "merges": []}, "makes no token of a word"),
+        ({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, "cannot encode text .*: fetch it again"),
+    ):
+        file.write_text(json.dumps({**told, "model": model}))
+        with pytest.raises(ConfigError, match=words):
+            Tokenizer.load(str(tmp_path))
