@@ -18,7 +18,7 @@ from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.publish import leave_rung, publish
-from stepwell.cache.reuse.admission import Ready, commit
+from stepwell.cache.reuse.admission import Runnable, commit
 from stepwell.cache.reuse.plan import Plan
 from stepwell.cache.tree import RungKind
 
@@ -86,7 +86,7 @@ def serve(directory: Directory, prompt: Ints) -> tuple[float, float, float]:
     assert isinstance(plan, Plan), "there is room"
     state = commit(directory, plan, "r", prompt, 0, 0.0)
     admitted = time.thread_time()
-    assert isinstance(state, Ready), "nothing is to be loaded"
+    assert isinstance(state, Runnable), "nothing is to be loaded"
     end = floor_to(len(prompt) - 1, GRID)
     directory.grow(state.table, max(0, ceil_div(len(prompt), BLOCK) - len(state.table)))
     publish(directory, state.path, prompt, max(end, state.path.item.node.end), state.table, 0.0)

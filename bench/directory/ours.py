@@ -19,7 +19,7 @@ from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.moves import Tier
 from stepwell.cache.placement import prompt_rungs
 from stepwell.cache.publish import leave_rung, publish
-from stepwell.cache.reuse.admission import Ready, commit
+from stepwell.cache.reuse.admission import Runnable, commit
 from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.cache.reuse.plan import Plan
 from stepwell.cache.tree import RungKind
@@ -107,7 +107,7 @@ def serve(directory: Directory, prompt: Ints, whole: Ints, name: str, now: float
     plan = directory.plan("", prompt, COSTS)
     assert isinstance(plan, Plan), "one request at a time has room"
     state = commit(directory, plan, name, prompt, 0, now)
-    assert isinstance(state, Ready), "nothing is to be loaded"
+    assert isinstance(state, Runnable), "nothing is to be loaded"
     rungs = prompt_rungs(len(prompt), state.boundary, state.outcome.diverged_at, directory.config)
     last = floor_to(len(whole) - 1, BLOCK)
     store(directory, state, prompt, floor_to(len(prompt), BLOCK), rungs, now)
@@ -119,7 +119,7 @@ def serve(directory: Directory, prompt: Ints, whole: Ints, name: str, now: float
 
 
 def store(
-    directory: Directory, state: Ready, tokens: Ints, end: int, rungs: Sequence[tuple[int, RungKind]], now: float
+    directory: Directory, state: Runnable, tokens: Ints, end: int, rungs: Sequence[tuple[int, RungKind]], now: float
 ) -> None:
     """Make [0, end) of `tokens` findable, with rungs where there is room for them."""
     pages = ceil_div(len(tokens), BLOCK) - len(state.table)

@@ -7,7 +7,7 @@ it. So the equations below hold between any two calls; `stepwell.cache.check` ve
                  cached   =  Σ slots of copies from CONDEMNED on                  leased: those of them that are locked
                  moving[source, tier]  =  Σ slots that copies between the two are filling
     device       clean    =  Σ slots of copies whose standing is FREE
-    host         backed   =  Σ slots of copies that are safe (`Offers.safe`)
+    host         backed   =  Σ slots of copies that are safe (`Candidates.safe`)
     of an item   standing =  GONE without a device copy, else DIRTY unless it is safe, else HELD if locked or held up, else FREE
                  below, held_up, soiled  =  children's KV in a tier, HELD or DIRTY, DIRTY
     of a tenant  held     =  Σ slots of its copies in a tier, while `tenant_share` bounds it
@@ -16,6 +16,7 @@ it. So the equations below hold between any two calls; `stepwell.cache.check` ve
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 from stepwell.base.geometry import Ints
@@ -23,7 +24,7 @@ from stepwell.cache.changes import Journal
 from stepwell.cache.config import CacheConfig
 from stepwell.cache.disk.archive import Archive
 from stepwell.cache.evict.pins import Pins
-from stepwell.cache.evict.ranking import Offers, Ranking
+from stepwell.cache.evict.ranking import Candidates, Ranking
 from stepwell.cache.evict.tenants import FairRanking, Tenants
 from stepwell.cache.life import (
     ABSENT,
@@ -47,6 +48,23 @@ from stepwell.cache.slots import Pool, TierUse
 from stepwell.cache.tree import Item, Node
 
 
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A hold on one tier's bytes: of an image, or of all KV from the root to the end of `item.node`. Closing twice is harmless."""
+
+    item: Item
+    tier: Tier
+    open: bool = True
+
+
+@dataclass(slots=True)
+class CopyInFlight:
+    """A copy between tiers under way: what it reads (both halves, where a node was split meanwhile), and the hold on that."""
+
+    lease: Lease
+    items: list[Item]
+
+
 class Account:
     """See the module. Mutating methods never fail half way: what they need is checked before the first change."""
 
@@ -62,8 +80,10 @@ class Account:
         totals = {tier: pool.total for tier, pool in self.pools.items()}
         self.tenants = Tenants(totals, config.tenant_share) if config.tenant_share < 1 else None
         kind = Ranking if self.tenants is None else partial(FairRanking, tenants=self.tenants)
-        self.offers = Offers(tuple(self.pools), self.policy, tokens, config.write_idle, kind)
-        self.offer = self.offers.add  # lets every ranking know that an item may have become a candidate, or lost value
+        self.candidates = Candidates(tuple(self.pools), self.policy, tokens, config.write_idle, kind)
+        self.requeue = (
+            self.candidates.add
+        )  # lets every ranking know that an item may have become a candidate, or lost value
         self.epoch = self.tickets = 0
         self.clean = self.backed = self.ghost_blocks = 0
         self.cached = dict.fromkeys(self.pools, 0)
@@ -75,7 +95,7 @@ class Account:
     @property
     def items(self) -> int:
         """Nodes and rungs of the tree."""
-        return self.offers.items
+        return self.candidates.items
 
     def use(self, tier: Tier) -> TierUse:
         """How the slots of `tier` are used; all zero where the tier is not there."""
@@ -83,7 +103,7 @@ class Account:
             return TierUse(0, 0, 0, 0, 0)
         pool, cached = self.pools[tier], self.cached[tier]
         dormant = self.archive.catalogue.pages if tier == DISK else 0
-        below = cached - self.leased[tier] if self.offers.lower[tier] is None else self.backed
+        below = cached - self.leased[tier] if self.candidates.lower[tier] is None else self.backed
         clean, pinned = self.clean if tier == DEVICE else below, self.pins.guarded[tier]
         return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean, pinned)
 
@@ -130,7 +150,7 @@ class Account:
             self.backed += self._backed(item) - backed
         self.weigh(item)
         self.epoch += changed or to == CONDEMNED  # what can be read, or is leased, has changed
-        self.offer(item)
+        self.requeue(item)
 
     def _permit(self, item: Item, tier: Tier, to: Life, slots: Ints | None) -> None:
         was, before, locks = item.life[tier], item.at[tier], item.locks[tier]
@@ -168,7 +188,7 @@ class Account:
     def _backed(self, item: Item) -> int:
         """Slots of `item` in host that can be dropped without losing anything that is meant to be kept."""
         slots = item.at[HOST]
-        return len(slots) if slots is not None and self.offers.safe(item, HOST) else 0
+        return len(slots) if slots is not None and self.candidates.safe(item, HOST) else 0
 
     def weigh(self, item: Item) -> None:
         """Bring the standing of `item` up to date with its locks and lives, and with it that of the KV above."""
@@ -177,7 +197,7 @@ class Account:
     def _standing(self, item: Item) -> Standing:
         if item.at[DEVICE] is None:
             return GONE
-        if not self.offers.safe(item, DEVICE):
+        if not self.candidates.safe(item, DEVICE):
             return DIRTY
         return HELD if item.locks[DEVICE] or item.held_up else FREE
 
@@ -225,7 +245,7 @@ class Account:
         if item.life[tier] == ABSENT:
             self.transition(item, tier, REFUSED)
             if item.node.parent is not None:
-                self.offer(item.node.parent.kv)
+                self.requeue(item.node.parent.kv)
 
     def reconsider(self, item: Item) -> None:
         """`item` is worth more than when its copy was refused, if it was: try again."""
@@ -262,3 +282,86 @@ class Account:
             self.transition(item, tier, ABSENT)
         if tier != DEVICE:
             self.refuse(item, tier)
+
+
+# ---- leases: an image is held by itself, KV on all of its path; a long path has a hundred nodes, so each is touched once ----
+
+
+def lock(account: Account, lease: Lease) -> None:
+    """Hold what `lease` names."""
+    if lease.item.what == "kv":
+        lock_path(account, lease.item.node, None, lease.tier)
+        return
+    item, tier = lease.item, lease.tier
+    item.locks[tier] += 1
+    if item.locks[tier] == 1 and item.at[tier] is not None:
+        account.leased[tier] += item.size(tier)
+        if tier == DEVICE:
+            account.weigh(item)
+
+
+def unlock(account: Account, lease: Lease) -> list[Item]:
+    """Let go of what `lease` names. Returns the items whose copy is condemned and held by nobody any more, deepest first; the caller drops
+    them."""
+    if lease.item.what == "kv":
+        return _unlock_path(account, lease.item.node, lease.tier)
+    item, tier = lease.item, lease.tier
+    assert item.locks[tier] > 0, f"{item!r} is not locked in {tier.name.lower()}"
+    item.locks[tier] -= 1
+    if item.locks[tier] or item.at[tier] is None:
+        return []
+    account.leased[tier] -= item.size(tier)
+    if tier == DEVICE:
+        account.weigh(item)
+    account.requeue(item)
+    return [item] if item.life[tier] == CONDEMNED else []
+
+
+def lock_path(account: Account, node: Node | None, top: Node | None, tier: Tier) -> None:
+    """Lock all KV from `node` up to below `top`, which is locked already (None: to the root).
+
+    What `Account.weigh` would say of each is known: HELD, if it was FREE; and so it is with the next above, which is locked too.
+    """
+    on_device, leased, freed = tier == DEVICE, 0, 0
+    while node is not None and node is not top:
+        kv, above = node.kv, node.parent
+        locks = kv.locks[tier] = kv.locks[tier] + 1
+        slots = kv.at[tier]
+        if locks == 1 and slots is not None:
+            leased += len(slots)
+            if on_device and kv.at[HOST] is not None and not kv.below[HOST]:
+                account.requeue(kv)  # host may do without its copy now
+            if on_device and kv.standing is FREE:
+                freed += len(slots)
+                kv.standing = HELD
+                assert above is not None, "the root has no bytes"
+                above.kv.held_up += 1
+        node = above
+    account.leased[tier] += leased
+    account.clean -= freed
+
+
+def _unlock_path(account: Account, node: Node | None, tier: Tier) -> list[Item]:
+    """Take one lock off all KV from `node` up: from the end, so that each knows what its children say by the time it is looked at."""
+    condemned: list[Item] = []
+    on_device, leased, freed = tier == DEVICE, 0, 0
+    while node is not None:
+        kv, above = node.kv, node.parent
+        locks = kv.locks[tier] = kv.locks[tier] - 1
+        assert locks >= 0, f"{kv!r} is not locked in {tier.name.lower()}"
+        slots = kv.at[tier]
+        if not locks and slots is not None:
+            leased += len(slots)
+            if on_device and kv.standing is HELD and not kv.held_up:
+                assert above is not None, "the root has no bytes"
+                freed += len(slots)
+                kv.standing = FREE
+                above.kv.held_up -= 1
+            if not kv.below[tier] or (kv.standing is DIRTY and not kv.soiled):  # no candidate else
+                account.requeue(kv)
+            if kv.life[tier] is CONDEMNED:
+                condemned.append(kv)
+        node = above
+    account.leased[tier] -= leased
+    account.clean += freed
+    return condemned

@@ -102,7 +102,7 @@ def _check_totals(directory: Directory, nodes: list[Node]) -> None:
         assert directory.cached[tier] == cached, f"{tier.name}: {directory.cached[tier]} cached, counted {cached}"
         assert directory.leased[tier] == leased, f"{tier.name}: {directory.leased[tier]} leased, counted {leased}"
     if HOST in directory.pools:
-        backed = sum(i.size(HOST) for i in items if directory.offers.safe(i, HOST))
+        backed = sum(i.size(HOST) for i in items if directory.candidates.safe(i, HOST))
         assert directory.backed == backed, f"{directory.backed} slots of host backed, counted {backed}"
     if DISK in directory.pools:
         dormant, free = directory.archive.catalogue.pages, directory.pools[DISK].free
@@ -146,7 +146,7 @@ def _check_clean(directory: Directory, nodes: list[Node]) -> None:
 def _standing(directory: Directory, item: Item, held_up: bool) -> Standing:
     if item.at[DEVICE] is None:
         return GONE
-    if not directory.offers.safe(item, DEVICE):
+    if not directory.candidates.safe(item, DEVICE):
         return DIRTY
     return HELD if item.locks[DEVICE] or held_up else FREE
 
@@ -168,15 +168,17 @@ def _check_locks(directory: Directory, nodes: list[Node]) -> None:
 
 
 def _check_candidates(directory: Directory, nodes: list[Node]) -> None:
-    """Whatever may be dropped or copied down is on offer, so no idle page is ever out of reach."""
-    rankings = (*directory.offers.drops.values(), *directory.offers.dirty.values(), directory.offers.twice)
-    offered = [(ranking, ranking.items()) for ranking in rankings]
+    """Whatever may be dropped or copied down is a known candidate, so no idle page is ever out of reach."""
+    rankings = (*directory.candidates.drops.values(), *directory.candidates.dirty.values(), directory.candidates.twice)
+    ranked = [(ranking, ranking.items()) for ranking in rankings]
     for item in _items(nodes):
-        for ranking, ids in offered:
-            assert not ranking.live(item) or id(item) in ids, f"{item!r} is a candidate that nobody offers"
+        for ranking, ids in ranked:
+            assert not ranking.live(item) or id(item) in ids, f"{item!r} is a candidate that no ranking knows"
         if DISK in directory.pools and directory.config.write_idle:
-            known = item in directory.offers.backlog
-            assert known or not directory.offers.unsaved(item), f"{item!r} is not on disk, and nobody will look at it"
+            known = item in directory.candidates.backlog
+            assert known or not directory.candidates.unsaved(item), (
+                f"{item!r} is not on disk, and nobody will look at it"
+            )
 
 
 def _check_condemned(directory: Directory) -> None:

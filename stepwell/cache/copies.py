@@ -5,10 +5,10 @@ While a copy is under way, what it fills is ARRIVING and what it reads is LEAVIN
 
 from __future__ import annotations
 
+from stepwell.cache.account import CopyInFlight
 from stepwell.cache.directory import Directory
 from stepwell.cache.disk.archive import names_of
 from stepwell.cache.disk.names import Trail
-from stepwell.cache.leases import CopyInFlight
 from stepwell.cache.life import Pending
 from stepwell.cache.moves import DEVICE, Extent, Move, Report, Tier
 from stepwell.cache.tree import Item
@@ -53,4 +53,4 @@ def _risen(directory: Directory, item: Item, pending: Pending, ok: bool) -> None
     directory.arrive(item, ok and not gap and item.has(pending.source) and item.at[DEVICE] is None)
     if not ok:
         directory.condemn(item, pending.source)
-    directory.offer(item)  # what is copied is no candidate, wherever else it is
+    directory.requeue(item)  # what is copied is no candidate, wherever else it is

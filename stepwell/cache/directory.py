@@ -12,14 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.account import Account
+from stepwell.cache.account import Account, CopyInFlight, Lease, lock, lock_path, unlock
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.disk.archive import Archive
-from stepwell.cache.evict.policy import Answers, Branches
+from stepwell.cache.evict.policy import AnswerReuse, BranchReuse
 from stepwell.cache.evict.ranking import attached
 from stepwell.cache.external.ledger import External
-from stepwell.cache.external.offer import Offer
-from stepwell.cache.leases import CopyInFlight, Lease, lock, lock_path, unlock
+from stepwell.cache.external.query import ExternalHit
 from stepwell.cache.life import CONDEMNED
 from stepwell.cache.moves import DEVICE, DISK, Tier
 from stepwell.cache.reuse.outcome import Reason
@@ -40,8 +39,8 @@ class Directory(Account):
         self.leases: set[Lease] = set()
         self.in_flight: dict[int, CopyInFlight] = {}
         self.overdue: dict[int, CopyInFlight] = {}
-        self.answers = Answers()
-        self.branches = Branches()
+        self.answers = AnswerReuse()
+        self.branches = BranchReuse()
 
     # ---- reading ------------------------------------------------------------------------------------------
 
@@ -59,16 +58,22 @@ class Directory(Account):
     def survey(self, salt: str, prompt: Ints) -> Survey:
         return survey(self.tree, salt, prompt)
 
-    def plan(self, salt: str, prompt: Ints, costs: Costs, read: bool = True, offer: Offer | None = None) -> Plan | Wait:
-        """How a request for `prompt` would start now, given what an external store offers. Changes nothing, counters included."""
+    def plan(
+        self, salt: str, prompt: Ints, costs: Costs, read: bool = True, external_hit: ExternalHit | None = None
+    ) -> Plan | Wait:
+        """How a request for `prompt` would start now, given what an external store has. Changes nothing, counters included."""
         found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), None)
-        offer = None if self.is_distrusted(salt, offer) else offer
-        answer = plan(found, salt, self.epoch, self.room(), self.config, costs, offer)
+        external_hit = None if self.is_distrusted(salt, external_hit) else external_hit
+        answer = plan(found, salt, self.epoch, self.room(), self.config, costs, external_hit)
         return answer if read or isinstance(answer, Wait) else answer._replace(reason=Reason.NOT_READ)
 
-    def is_distrusted(self, salt: str, offer: Offer | None) -> bool:
-        """Whether there is an offer whose objects are not to be loaded any more."""
-        return self.external is not None and offer is not None and self.external.is_distrusted(salt, offer.trail)
+    def is_distrusted(self, salt: str, external_hit: ExternalHit | None) -> bool:
+        """True if `external_hit` names objects that are not to be loaded any more."""
+        return (
+            self.external is not None
+            and external_hit is not None
+            and self.external.is_distrusted(salt, external_hit.trail)
+        )
 
     def plan_return(self, salt: str, tokens: Ints, computed: int, costs: Costs) -> Plan | Wait | None:
         """How a suspended request goes on after `computed` tokens; None where it is better off at a rung."""
@@ -156,9 +161,9 @@ class Directory(Account):
         self.vacate(item, tier)
         node = item.node
         if item.what == "kv" and node.rung is not None:
-            self.offer(node.rung.image)
+            self.requeue(node.rung.image)
         if item.what == "kv" and node.parent is not None:
-            self.offer(node.parent.kv)
+            self.requeue(node.parent.kv)
         self.tidy(node)
 
     def condemn(self, item: Item, tier: Tier) -> None:
@@ -179,7 +184,7 @@ class Directory(Account):
     def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
         """A new child of `parent`, with no copy of its KV yet."""
         self.reconsider(parent.kv)
-        self.offers.items += 1
+        self.candidates.items += 1
         self.ghost_blocks += len(tokens) // self.tree.block
         return self.tree.attach(parent, tokens, now)
 
@@ -187,7 +192,7 @@ class Directory(Account):
         """A rung at the end of `node`, with no image yet."""
         assert node.rung is None
         self.reconsider(node.kv)
-        self.offers.items += 1
+        self.candidates.items += 1
         node.lost = tuple(p for p in node.lost if p != node.end)
         node.rung = Rung(node, kind, now)
         return node.rung
@@ -227,23 +232,23 @@ class Directory(Account):
     def _take_rung(self, node: Node) -> None:
         """The rung at `node` goes, and with it the pins that end there."""
         node.rung = None
-        self.offers.items -= 1
+        self.candidates.items -= 1
         for pin in list(self.pins.at.get(node, ())):
             for item in self.pins.end(pin):
-                self.offer(item)
+                self.requeue(item)
 
     # ---- shape --------------------------------------------------------------------------------------------
 
     def split(self, node: Node, at: int) -> Node:
         """Cut `node` at `at`; returns the upper half, which shares leases and copies in flight."""
         upper = self.tree.split(node, at)
-        self.offers.items += 1
+        self.candidates.items += 1
         if upper.kv.pending is not None:
             ticket = upper.kv.pending.ticket
             (self.in_flight.get(ticket) or self.overdue[ticket]).items.append(upper.kv)
         self.archive.split(upper.kv, node.kv)
-        self.offer(upper.kv)
-        self.offer(node.kv)
+        self.requeue(upper.kv)
+        self.requeue(node.kv)
         return upper
 
     def node_at(self, node: Node, position: int) -> Node:
@@ -303,7 +308,7 @@ class Directory(Account):
     def _detach(self, leaf: Node) -> None:
         """Take a vacant leaf out of the tree."""
         self.tree.detach(leaf)
-        self.offers.items -= 1
+        self.candidates.items -= 1
         self.ghost_blocks -= (leaf.end - leaf.start) // self.tree.block
 
     def _reshape(self, node: Node) -> None:
@@ -320,11 +325,11 @@ class Directory(Account):
                 (child,) = node.children.values()
                 node = child if self._join(child) else node
             self._join(node)
-            self.offer(node.kv)
+            self.requeue(node.kv)
 
     def _join(self, node: Node) -> bool:
         if not self.tree.joinable(node):
             return False
         self.tree.join(node)
-        self.offers.items -= 1
+        self.candidates.items -= 1
         return True

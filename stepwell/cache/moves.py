@@ -114,10 +114,10 @@ class Touch:
     slots: Ints
 
 
-Order: TypeAlias = Forget | Divide | Touch
+DiskNote: TypeAlias = Forget | Divide | Touch
 """Bookkeeping for the disk: carried out in the order given, between the moves of the same list, and never reported."""
 
-Task: TypeAlias = Move | Order
+Task: TypeAlias = Move | DiskNote
 
 
 def moves_of(tasks: Iterable[Task]) -> list[Move]:

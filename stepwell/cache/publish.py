@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.account import Lease
 from stepwell.cache.directory import Directory
-from stepwell.cache.leases import Lease
 from stepwell.cache.life import ABSENT, CONDEMNED, HERE, REFUSED
 from stepwell.cache.moves import DEVICE, DISK
 from stepwell.cache.placement import left_by, overtaken
@@ -26,7 +26,7 @@ def publish(
     """
     node = lease.item.node
     condemned = directory.tree.is_condemned(node)
-    directory.offers.latest.use = now
+    directory.candidates.latest.use = now
     if end > node.end and not condemned and node.rung is None and _may_lengthen(node, end):
         _lengthen(directory, node, tokens, end, table, now)
         return
@@ -123,7 +123,7 @@ def _raise(directory: Directory, rung: Rung, kind: RungKind) -> None:
     """Give `rung` the better of two reasons to keep it. If it was a waypoint, it is no longer among the first to be dropped."""
     if rung.kind == WAYPOINT and kind != WAYPOINT:
         rung.depth = 0
-        directory.offer(rung.image)
+        directory.requeue(rung.image)
     rung.kind = min(rung.kind, kind)
 
 
@@ -135,7 +135,7 @@ def _lengthen_line(directory: Directory, rung: Rung) -> None:
     while node is not None:
         above = node.rung
         if above is not None:
-            directory.offer(above.image)
+            directory.requeue(above.image)
             if 8 * line <= 9 * above.line:
                 return
             above.line = line
@@ -151,7 +151,7 @@ def _leave_branches(directory: Directory, child: Node) -> None:
         for node in branch:
             node.left = left
             for item in node.items():
-                directory.offer(item)
+                directory.requeue(item)
 
 
 def advance(
@@ -174,7 +174,7 @@ def advance(
     directory.give(DEVICE, directory.exchange(rung, pages))
     if journal is not None:
         journal.note(rung.image, DEVICE, stored=True)
-    directory.offers.latest.use = rung.used = now
+    directory.candidates.latest.use = rung.used = now
     return True
 
 
@@ -199,7 +199,7 @@ def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
     for depth, old in enumerate(above, 1):
         if old.depth < depth:
             old.depth = depth
-            directory.offer(old.image)
+            directory.requeue(old.image)
     if kind == ROLLING:
         if directory.answers.in_vain:
             _give_up(directory, rung)
@@ -213,7 +213,7 @@ def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
 def _give_up(directory: Directory, rung: Rung) -> None:
     """Mark `rung` as unlikely to be resumed: it is dropped first and not copied down."""
     rung.depth = OLD
-    directory.refuse(rung.image, directory.offers.next_tier)
+    directory.refuse(rung.image, directory.candidates.next_tier)
 
 
 def retract(directory: Directory, rung: Rung) -> None:
@@ -231,12 +231,12 @@ def pass_by(directory: Directory, rung: Rung) -> None:
         rung.kind = WAYPOINT
         if directory.policy.thins:
             rung.depth = OLD
-        directory.offer(rung.image)
+        directory.requeue(rung.image)
 
 
 def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int, now: float) -> None:
     """Record that a request resumed at `boundary`: all KV up to there was used, but only the rung that it resumed from."""
-    directory.offers.latest.use = now
+    directory.candidates.latest.use = now
     used = [node for node in found.path if node.start < boundary]
     if used and used[-1].left:
         directory.branches.come_back()
@@ -245,7 +245,7 @@ def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int,
         node.uses += 1
         node.left = 0
     evicted = min(found.matched, found.tokens - 1) - max(found.union, boundary)
-    directory.offers.missed(found.tokens, max(0, evicted))
+    directory.candidates.missed(found.tokens, max(0, evicted))
     if rung is not None:
         if rung.kind == ROLLING:
             directory.answers.saw(repeated=True)

@@ -14,7 +14,7 @@ from stepwell.base.geometry import Geometry
 from stepwell.base.shapes import ModelShape
 from stepwell.base.units import format_size
 from stepwell.cache.config import Costs
-from stepwell.cache.disk.archive import Archive, Budget
+from stepwell.cache.disk.archive import Archive, WriteBudget
 from stepwell.cache.disk.names import Names
 from stepwell.cache.moves import Tier
 from stepwell.engine.config import EngineConfig
@@ -150,12 +150,12 @@ def gate_of(arena: DeviceArena, host: HostArena | None, live: LiveStates) -> Gat
     return MemoryGate(arenas, live)
 
 
-def budget_of(config: EngineConfig, geometry: Geometry) -> Budget:
+def budget_of(config: EngineConfig, geometry: Geometry) -> WriteBudget:
     """What may be written."""
     if config.disk_write_budget is None:
-        return Budget()
+        return WriteBudget()
     pages = config.disk_write_budget / geometry.page_bytes
-    return Budget(pages, max(1.0, pages * _SAVED_UP))
+    return WriteBudget(pages, max(1.0, pages * _SAVED_UP))
 
 
 def _options(config: EngineConfig, parts: Mapping[str, str]) -> Options:

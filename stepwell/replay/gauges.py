@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.reuse.outcome import Loss, Reason, Tally
+from stepwell.cache.reuse.outcome import AdmissionCounts, Loss, Reason
 from stepwell.replay.report import Rungs, Traffic
 
 Counters: TypeAlias = Mapping[tuple[str, tuple[str, ...]], float]
@@ -70,7 +70,7 @@ class Gauges:
             demoted=None,
         )
 
-    def explain(self, tally: Tally, start: float) -> None:
+    def explain(self, tally: AdmissionCounts, start: float) -> None:
         """Set reasons and losses, which no answer tells, to what the counters grew by."""
         tally.reasons = {r: self.since(start, "stepwell_admissions_total", r.value) for r in Reason}
         tally.lost = {loss: self.since(start, "stepwell_recomputed_tokens_total", loss.value) for loss in Loss}

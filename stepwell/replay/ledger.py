@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason, Tally
+from stepwell.cache.reuse.outcome import AdmissionCounts, AdmissionOutcome, Reason
 from stepwell.replay.bound import Bound
 from stepwell.replay.future import Asked
 from stepwell.replay.lanes import TraceRequest
@@ -75,7 +75,7 @@ class Ledger:
 
     start: float
     tells_reasons: bool = True
-    admitted: Tally = field(default_factory=Tally)
+    admitted: AdmissionCounts = field(default_factory=AdmissionCounts)
     resumed: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     rows: list[Played] = field(default_factory=list)
     played: int = 0

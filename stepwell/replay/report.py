@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.reuse.outcome import Tally
+from stepwell.cache.reuse.outcome import AdmissionCounts
 from stepwell.replay.bound import excess_prefill
 from stepwell.replay.ledger import Ledger, Played
 
@@ -69,7 +69,7 @@ class Summary:
 
     course: Course
     start: float
-    admitted: Tally
+    admitted: AdmissionCounts
     failed: int
     bound: int
     answered: int

@@ -12,11 +12,11 @@ from stepwell.cache.disk.learn import learn_some
 from stepwell.cache.evict.make_room import make_room
 from stepwell.cache.moves import Report
 from stepwell.cache.placement import prompt_rungs
-from stepwell.cache.reuse.admission import Loading, Ready, abandon, commit, reported, settle
+from stepwell.cache.reuse.admission import Loading, Runnable, abandon, commit, reported, settle
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.cache.reuse.plan import Plan, Wait, pinned_images, pinned_kv
 from stepwell.cache.tree import RungKind
-from stepwell.sched.coalesce import Coalescing, ask_for_rungs, is_behind
+from stepwell.sched.coalesce import Coalescing, ask_for_rungs, is_following
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.job import Job, Parked, Running, Waiting
 from stepwell.sched.probe import taken
@@ -32,10 +32,14 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
     come, at = coalescing.come(), 0
     while at < len(queues.waiting):
         waiting = queues.waiting[at]
-        if waiting.job in queues.asking or _is_unasked(queues, directory, waiting) or is_behind(waiting.behind, come):
+        if (
+            waiting.job in queues.asking
+            or _is_unasked(queues, directory, waiting)
+            or is_following(waiting.following, come)
+        ):
             at += 1
             continue
-        if not (queues.slots or waiting.kept or any_suspended(queues)):
+        if not (queues.slots or waiting.suspended or any_suspended(queues)):
             return
         answer = _plan(queues, directory, config, costs, waiting)
         if answer is None:  # not worth coming back to: a rung will do
@@ -47,12 +51,12 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
             if not let_go_all(queues, directory):
                 _refuse(queues, at, answer)
             continue
-        behind = None if waiting.kept else coalescing.follow(waiting.job, answer)
-        if behind is not None:
-            queues.waiting[at] = replace(waiting, behind=behind)
+        following = None if waiting.suspended else coalescing.follow(waiting.job, answer)
+        if following is not None:
+            queues.waiting[at] = replace(waiting, following=following)
             at += 1
             continue
-        if not (queues.slots or waiting.kept):
+        if not (queues.slots or waiting.suspended):
             free_slot(queues, directory)
             continue
         if _must_wait(queues, directory, answer, costs, clock.now()):
@@ -60,10 +64,10 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
         if answer.epoch != directory.epoch:
             continue  # making room has come to nothing, but has changed what there is
         queues.waiting.pop(at)
-        if queues.offers:
+        if queues.external_hits:
             taken(queues, directory, waiting.job, answer)
         queues.order.served(waiting.job.request, waiting.job.order)
-        slot = queues.slots.pop() if waiting.kept is None else waiting.kept.slot
+        slot = queues.slots.pop() if waiting.suspended is None else waiting.suspended.slot
         job, now, tokens = waiting.job, clock.now(), waiting.job.tokens.view
         if answer.aim.loads:
             tokens = tokens.copy()  # those of a job may move while its load is in flight
@@ -73,7 +77,7 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
 
 def _is_unasked(queues: Queues, directory: Directory, waiting: Waiting) -> bool:
     """Whether this request still waits for the external store's answer (at most `lookup_timeout`); it is planned afterwards."""
-    return directory.external is not None and waiting.kept is None and waiting.job not in queues.offers
+    return directory.external is not None and waiting.suspended is None and waiting.job not in queues.external_hits
 
 
 def look_up(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> None:
@@ -100,13 +104,13 @@ def _plan(
     queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, waiting: Waiting
 ) -> Plan | Wait | None:
     """How the request would start; None where it was suspended and had better resume at a rung."""
-    request, tokens, kept = waiting.job.request, waiting.job.tokens.view, waiting.kept
-    if kept is None:
-        offer = queues.offers.get(waiting.job)
-        return directory.plan(request.salt, tokens, costs, config.cache and request.read_cache, offer)
-    if kept.condemnations != directory.condemnations:
+    request, tokens, suspended = waiting.job.request, waiting.job.tokens.view, waiting.suspended
+    if suspended is None:
+        external_hit = queues.external_hits.get(waiting.job)
+        return directory.plan(request.salt, tokens, costs, config.cache and request.read_cache, external_hit)
+    if suspended.condemnations != directory.condemnations:
         return None
-    return directory.plan_return(request.salt, tokens, kept.computed, costs)
+    return directory.plan_return(request.salt, tokens, suspended.computed, costs)
 
 
 def _refuse(queues: Queues, at: int, answer: Wait) -> None:
@@ -168,24 +172,24 @@ def _advance(
         _start_over(queues, directory, parked)
         return
     now = clock.now()
-    waiting = Waiting(parked.job, parked.kept)
+    waiting = Waiting(parked.job, parked.suspended)
     _enter(queues, directory, config, waiting, parked.slot, settle(directory, loading, now), now)
 
 
 def _condemned(directory: Directory, parked: Parked) -> bool:
     """Whether what its load read, or what it would go on from, has been condemned meanwhile."""
-    held, kept = parked.loading.held, parked.kept
-    if directory.is_distrusted(parked.job.request.salt, held.plan.aim.offer):
+    held, suspended = parked.loading.held, parked.suspended
+    if directory.is_distrusted(parked.job.request.salt, held.plan.aim.external_hit):
         return True
-    if kept is not None and kept.condemnations != directory.condemnations:
+    if suspended is not None and suspended.condemnations != directory.condemnations:
         return True
     return any(directory.tree.is_condemned(lease.item.node) for lease in (*held.leases, held.path))
 
 
 def _start_over(queues: Queues, directory: Directory, parked: Parked) -> None:
     """Back to waiting with nothing held, to be planned afresh."""
-    if parked.kept is not None:
-        let_go(directory, parked.kept)
+    if parked.suspended is not None:
+        let_go(directory, parked.suspended)
     abandon(directory, parked.loading.held)
     queues.slots.append(parked.slot)
     enqueue(queues, parked.job)
@@ -197,14 +201,14 @@ def _enter(
     config: SchedConfig,
     waiting: Waiting,
     slot: int,
-    state: Ready | Loading,
+    state: Runnable | Loading,
     now: float,
 ) -> None:
     """Park the request or let it run."""
-    job, kept = waiting.job, waiting.kept
+    job, suspended = waiting.job, waiting.suspended
     if isinstance(state, Loading):
         queues.moves.extend(state.moves)
-        queues.parked[job.request.id] = Parked(job, slot, state, now, kept)
+        queues.parked[job.request.id] = Parked(job, slot, state, now, suspended)
         if job.starts == 0:
             queues.events.append(Loads(job.request.id, now))
         return
@@ -231,18 +235,18 @@ def _enter(
         _start(state),
         _rungs(directory, config, job, outcome),
     )
-    if kept is not None and state.option == 0:
-        attach(directory, running, kept)
+    if suspended is not None and state.option == 0:
+        attach(directory, running, suspended)
         queues.returns += 1
-    elif kept is not None:
-        let_go(directory, kept)
+    elif suspended is not None:
+        let_go(directory, suspended)
         # its plan counted on these pages: they are to be had again, and by nobody else
-        directory.promise(state.table, state.table.promised + len(kept.pages))
+        directory.promise(state.table, state.table.promised + len(suspended.pages))
     ask_for_rungs(queues, running)
     enter(queues, running)
 
 
-def _start(state: Ready) -> StateStart:
+def _start(state: Runnable) -> StateStart:
     if state.image is not None:
         pages = state.image.item.at[state.image.tier]
         assert pages is not None, "a leased image stays where it is"

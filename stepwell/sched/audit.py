@@ -27,7 +27,7 @@ from stepwell.cache.evict.make_room import demote
 from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.sched.build import release
 from stepwell.sched.compose import Built
-from stepwell.sched.job import Job, KnownTokens, Watched
+from stepwell.sched.job import AuditedResume, Job, KnownTokens
 from stepwell.sched.queues import Queues, enqueue
 from stepwell.sched.request import Admitted, Event, Finished, Request, SamplingParams
 from stepwell.sched.step import Logits, StepResult
@@ -113,7 +113,7 @@ class Auditor:
             if isinstance(event, Admitted) and event.outcome.cached and self._rng.random() < self.rate:
                 running = queues.find_running(event.request_id)
                 if running is not None:
-                    running.job.watched = Watched(event.outcome, directory.condemnations)
+                    running.job.watched = AuditedResume(event.outcome, directory.condemnations)
 
     def begin(self, queues: Queues, directory: Directory) -> None:
         """Start the next audit, if nothing else is to be done and it has room."""

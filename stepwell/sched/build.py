@@ -28,7 +28,7 @@ from stepwell.sched.drafts import drafts_of, is_idle
 from stepwell.sched.job import Leaving, Running
 from stepwell.sched.queues import Queues, enqueue, leave
 from stepwell.sched.step import Guidance, Unguided
-from stepwell.sched.suspend import keep, let_go_all
+from stepwell.sched.suspend import let_go_all, suspend
 
 UNGUIDED = Unguided()
 LEAST_SHARE = 0.25
@@ -160,7 +160,7 @@ def _prompts(
         if end == running.drawn and _waits(running, guidance):
             continue
         images = len(_rungs_due(directory, config, running, end)) * directory.config.geometry.image_pages
-        if _claim(maker, running, end, images) is _Pages.TAKEN:
+        if _take_pages(maker, running, end, images) is _Pages.TAKEN:
             budget -= end - running.launched
             seconds -= costs.prefill_seconds(running.launched, end)
             shares.append(share_of(queues, directory, config, running, end))
@@ -232,7 +232,7 @@ class _Maker:
         return making.coming
 
 
-def _claim(maker: _Maker, running: Running, end: int, images: int = 0) -> _Pages:
+def _take_pages(maker: _Maker, running: Running, end: int, images: int = 0) -> _Pages:
     """Take the pages for tokens up to `end`; wait for copies down that make room for them and for `images` pages of rungs."""
     directory, table = maker.directory, running.table
     count = max(0, directory.config.geometry.pages_for(end) - len(table))
@@ -264,7 +264,7 @@ def _grow_or_preempt(maker: _Maker, running: Running, end: int, in_flight: bool)
     """Pages for one more token, at the price of the youngest requests if need be; False: not in this step."""
     queues, directory = maker.queues, maker.directory
     while True:
-        pages = _claim(maker, running, end)
+        pages = _take_pages(maker, running, end)
         if pages is not _Pages.NONE:
             return pages is _Pages.TAKEN
         if in_flight:
@@ -294,12 +294,12 @@ def _give_retired(queues: Queues, directory: Directory) -> bool:
 
 def preempt(queues: Queues, directory: Directory, victim: Running) -> None:
     """Back to waiting. What it computed is published already; it goes on from there if it can, and else from its last rung."""
-    kept = keep(directory, victim)
+    suspended = suspend(directory, victim)
     _release(queues, directory, victim)
-    if kept is None:
+    if suspended is None:
         queues.slots.append(victim.slot)
     queues.preemptions += 1
-    enqueue(queues, victim.job, kept)
+    enqueue(queues, victim.job, suspended)
 
 
 def release(queues: Queues, directory: Directory, running: Running) -> None:

@@ -18,7 +18,7 @@ from stepwell.cache.reuse.plan import Option, Plan, expected_seconds
 from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import BRANCH
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.job import Behind, Job, Parked, Running
+from stepwell.sched.job import Following, Job, Parked, Running
 from stepwell.sched.queues import Queues
 
 MOST_WAITS = 8
@@ -37,16 +37,16 @@ class Lead:
     seconds: float
 
 
-def is_behind(behind: Behind | None, come: dict[BlockTable, int]) -> bool:
+def is_following(following: Following | None, come: dict[BlockTable, int]) -> bool:
     """Whether there is still something to wait for, by how far leaders have come."""
-    return behind is not None and come.get(behind.table, behind.position) < behind.position
+    return following is not None and come.get(following.table, following.position) < following.position
 
 
 def ask_for_rungs(queues: Queues, running: Running) -> None:
     """A leader has been loaded and knows its rungs: add those that its followers wait for."""
     for waiting in queues.waiting:
-        if waiting.behind is not None and waiting.behind.table is running.table:
-            _ask(running, waiting.behind.position)
+        if waiting.following is not None and waiting.following.table is running.table:
+            _ask(running, waiting.following.position)
 
 
 def _ask(running: Running, position: int) -> None:
@@ -71,7 +71,7 @@ class Coalescing:
         loading = {p.loading.held.table: 0 for p in self.queues.parked.values() if self._in_time(p)}
         return loading | {running.table: running.computed for running in self.queues.running}
 
-    def follow(self, job: Job, plan: Plan) -> Behind | None:
+    def follow(self, job: Job, plan: Plan) -> Following | None:
         """Have `job`, which could start by `plan`, wait for another, if that is sooner; its leader is asked for the rung."""
         if job.waits >= MOST_WAITS or not job.request.read_cache:
             return None
@@ -84,7 +84,7 @@ class Coalescing:
         for running in self.queues.running:
             if running.table is lead.table:
                 _ask(running, lead.position)
-        return Behind(lead.table, lead.position)
+        return Following(lead.table, lead.position)
 
     def find(self, salt: str, tokens: Ints, order: tuple[float, int], plan: Plan) -> Lead | None:
         """The leader by way of whom `tokens` are computed soonest; None where `plan` is sooner.

@@ -29,7 +29,7 @@ class SchedConfig:
     deterministic            costs stay as they were given: no measured time is used
     records_a_turn           records of an earlier process, at most, that a turn looks up on disk for those who wait
     lookup_timeout           seconds after which an external store's answer is not waited for any longer
-    offer_seconds            seconds for which what it offers a waiting request is leased; then it is asked again
+    external_lease_s         seconds for which what it has of a waiting request's prompt is leased; then it is asked again
     waypoint_tokens          a running answer's rolling rung stays where it is, this often (`is_waypoint`)
     drafts                   tokens that the runner may draft for each answer and step; 0: it does not draft
     """
@@ -52,7 +52,7 @@ class SchedConfig:
     drafts: int = 0
     waypoint_tokens: int = 1024
     lookup_timeout: float = 2.0
-    offer_seconds: float = 30.0
+    external_lease_s: float = 30.0
 
     def is_waypoint(self, position: int) -> bool:
         """Whether a rolling rung at `position` stays: the first one in each stretch of `waypoint_tokens`, wherever they lie."""

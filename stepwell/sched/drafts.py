@@ -84,7 +84,7 @@ _SURE = 1.02
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class DecodeTime:
     """A collected step of decodes alone: how many, whether any had drafts, the tokens drawn, and the time at which it was there."""
 
     decodes: int
@@ -93,11 +93,11 @@ class Timed:
     at: float
 
 
-def timed(step: Step, result: StepResult, now: float) -> Timed | None:
+def decode_time(step: Step, result: StepResult, now: float) -> DecodeTime | None:
     """What a step says that was collected `now`: nothing if there are prompts in it."""
     if any(not work.drafts for work in step.parts):
         return None
-    return Timed(len(step), bool(step.parts), sum(map(len, result.sampled)), now)
+    return DecodeTime(len(step), bool(step.parts), sum(map(len, result.sampled)), now)
 
 
 class Gain(Protocol):
@@ -106,7 +106,7 @@ class Gain(Protocol):
     def wants(self, decodes: int) -> bool:
         """Whether the next step, with so many answers, is to draft."""
 
-    def saw(self, step: Timed | None) -> None:
+    def saw(self, step: DecodeTime | None) -> None:
         """A step has been collected; None: one that says nothing, with prompts in it."""
 
 
@@ -116,7 +116,7 @@ class Always:
     def wants(self, decodes: int) -> bool:
         return True
 
-    def saw(self, step: Timed | None) -> None:
+    def saw(self, step: DecodeTime | None) -> None:
         return None
 
 
@@ -175,12 +175,12 @@ class Measured:
 
     def __init__(self) -> None:
         self._classes: dict[int, _Class] = {}
-        self._before: Timed | None = None
+        self._before: DecodeTime | None = None
 
     def wants(self, decodes: int) -> bool:
         return self._class(decodes).wants
 
-    def saw(self, step: Timed | None) -> None:
+    def saw(self, step: DecodeTime | None) -> None:
         before, self._before = self._before, step
         if step is None or not step.decodes:
             return

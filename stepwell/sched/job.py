@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.leases import Lease
+from stepwell.cache.account import Lease
 from stepwell.cache.reuse.admission import Loading, Tried
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Reason
 from stepwell.cache.slots import BlockTable
@@ -77,7 +77,7 @@ MOST_UNREAD = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class AuditedResume:
     """How a request that is to be audited was resumed, and `Directory.condemnations` at that time."""
 
     outcome: AdmissionOutcome
@@ -105,7 +105,7 @@ class Job:
     root: int
     starts: int = 0
     internal: bool = False
-    watched: Watched | None = None
+    watched: AuditedResume | None = None
     given_up: tuple[Reason, int] | None = None
     given_legs: Tried = ()
     resumed: AdmissionOutcome | None = None
@@ -145,7 +145,7 @@ class Suspended:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class Following:
     """What a follower waits for: the owner of `table` has computed `position` tokens (see `stepwell.sched.coalesce`)."""
 
     table: BlockTable
@@ -157,8 +157,8 @@ class Waiting:
     """Holds nothing but what it may have kept when it was preempted. One that is `behind` another may be overtaken."""
 
     job: Job
-    kept: Suspended | None = None
-    behind: Behind | None = None
+    suspended: Suspended | None = None
+    following: Following | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Parked:
     slot: int
     loading: Loading
     heard: float = 0.0
-    kept: Suspended | None = None
+    suspended: Suspended | None = None
 
 
 @dataclass(frozen=True, slots=True)

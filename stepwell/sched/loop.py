@@ -22,8 +22,8 @@ from stepwell.cache.disk.archive import Archive
 from stepwell.cache.disk.names import root_number
 from stepwell.cache.disk.persist import persist_rest
 from stepwell.cache.evict.make_room import copy_ahead, copy_idle
-from stepwell.cache.external.behind import store_behind
 from stepwell.cache.external.ledger import External
+from stepwell.cache.external.write_behind import write_behind
 from stepwell.cache.moves import LiveState, Move, Report, Tier, moves_of
 from stepwell.cache.reuse.explain import Explanation, Ladder, ladders
 from stepwell.sched.admit import admit, land, look_up
@@ -32,7 +32,7 @@ from stepwell.sched.board import Board
 from stepwell.sched.build import UNGUIDED, Drain, awaits_mask, build, guide, release
 from stepwell.sched.compose import Built
 from stepwell.sched.config import SchedConfig
-from stepwell.sched.drafts import Always, Gain, timed
+from stepwell.sched.drafts import Always, Gain, decode_time
 from stepwell.sched.finish import finish
 from stepwell.sched.job import Draining, Job, KnownTokens
 from stepwell.sched.meter import Meter
@@ -115,7 +115,7 @@ class EngineLoop:
         """Whether a step could do anything."""
         directory, external = self.directory, self.directory.external
         below = len(directory.pools) > 1 and directory.epoch != self._rested
-        beyond = external is not None and bool(external.behind or self.queues.offers or self.queues.probing)
+        beyond = external is not None and bool(external.unstored or self.queues.external_hits or self.queues.probing)
         return self.serving or bool(directory.in_flight or directory.overdue) or below or beyond
 
     @property
@@ -167,14 +167,14 @@ class EngineLoop:
         parked = queues.parked.pop(request_id, None)
         if waiting is not None:
             withdraw(queues, waiting)
-            if waiting.kept is not None:
-                let_go(self.directory, waiting.kept)
-                queues.slots.append(waiting.kept.slot)
+            if waiting.suspended is not None:
+                let_go(self.directory, waiting.suspended)
+                queues.slots.append(waiting.suspended.slot)
         elif running is not None:
             release(queues, self.directory, running)
         elif parked is not None:
-            if parked.kept is not None:
-                let_go(self.directory, parked.kept)
+            if parked.suspended is not None:
+                let_go(self.directory, parked.suspended)
             self.directory.promise(parked.loading.held.table, 0)
             queues.draining.append(Draining(parked.slot, parked.loading, self._clock.now()))
         else:
@@ -339,7 +339,7 @@ class EngineLoop:
             self._with_runner += now - began
             self.meter.computed(one.built.step, now - max(one.began, self._collected))
             self._collected = now
-            self._gain.saw(timed(one.built.step, result, now))
+            self._gain.saw(decode_time(one.built.step, result, now))
             dropped = finish(self.queues, self.directory, self.config, one.built, result, now)
             self.auditor.collect(self.directory, one.built, result, dropped)
             guide(one.built, self._guidance)
@@ -351,7 +351,7 @@ class EngineLoop:
         """Copies ahead of need; with nothing else to do, to host what it has free slots for, and to disk whatever is worth it."""
         directory, now = self.directory, self._clock.now()
         self.queues.moves.extend(copy_ahead(directory, self.costs, now))
-        self.queues.moves.extend(store_behind(directory))
+        self.queues.moves.extend(write_behind(directory))
         if idle and not self.serving and directory.epoch != self._rested:
             copies = copy_idle(directory, self.costs)
             self.queues.moves.extend(copies.moves)

@@ -58,11 +58,13 @@ def outlook(
     boundary, tier, load = 0, DEVICE, 0.0
     if isinstance(answer, Plan):
         aim, boundary = answer.aim, answer.aim.boundary
-        tiers = [source.tier for source in aim.leg] + ([aim.foothold.tier] if aim.foothold is not None else [])
+        tiers = [source.tier for source in aim.leg] + ([aim.resume_point.tier] if aim.resume_point is not None else [])
         tier = max(tiers, default=DEVICE)
         alone = costs.prefill_seconds(boundary, len(prompt))
         load = expected_seconds(aim, len(prompt), directory.config, costs) - alone
-    elif read and (deepest := directory.survey(salt, prompt).footholds[-1:]):  # no room now: it waits, then loads this
+    elif read and (
+        deepest := directory.survey(salt, prompt).resume_points[-1:]
+    ):  # no room now: it waits, then loads this
         boundary, _, tier = deepest[0]
         load = costs.latency_s if tier != DEVICE else 0.0
     prefill = costs.prefill_seconds(boundary, len(prompt)) + costs.prompt_step_s
@@ -116,5 +118,5 @@ def _waiting_seconds(waiting: Waiting, directory: Directory, config: SchedConfig
 
 def _reach(directory: Directory, salt: str, tokens: Ints) -> int:
     """The deepest boundary with a rung in any tier: what loads take is little beside computing it."""
-    found = directory.survey(salt, tokens).footholds
+    found = directory.survey(salt, tokens).resume_points
     return found[-1].position if found else 0

@@ -48,8 +48,8 @@ def expire(queues: Queues, directory: Directory, config: SchedConfig, clock: Clo
         parked.job.given_up = give_up(directory, parked.loading), parked.loading.option.boundary
         parked.job.given_legs += legs_of(parked.loading)
         queues.draining.append(Draining(parked.slot, parked.loading, now))
-        if parked.kept is not None:
-            let_go(directory, parked.kept)
+        if parked.suspended is not None:
+            let_go(directory, parked.suspended)
         enqueue(queues, parked.job)
 
 

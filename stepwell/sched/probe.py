@@ -1,6 +1,6 @@
 """Asking an external store, before requests are planned, what it could serve of their prompts.
 
-    waiting ──▶ probing: asked, not answered yet ──┬──▶ an offer: leased until the load has ended, or nothing comes of it
+    waiting ──▶ probing: asked, not answered yet ──┬──▶ an external_hit: leased until the load has ended, or nothing comes of it
                 others overtake it meanwhile       └──▶ nothing: planned without; so too when no answer comes in time
 
 No turn waits for an answer. A question that is given up is released at once, so that whoever works on it may stop; an answer that comes
@@ -14,8 +14,7 @@ from typing import Protocol
 
 from stepwell.cache.directory import Directory
 from stepwell.cache.external.ledger import What
-from stepwell.cache.external.offer import Answer, Offer, Probe, Query
-from stepwell.cache.external.question import question
+from stepwell.cache.external.query import ExternalHit, OpenQuery, Query, QueryAnswer, question
 from stepwell.cache.moves import Name
 from stepwell.cache.reuse.plan import Plan
 from stepwell.sched.config import SchedConfig
@@ -34,7 +33,7 @@ class ExternalStore(Protocol):
     def look_up(self, query: Query) -> None:
         """Begin to answer this. What is found is leased, on all ranks, until `release`."""
 
-    def answers(self) -> Sequence[Answer]:
+    def answers(self) -> Sequence[QueryAnswer]:
         """Answers since the last call, in any order."""
 
     def release(self, number: int) -> None:
@@ -42,7 +41,7 @@ class ExternalStore(Protocol):
         ignored."""
 
     def forget(self, what: What, names: Sequence[Name]) -> None:
-        """A load of these has failed: nobody is to be offered them again before they have been stored anew."""
+        """A load of these has failed: they are not to be found again before they have been stored anew."""
 
 
 def probe(queues: Queues, directory: Directory, config: SchedConfig, store: ExternalStore | None, now: float) -> None:
@@ -51,28 +50,31 @@ def probe(queues: Queues, directory: Directory, config: SchedConfig, store: Exte
         return
     for answer in store.answers():
         _take_in(queues, directory, config, store, answer, now)
-    offered = 0
-    if queues.offers or queues.probing:
+    leased = 0
+    if queues.external_hits or queues.probing:
         waits = {one.job: one for one in queues.waiting}
         _give_up(queues, directory, store, waits, now)
-        _withdraw_offers(queues, directory, waits, now)
-        offered = sum(offer is not None and waits[job].behind is None for job, offer in queues.offers.items())
-    room = AHEAD + len(queues.slots) - len(queues.probing) - offered
+        _drop_stale_hits(queues, directory, waits, now)
+        leased = sum(
+            external_hit is not None and waits[job].following is None
+            for job, external_hit in queues.external_hits.items()
+        )
+    room = AHEAD + len(queues.slots) - len(queues.probing) - leased
     for waiting in queues.waiting:
-        if waiting.job in queues.offers or waiting.job in queues.probing:
+        if waiting.job in queues.external_hits or waiting.job in queues.probing:
             continue
         if not _asks(directory, config, waiting):
-            queues.offers[waiting.job] = None
+            queues.external_hits[waiting.job] = None
         elif room > 0:
             _ask(queues, directory, config, store, waiting, now)
             room -= 1
 
 
 def taken(queues: Queues, directory: Directory, job: Job, plan: Plan) -> None:
-    """`job` has been admitted by `plan`: its offer is part of that, or is let go."""
-    offer = queues.offers.pop(job, None)
-    if offer is not None and plan.aim.offer is None:
-        _let_go(directory, offer)
+    """`job` has been admitted by `plan`: its external_hit is part of that, or is let go."""
+    external_hit = queues.external_hits.pop(job, None)
+    if external_hit is not None and plan.aim.external_hit is None:
+        _let_go(directory, external_hit)
 
 
 def tell(directory: Directory, store: ExternalStore | None) -> None:
@@ -91,7 +93,7 @@ def _asks(directory: Directory, config: SchedConfig, waiting: Waiting) -> bool:
     """Whether the store could serve this request at all, as far as that can be said without a look at its prompt. O(1)."""
     job, external = waiting.job, directory.external
     assert external is not None
-    may = config.cache and job.request.read_cache and waiting.kept is None and job.given_up is None
+    may = config.cache and job.request.read_cache and waiting.suspended is None and job.given_up is None
     return may and len(job.tokens.view) > external.least
 
 
@@ -102,15 +104,15 @@ def _ask(
     assert external is not None
     made = question(directory, external.number(), job.request.salt, job.tokens.view.copy())
     if made is None:
-        queues.offers[job] = None
+        queues.external_hits[job] = None
         return
     query, trail = made
-    queues.probing[job] = Probe(query, trail, now + config.lookup_timeout)
+    queues.probing[job] = OpenQuery(query, trail, now + config.lookup_timeout)
     store.look_up(query)
 
 
 def _take_in(
-    queues: Queues, directory: Directory, config: SchedConfig, store: ExternalStore, answer: Answer, now: float
+    queues: Queues, directory: Directory, config: SchedConfig, store: ExternalStore, answer: QueryAnswer, now: float
 ) -> None:
     job = next((job for job, asked in queues.probing.items() if asked.query.number == answer.number), None)
     if job is None:
@@ -123,11 +125,11 @@ def _take_in(
     external.missed("kv", (name for name in query.kv if name.end > reach))
     external.missed("image", (name for name in query.images if boundary < name.end <= reach))
     if not boundary:
-        queues.offers[job] = None
+        queues.external_hits[job] = None
         return
     external.hold(answer.number)
-    until = now + config.offer_seconds
-    queues.offers[job] = Offer(answer.number, asked.trail, query.start, boundary, external.least, until)
+    until = now + config.external_lease_s
+    queues.external_hits[job] = ExternalHit(answer.number, asked.trail, query.start, boundary, external.least, until)
 
 
 def _give_up(queues: Queues, directory: Directory, store: ExternalStore, waits: Container[Job], now: float) -> None:
@@ -141,20 +143,22 @@ def _give_up(queues: Queues, directory: Directory, store: ExternalStore, waits: 
             store.release(asked.query.number)
             del queues.probing[job]
             if overdue:
-                queues.offers[job] = None
+                queues.external_hits[job] = None
 
 
-def _withdraw_offers(queues: Queues, directory: Directory, waits: Container[Job], now: float) -> None:
-    """Let go of what was offered to requests that wait no longer, what has been offered for too long, and what is not trusted any more;
+def _drop_stale_hits(queues: Queues, directory: Directory, waits: Container[Job], now: float) -> None:
+    """Release hits of requests that wait no longer, hits that have been leased for too long, and hits that are not trusted any more;
     those who wait are asked for again."""
-    for job, offer in list(queues.offers.items()):
-        stale = directory.is_distrusted(job.request.salt, offer) or (offer is not None and offer.until <= now)
+    for job, external_hit in list(queues.external_hits.items()):
+        stale = directory.is_distrusted(job.request.salt, external_hit) or (
+            external_hit is not None and external_hit.until <= now
+        )
         if stale or job not in waits:
-            del queues.offers[job]
-            if offer is not None:
-                _let_go(directory, offer)
+            del queues.external_hits[job]
+            if external_hit is not None:
+                _let_go(directory, external_hit)
 
 
-def _let_go(directory: Directory, offer: Offer) -> None:
+def _let_go(directory: Directory, external_hit: ExternalHit) -> None:
     assert directory.external is not None
-    directory.external.let_go(offer.number)
+    directory.external.let_go(external_hit.number)

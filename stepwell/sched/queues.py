@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.disk.names import tenant_of
-from stepwell.cache.external.offer import Offer, Probe
+from stepwell.cache.external.query import ExternalHit, OpenQuery
 from stepwell.cache.moves import Move
 from stepwell.cache.reuse.explain import RecentPaths
-from stepwell.cache.reuse.outcome import Tally
+from stepwell.cache.reuse.outcome import AdmissionCounts
 from stepwell.sched.board import Board
 from stepwell.sched.drafts import DraftCounts
 from stepwell.sched.job import Draining, Job, Leaving, Parked, Running, Suspended, Waiting
@@ -147,7 +147,7 @@ class Queues:
 
     asking   of those who wait: the disk is still being asked, since then, what an earlier process left of their prompts; not planned yet
     probing  an external store is still being asked for these; those who wait are not planned yet (`stepwell.sched.probe`)
-    offers   of those who wait and have been asked for: what the external store offers; None: nothing that would gain enough
+    external_hits  of waiting requests that have been asked for: what the external store has; None: nothing that gains enough
     drafting answers draft now, where the runner can
     board    where those who run stand      lineup   the decodes of the last step, as long as the same requests run
     """
@@ -157,8 +157,8 @@ class Queues:
     board: Board
     waiting: list[Waiting] = field(default_factory=list)
     asking: dict[Job, float] = field(default_factory=dict)
-    probing: dict[Job, Probe] = field(default_factory=dict)
-    offers: dict[Job, Offer | None] = field(default_factory=dict)
+    probing: dict[Job, OpenQuery] = field(default_factory=dict)
+    external_hits: dict[Job, ExternalHit | None] = field(default_factory=dict)
     parked: dict[str, Parked] = field(default_factory=dict)
     draining: list[Draining] = field(default_factory=list)
     running: list[Running] = field(default_factory=list)
@@ -169,7 +169,7 @@ class Queues:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     moves: list[Move] = field(default_factory=list)
     trails: RecentPaths = field(default_factory=RecentPaths)
-    tally: Tally = field(default_factory=Tally)
+    tally: AdmissionCounts = field(default_factory=AdmissionCounts)
     rungs_left: int = 0
     rungs_skipped: int = 0
     preemptions: int = 0
@@ -218,12 +218,12 @@ def leave(queues: Queues, running: Running) -> None:
     queues.regroup()
 
 
-def enqueue(queues: Queues, job: Job, kept: Suspended | None = None) -> None:
+def enqueue(queues: Queues, job: Job, suspended: Suspended | None = None) -> None:
     """Put `job` at its place. A preempted request comes before those that arrived after it."""
     at = len(queues.waiting)
     while at and queues.waiting[at - 1].job.order > job.order:
         at -= 1
-    queues.waiting.insert(at, Waiting(job, kept))
+    queues.waiting.insert(at, Waiting(job, suspended))
 
 
 def withdraw(queues: Queues, waiting: Waiting) -> None:

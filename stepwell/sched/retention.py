@@ -1,6 +1,6 @@
 """What callers say about the future: this prompt will be asked for again, until then, or soon.
 
-Hints change what is kept and move bytes, never an answer. `stepwell.cache.evict.pinning` begins and ends pins; this module says when, and
+Hints change what is kept and move bytes, never an answer. `stepwell.cache.hints` begins and ends pins; this module says when, and
 carries out orders to prefetch. An order holds no live slot and ends as soon as nothing of it is in flight. What the disk holds of a
 prompt is looked up a few records a turn, as for requests: an order begins when all of that is known, and a pin then covers all of it.
 """
@@ -14,10 +14,9 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.directory import Directory
 from stepwell.cache.disk.learn import learn_some
 from stepwell.cache.evict.make_room import demote
-from stepwell.cache.evict.pinning import expire, pin, unpin
 from stepwell.cache.evict.pins import Label
+from stepwell.cache.hints import Fetch, Status, expire, fetch, pin, resident, unpin
 from stepwell.cache.moves import Move, Tier
-from stepwell.cache.reuse.prefetch import Fetch, Status, fetch, resident
 from stepwell.cache.tree import Node
 
 MOST_ORDERS = 64
@@ -58,7 +57,7 @@ class HintCounts:
 
 
 @dataclass(slots=True)
-class _Order:
+class _Prefetch:
     """`tries` are left to wait for room that copies downwards make; `making_room` are the tickets of those."""
 
     number: int
@@ -80,7 +79,7 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pin:
+class _PartialPin:
     """A pin of a prompt of which the disk may hold more than is known; `since` it has been asked for."""
 
     subject: Subject
@@ -101,9 +100,9 @@ class Retention:
         self._patience = patience
         self._records = self._left = records
         self.counts = HintCounts()
-        self._orders: list[_Order] = []
-        self._unknown: list[_Order] = []  # whose prompts are looked up on disk first
-        self._pins: dict[Label, _Pin] = {}
+        self._orders: list[_Prefetch] = []
+        self._unknown: list[_Prefetch] = []  # whose prompts are looked up on disk first
+        self._pins: dict[Label, _PartialPin] = {}
         self._done: list[Prefetched] = []
 
     @property
@@ -132,7 +131,7 @@ class Retention:
 
         More of it that is on disk is looked up in later turns, and then pinned as well.
         """
-        label, wanted = _label(subject), _Pin(subject, until, now)
+        label, wanted = _label(subject), _PartialPin(subject, until, now)
         self._pins.pop(label, None)
         if not self._look_up(subject, now) and len(self._pins) < MOST_ORDERS:
             self._pins[label] = wanted
@@ -149,7 +148,7 @@ class Retention:
         if len(self._orders) + len(self._unknown) >= MOST_ORDERS:
             self._tell(Prefetched(number, Status.BUSY))
             return []
-        order = _Order(number, subject, Fetch(Status.UNKNOWN), now, _TRIES)
+        order = _Prefetch(number, subject, Fetch(Status.UNKNOWN), now, _TRIES)
         if not self._look_up(subject, now):
             self._unknown.append(order)
             return []
@@ -206,12 +205,12 @@ class Retention:
                 self._end(order)
         return moves
 
-    def _end(self, order: _Order) -> None:
+    def _end(self, order: _Prefetch) -> None:
         if order.fetch.hold is not None:
             self._directory.release(order.fetch.hold)
         self._tell(_outcome(order))
 
-    def _begin(self, order: _Order, now: float) -> list[Move]:
+    def _begin(self, order: _Prefetch, now: float) -> list[Move]:
         """Begin to load what is cached, or make room for it first. If there is nothing to wait for, the order ends at once."""
         order.fetch = fetch(self._directory, self._path(order.subject), now, partly=order.tries == 0)
         moves = list(order.fetch.moves)
@@ -249,7 +248,7 @@ def _label(subject: Subject) -> Label:
     return subject.salt, hashlib.blake2b(subject.prompt.tobytes(), digest_size=16).hexdigest()
 
 
-def _outcome(order: _Order) -> Prefetched:
+def _outcome(order: _Prefetch) -> Prefetched:
     begun = order.fetch
     tokens = resident(begun.tip) if begun.tip is not None else 0
     status = begun.status if tokens >= begun.tokens else Status.PARTIAL if tokens else Status.FAILED

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.reuse.outcome import Tally
+from stepwell.cache.reuse.outcome import AdmissionCounts
 from stepwell.cache.slots import TierUse
 
 
@@ -37,7 +37,7 @@ class EngineStats:
     rungs_left: int
     rungs_skipped: int
     sched_seconds: float
-    tally: Tally
+    tally: AdmissionCounts
     joint: str
     pages_copied: Mapping[tuple[Tier, Tier], int] = field(default_factory=dict)
     page_bytes: int = 0

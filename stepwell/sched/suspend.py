@@ -22,7 +22,7 @@ from stepwell.sched.queues import Queues
 from stepwell.sched.step import Carry
 
 
-def keep(directory: Directory, running: Running) -> Suspended | None:
+def suspend(directory: Directory, running: Running) -> Suspended | None:
     """Take from a request that is about to be preempted what it needs to go on where it is; None where it has not got there."""
     assert not running.in_flight, "the step that computes it is collected first"
     request, node = running.job.request, running.path.item.node
@@ -38,27 +38,27 @@ def keep(directory: Directory, running: Running) -> Suspended | None:
     return Suspended(running.slot, running.computed, rest, node, directory.condemnations)
 
 
-def attach(directory: Directory, running: Running, kept: Suspended) -> None:
+def attach(directory: Directory, running: Running, suspended: Suspended) -> None:
     """A request has all its KV again up to the last whole block: it goes on where it was."""
-    assert len(running.table) * directory.tree.block == floor_to(kept.computed, directory.tree.block)
-    running.table.append(kept.pages)
-    running.computed = running.launched = kept.computed
+    assert len(running.table) * directory.tree.block == floor_to(suspended.computed, directory.tree.block)
+    running.table.append(suspended.pages)
+    running.computed = running.launched = suspended.computed
     running.start = Carry()
-    _unawait(directory, kept)
+    _unawait(directory, suspended)
 
 
-def let_go(directory: Directory, kept: Suspended) -> None:
+def let_go(directory: Directory, suspended: Suspended) -> None:
     """Release what a suspended request kept: its pages are needed elsewhere, or it has ended. The caller gives its slot back."""
-    directory.give(DEVICE, kept.pages)
-    _unawait(directory, kept)
+    directory.give(DEVICE, suspended.pages)
+    _unawait(directory, suspended)
 
 
 def let_go_all(queues: Queues, directory: Directory) -> bool:
     """Release what every suspended request kept, so that each resumes at a rung. Returns False if there was none."""
-    kept = [(index, waiting) for index, waiting in enumerate(queues.waiting) if waiting.kept is not None]
-    for index, waiting in kept:
+    suspended = [(index, waiting) for index, waiting in enumerate(queues.waiting) if waiting.suspended is not None]
+    for index, waiting in suspended:
         _strip(queues, directory, index, waiting)
-    return bool(kept)
+    return bool(suspended)
 
 
 def let_go_at(queues: Queues, directory: Directory, index: int) -> None:
@@ -67,33 +67,33 @@ def let_go_at(queues: Queues, directory: Directory, index: int) -> None:
 
 
 def any_suspended(queues: Queues) -> bool:
-    return any(waiting.kept is not None for waiting in queues.waiting)
+    return any(waiting.suspended is not None for waiting in queues.waiting)
 
 
 def free_slot(queues: Queues, directory: Directory) -> bool:
     """Take a live slot from the youngest suspended request; False if there is none."""
     for index in reversed(range(len(queues.waiting))):
-        if queues.waiting[index].kept is not None:
+        if queues.waiting[index].suspended is not None:
             _strip(queues, directory, index, queues.waiting[index])
             return True
     return False
 
 
 def _strip(queues: Queues, directory: Directory, index: int, waiting: Waiting) -> None:
-    assert waiting.kept is not None
-    let_go(directory, waiting.kept)
-    queues.slots.append(waiting.kept.slot)
-    queues.waiting[index] = replace(waiting, kept=None)
+    assert waiting.suspended is not None
+    let_go(directory, waiting.suspended)
+    queues.slots.append(waiting.suspended.slot)
+    queues.waiting[index] = replace(waiting, suspended=None)
 
 
-def _unawait(directory: Directory, kept: Suspended) -> None:
-    kept.node.awaited -= 1
-    if kept.node.parent is not None:
-        directory.tidy(kept.node)
-        directory.offer(kept.node.kv)
+def _unawait(directory: Directory, suspended: Suspended) -> None:
+    suspended.node.awaited -= 1
+    if suspended.node.parent is not None:
+        directory.tidy(suspended.node)
+        directory.requeue(suspended.node.kv)
 
 
 def held_pages(queues: Queues) -> Ints:
     """Pages that suspended requests keep."""
-    waiting = [w.kept for w in queues.waiting] + [p.kept for p in queues.parked.values()]
-    return np.concatenate([np.empty(0, np.int32), *(kept.pages for kept in waiting if kept is not None)])
+    waiting = [w.suspended for w in queues.waiting] + [p.suspended for p in queues.parked.values()]
+    return np.concatenate([np.empty(0, np.int32), *(suspended.pages for suspended in waiting if suspended is not None)])

@@ -12,7 +12,7 @@ from stepwell.cache.moves import Extent, LiveState, Move, Tier
 from stepwell.store.arena import Arena, LiveImages, Rows, as_slice, check_slots, joint_runs, region
 
 
-class Flight(Protocol):
+class BegunCopy(Protocol):
     """A copy that has begun."""
 
     def arrived(self) -> bool:
@@ -23,7 +23,7 @@ class Flight(Protocol):
 
 
 class Copier(Protocol):
-    """Carries out moves. Each direction has a thread, which calls `begin` and `Flight.land`."""
+    """Carries out moves. Each direction has a thread, which calls `begin` and `BegunCopy.land`."""
 
     @property
     def page_bytes(self) -> int:
@@ -37,7 +37,7 @@ class Copier(Protocol):
     def together(self) -> int:
         """Bytes of moves between the same two tiers that are worth one `begin`; 0: each is begun alone."""
 
-    def begin(self, moves: Sequence[Move]) -> Flight:
+    def begin(self, moves: Sequence[Move]) -> BegunCopy:
         """Start these copies. Raises if one of them cannot start; the others may be begun again, alone. Only the caller reports them."""
 
 
@@ -85,7 +85,7 @@ class HostCopier:
     def together(self) -> int:
         return 0
 
-    def begin(self, moves: Sequence[Move]) -> Flight:
+    def begin(self, moves: Sequence[Move]) -> BegunCopy:
         """Copy now. StoreError on bad slots, bytes that fail their checksum, or a tier without an arena."""
         began = self._clock.now()
         for move in moves:

@@ -11,7 +11,7 @@ from types import TracebackType
 from stepwell.base.errors import StoreError
 from stepwell.base.units import ceil_div
 from stepwell.cache.moves import Extent, LiveState, Move, Report, Task, moves_of
-from stepwell.store.copier import Copier, Flight
+from stepwell.store.copier import BegunCopy, Copier
 from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
 
 IN_FLIGHT = 2
@@ -39,7 +39,7 @@ class _Part:
 @dataclass(frozen=True, slots=True, eq=False)
 class _InFlight:
     parts: list[_Part]
-    flight: Flight
+    flight: BegunCopy
 
 
 class CopyMover:
@@ -246,7 +246,7 @@ def _goes_down(move: Move) -> bool:
     return not isinstance(move.target, LiveState) and move.target.tier > move.source.tier
 
 
-def _arrived(flight: Flight) -> bool:
+def _arrived(flight: BegunCopy) -> bool:
     """Whether `land` is due: at once for a flight that has broken, so that landing it reports why."""
     try:
         return flight.arrived()

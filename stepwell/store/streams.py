@@ -21,7 +21,7 @@ from stepwell.base.errors import StoreError
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Extent, LiveState, Move, Tier
 from stepwell.store.arena import check_slots
-from stepwell.store.copier import Flight, check_lengths
+from stepwell.store.copier import BegunCopy, check_lengths
 from stepwell.store.cudart import Cudart, libraries
 from stepwell.store.host import HostArena
 from stepwell.store.pieces import Pieces, Spans, pieces
@@ -178,7 +178,7 @@ class StreamCopier:
     def together(self) -> int:
         return self._together
 
-    def begin(self, moves: Sequence[Move]) -> Flight:
+    def begin(self, moves: Sequence[Move]) -> BegunCopy:
         """Queue these copies as one. StoreError on bad slots, a bad checksum, or tiers this copier does not know."""
         first = moves[0]
         if isinstance(first.target, LiveState):
@@ -200,7 +200,7 @@ class StreamCopier:
                     f"move {first.ticket} copies from {same.name.lower()} to itself: no such copy is known"
                 )
 
-    def _begin_image(self, move: Move, slot: int, source: Spans) -> Flight:
+    def _begin_image(self, move: Move, slot: int, source: Spans) -> BegunCopy:
         live = self._live
         if live is None:
             raise StoreError(f"move {move.ticket} goes to live state {slot}, but this mover has no live states")

@@ -20,7 +20,7 @@ from stepwell.base.clock import VirtualClock
 from stepwell.base.geometry import Ints
 from stepwell.cache.clear import quarantine
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.disk.archive import Archive, Budget
+from stepwell.cache.disk.archive import Archive, WriteBudget
 from stepwell.cache.disk.persist import persist_rest
 from stepwell.cache.evict.make_room import demote
 from stepwell.cache.moves import LiveState, Move, Tier
@@ -72,7 +72,7 @@ class Harness:
         ranks: int = 1,
         rank_faults: Sequence[FaultPlan] = (),
         same_kv: bool = False,
-        budget: Budget | None = None,
+        budget: WriteBudget | None = None,
         audit: float = 0.0,
         seed: int = 0,
         through: Callable[[Runner], Runner] = lambda runner: runner,
@@ -98,7 +98,7 @@ class Harness:
         self._through, self._gain = through, gain
         self._audit, self._lazy = audit, random.Random(seed)
         self.masks = Masks(seed, slow_masks)
-        self._plans, self._costs, self._budget = plans, costs, budget or Budget()
+        self._plans, self._costs, self._budget = plans, costs, budget or WriteBudget()
         self._boot(cache, sched)
         self._step_seconds, self._ran = step_seconds, False
         self._spoiled: set[str] = set()

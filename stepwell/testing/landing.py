@@ -39,7 +39,7 @@ def check_landing(
         require(6, after is not None and after.loading.index == index, f"{name} does not try {option} next")
         return
     require(6, after is None, f"{name} still waits after its load has ended")
-    boundary = option.boundary if before.kept is None or index else before.kept.computed
+    boundary = option.boundary if before.suspended is None or index else before.suspended.computed
     running = loop.queues.find_running(name)
     starts = max((s for n, s in entered if n == name), default=0)
     if running is not None and running.job.starts > starts:

@@ -289,8 +289,8 @@ def _fingerprint(loop: EngineLoop) -> tuple[object, ...]:
 def is_condemned(loop: EngineLoop, parked: Parked) -> bool:
     """Whether what this load reads, or what its request would go on from, has been condemned since: it is to start over."""
     directory, held = loop.directory, parked.loading.held
-    stale = directory.is_distrusted(parked.job.request.salt, held.plan.aim.offer)
-    stale |= parked.kept is not None and parked.kept.condemnations != directory.condemnations
+    stale = directory.is_distrusted(parked.job.request.salt, held.plan.aim.external_hit)
+    stale |= parked.suspended is not None and parked.suspended.condemnations != directory.condemnations
     roots = [[*lease.item.node.up()][-1] for lease in (*held.leases, held.path)]
     return stale or not all(any(root is known for known in directory.tree.roots.values()) for root in roots)
 
@@ -338,7 +338,7 @@ def check_holds(loop: EngineLoop) -> None:
         _check_table(loop, running)
     slots = [r.slot for r in queues.running] + [p.slot for p in queues.parked.values()]
     slots += [d.slot for d in queues.draining] + [x.running.slot for x in queues.leaving] + queues.slots
-    slots += [w.kept.slot for w in queues.waiting if w.kept is not None]
+    slots += [w.suspended.slot for w in queues.waiting if w.suspended is not None]
     require(5, sorted(slots) == list(range(loop.config.max_num_seqs)), f"live slots are not held once each: {slots}")
 
 

@@ -15,7 +15,7 @@ from stepwell.base.errors import StoreError
 from stepwell.cache.config import CacheConfig
 from stepwell.cache.disk.names import Names
 from stepwell.cache.external.ledger import External, What
-from stepwell.cache.external.offer import Answer, Query
+from stepwell.cache.external.query import Query, QueryAnswer
 from stepwell.cache.moves import Extent, LiveState, Move, Name, Tier
 from stepwell.sched.loop import EngineLoop
 from stepwell.testing.laws import require
@@ -68,7 +68,7 @@ class OutsideStore:
         self.asked += 1
         self._waiting.append((self.delay, query))
 
-    def answers(self) -> Sequence[Answer]:
+    def answers(self) -> Sequence[QueryAnswer]:
         if self.silent:
             return ()
         due = [query for polls, query in self._waiting if polls <= 0]
@@ -90,7 +90,7 @@ class OutsideStore:
             for held in self.objects:
                 held.pop((what, name.digest), None)
 
-    def _answer(self, query: Query) -> Answer:
+    def _answer(self, query: Query) -> QueryAnswer:
         reach = query.start
         for name in query.kv:
             if not self._has("kv", name):
@@ -98,10 +98,10 @@ class OutsideStore:
             reach = name.end
         found = [name for name in query.images if name.end <= reach and self._has("image", name)]
         if not found:
-            return Answer(query.number, reach, 0)
+            return QueryAnswer(query.number, reach, 0)
         held: list[Key] = [("kv", name.digest) for name in query.kv if name.end <= found[-1].end]
         self.leases[query.number] = (*held, ("image", found[-1].digest))
-        return Answer(query.number, reach, found[-1].end)
+        return QueryAnswer(query.number, reach, found[-1].end)
 
     def _has(self, what: What, name: Name) -> bool:
         ranks = self.objects if self.all_ranks else self.objects[:1]

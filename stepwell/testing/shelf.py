@@ -16,7 +16,7 @@ import numpy as np
 from stepwell.base.geometry import Ints
 from stepwell.cache.disk.archive import Dormant
 from stepwell.cache.disk.names import Names
-from stepwell.cache.moves import Divide, Extent, Forget, Move, Name, Order, Tier, Touch
+from stepwell.cache.moves import DiskNote, Divide, Extent, Forget, Move, Name, Tier, Touch
 from stepwell.testing.telltale import Memory, Words
 
 GONE = -1
@@ -130,7 +130,7 @@ class Shelf:
             self._add(Record(move.what, name, tuple(slots[:size]), self._tick()))
             slots = slots[size:]
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: DiskNote) -> None:
         match order:
             case Forget(slots=slots):
                 told = set(slots.tolist())

@@ -173,8 +173,8 @@ def _owned(loop: EngineLoop) -> Iterator[tuple[Job, list[int]]]:
         yield parked.job, parked.loading.held.table.private.tolist()
     suspended: tuple[Waiting | Parked, ...] = (*queues.waiting, *queues.parked.values())
     for one in suspended:
-        if one.kept is not None:
-            yield one.job, one.kept.pages.tolist()
+        if one.suspended is not None:
+            yield one.job, one.suspended.pages.tolist()
 
 
 def _holders(loop: EngineLoop, root: Root) -> Iterator[Admission]:

@@ -55,7 +55,7 @@ HARMS: dict[str, Harm] = {
     "cached is miscounted": lambda s: s.cached.__setitem__(Tier.DEVICE, 1),
     "leased is miscounted": lambda s: s.leased.__setitem__(Tier.HOST, 1),
     "clean is miscounted": lambda s: setattr(s, "clean", s.clean + 1),
-    "items are miscounted": lambda s: setattr(s.offers, "items", s.items + 1),
+    "items are miscounted": lambda s: setattr(s.candidates, "items", s.items + 1),
     "ghosts are miscounted": lambda s: setattr(s, "ghost_blocks", s.ghost_blocks + 1),
     "a copy under way is miscounted": lambda s: s.moving.__setitem__((Tier.DEVICE, Tier.HOST), 1),
     "backed is miscounted": lambda s: setattr(s, "backed", s.backed + 1),
@@ -71,7 +71,7 @@ HARMS: dict[str, Harm] = {
     "a run filed under other tokens": lambda s: setattr(lower(s), "raw", lower(s).raw[4:] + bytes(4)),
     "a run that starts elsewhere": lambda s: setattr(lower(s), "start", 24),
     "a rung without an image": lambda s: setattr(rung_at(s, PROMPT, 20).image, "at", [None, None, None]),
-    "a candidate nobody offers": lambda s: s.offers.drops[Tier.DEVICE].clear(),
+    "a candidate nobody offers": lambda s: s.candidates.drops[Tier.DEVICE].clear(),
     "a lost rung elsewhere": lambda s: setattr(lower(s), "lost", (8,)),
 }
 

@@ -226,7 +226,7 @@ class TestMemory:
         item = node_ending(shelf, PROMPT, 40).kv
         for _ in range(5000):
             shelf.release(shelf.lease(item, Tier.DEVICE))
-        sizes = [len(ranking) for ranking in (*shelf.offers.drops.values(), *shelf.offers.dirty.values())]
+        sizes = [len(ranking) for ranking in (*shelf.candidates.drops.values(), *shelf.candidates.dirty.values())]
         assert max(sizes) < 2000, sizes
         check(shelf)
 

@@ -34,7 +34,7 @@ def test_nothing_that_comes_and_goes_keeps_itself_alive() -> None:
             quarantine(shelf, salt, prompt)
         assert free_pages(shelf, 50, force=True)
     for tier in (Tier.DEVICE, Tier.HOST):
-        while (item := shelf.offers.drops[tier].pop()) is not None:
+        while (item := shelf.candidates.drops[tier].pop()) is not None:
             shelf.drop(item, tier)
     del item
     assert gc.collect() == 0

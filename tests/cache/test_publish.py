@@ -7,10 +7,10 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache import publish as publishing
+from stepwell.cache.account import Lease
 from stepwell.cache.check import check
 from stepwell.cache.directory import Directory
 from stepwell.cache.evict.make_room import demote
-from stepwell.cache.leases import Lease
 from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.publish import advance, leave_rung, publish, retract
@@ -197,7 +197,7 @@ class TestRetract:
         shelf = directory()
         retract(shelf, self.rolling(shelf))
         found = shelf.survey("", PROMPT)
-        assert not found.footholds and not found.lost_rungs and len(found.path) == 1
+        assert not found.resume_points and not found.lost_rungs and len(found.path) == 1
         check(shelf)
 
     def test_with_its_copy_below_as_well(self) -> None:
@@ -206,7 +206,7 @@ class TestRetract:
         copy_down(shelf)
         retract(shelf, rung)
         assert shelf.use(Tier.HOST).cached in (0, 5), "the image is gone from both tiers"
-        assert not shelf.survey("", PROMPT).footholds
+        assert not shelf.survey("", PROMPT).resume_points
         check(shelf)
 
     @pytest.mark.parametrize("why", ["leased", "fork", "prompt end", "in flight", "gone"])

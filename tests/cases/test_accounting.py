@@ -7,7 +7,7 @@ import random
 import pytest
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.reuse.outcome import Loss, Reason, Tally
+from stepwell.cache.reuse.outcome import AdmissionCounts, Loss, Reason
 from stepwell.testing.faults import LIVE, FaultPlan, Where
 from stepwell.testing.harness import Harness
 from tests.cache.builders import forget, join, numbers
@@ -16,16 +16,16 @@ from tests.cases.serving import PROMPT, ask, copy_down, engine, example, rules, 
 HOST = Where(source=Tier.HOST)
 
 
-def recounted(harness: Harness) -> Tally:
+def recounted(harness: Harness) -> AdmissionCounts:
     """The tally as the callers' own records give it."""
-    tally = Tally()
+    tally = AdmissionCounts()
     for told in harness.told.values():
         if told.outcome is not None:
             tally.add(told.outcome)
     return tally
 
 
-def counted(harness: Harness) -> Tally:
+def counted(harness: Harness) -> AdmissionCounts:
     tally = harness.stats().tally
     tally.readmissions = 0  # nobody is told of these
     return tally

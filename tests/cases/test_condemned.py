@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from stepwell.base.geometry import Ints
+from stepwell.cache.account import Lease
 from stepwell.cache.evict.make_room import free_pages
-from stepwell.cache.leases import Lease
 from stepwell.cache.life import ABSENT
 from stepwell.cache.moves import Tier
 from stepwell.cache.publish import publish
@@ -149,10 +149,10 @@ def test_a_suspended_request_whose_state_has_read_what_is_condemned_starts_at_a_
     so_far = running.job.tokens.view.copy()
     harness.preempt("suspended")
     (waiting,) = harness.loop.queues.waiting
-    assert waiting.kept is not None
+    assert waiting.suspended is not None
     condemn(harness)
     lease = computed_elsewhere(harness, so_far)
-    assert harness.loop.directory.survey("", so_far).device >= waiting.kept.computed // 4 * 4
+    assert harness.loop.directory.survey("", so_far).device >= waiting.suspended.computed // 4 * 4
     harness.loop.directory.release(lease)
     harness.drain()
     served(harness, "suspended")

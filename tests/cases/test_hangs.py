@@ -116,7 +116,7 @@ def test_a_state_that_fails_after_its_kv_has_come(meanwhile: str) -> None:
     assert harness.stats().tally.readmissions == (meanwhile != "resumed")
     assert harness.stats().tally.boundaries == 0
     found = harness.loop.directory.survey("", PROMPT)
-    assert Tier.HOST not in [f.tier for f in found.footholds if f.position == 32], "what failed is not advertised"
+    assert Tier.HOST not in [f.tier for f in found.resume_points if f.position == 32], "what failed is not advertised"
 
 
 def test_one_failed_leg_touches_no_other_request() -> None:

@@ -210,9 +210,9 @@ def test_hundreds_of_small_conversations_take_no_more_memory_than_the_first() ->
             for _ in range(2):
                 _, history = engine.ask(history)
                 history = join(history, numbers(5, rng.randrange(1 << 30)))
-        offers = engine.loop.directory.offers
-        offers.settle()
-        for ranking in (*offers.drops.values(), *offers.dirty.values()):
+        candidates = engine.loop.directory.candidates
+        candidates.settle()
+        for ranking in (*candidates.drops.values(), *candidates.dirty.values()):
             ranking.trim(-256)  # stale candidates are bounded by themselves; here they would only blur the figure
         gc.collect()
         return tracemalloc.get_traced_memory()[0]

@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from stepwell.base.errors import CapacityError, RequestError
+from stepwell.cache.hints import Status
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.explain import Explanation, Ladder
-from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason, Tally
-from stepwell.cache.reuse.prefetch import Status
+from stepwell.cache.reuse.outcome import AdmissionCounts, AdmissionOutcome, Loss, Reason
 from stepwell.cache.slots import TierUse
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
 from stepwell.sched.outlook import Outlook
@@ -147,7 +147,7 @@ class ScriptedLoop:
             rungs_left=0,
             rungs_skipped=0,
             sched_seconds=0.25,
-            tally=Tally(),
+            tally=AdmissionCounts(),
             joint="joint: nothing yet",
             pages_copied={(Tier.DEVICE, Tier.HOST): self._steps},
             page_bytes=4096,

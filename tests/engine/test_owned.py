@@ -11,7 +11,7 @@ import pytest
 from stepwell.base.clock import VirtualClock
 from stepwell.base.errors import RequestError
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.disk.archive import Archive, Budget
+from stepwell.cache.disk.archive import Archive, WriteBudget
 from stepwell.cache.moves import Tier
 from stepwell.engine.owned import OwnedLoop
 from stepwell.sched.config import SchedConfig
@@ -32,7 +32,7 @@ class Ticking(VirtualClock):
         return super().now()
 
 
-def loop(owned: ExitStack, budget: Budget | None = None) -> OwnedLoop:
+def loop(owned: ExitStack, budget: WriteBudget | None = None) -> OwnedLoop:
     sizes = telltale.geometry()
     memory = telltale.Memory(sizes, 64, 64, 4, disk_slots=128)
     made = OwnedLoop(
@@ -42,7 +42,7 @@ def loop(owned: ExitStack, budget: Budget | None = None) -> OwnedLoop:
         InstantMover(memory.copy),
         Ticking(),
         DEAR,
-        Archive(budget=budget or Budget()),
+        Archive(budget=budget or WriteBudget()),
         owned=owned,
     )
     made.submit(Request("one", np.arange(90, dtype=np.int32), SamplingParams(max_tokens=4)))
@@ -159,7 +159,7 @@ def test_the_end_saves_the_rest_and_then_closes() -> None:
 def test_an_end_that_runs_out_of_time_says_so_and_closes_all_the_same() -> None:
     with ExitStack() as owned:
         closed: list[bool] = []
-        made = loop(owned, Budget(rate=1e-9, burst=1.0, level=-1.0))
+        made = loop(owned, WriteBudget(rate=1e-9, burst=1.0, level=-1.0))
         owned.callback(lambda: closed.append(True))
         assert not made.end(50.0)
         assert closed == [True]

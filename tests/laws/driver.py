@@ -12,7 +12,7 @@ import numpy as np
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.disk.archive import Budget
+from stepwell.cache.disk.archive import WriteBudget
 from stepwell.cache.external.ledger import What
 from stepwell.cache.moves import Tier
 from stepwell.replay.eviction import POLICIES
@@ -102,7 +102,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0, faulty: in
     )
     disk = number(rng, 10**9, 10**9, 10**5)  # bytes a second; the least is hardly worth a write
     costs = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, disk), latency_s=1e-6)
-    budget = Budget(number(rng, 2000, 20000), number(rng, 1, 50)) if chance(rng, 25) else Budget()
+    budget = WriteBudget(number(rng, 2000, 20000), number(rng, 1, 50)) if chance(rng, 25) else WriteBudget()
     impatient = sched.load_timeout > 0
     plans = tuple(
         _faults(rng, seed * ranks + rank, impatient) if faulty in (None, rank) else FaultPlan() for rank in range(ranks)
@@ -115,7 +115,9 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0, faulty: in
         cache = replace(cache, external_chunk=outside.choice((grid, grid, block, 2 * grid)))
         if outside.random() < 0.6:  # what leaves the device is nowhere else
             cache = replace(cache, host_slots=0, disk_slots=0, host_ready=None)
-        sched = replace(sched, lookup_timeout=outside.choice((0.004, 0.03)), offer_seconds=outside.choice((0.004, 1.0)))
+        sched = replace(
+            sched, lookup_timeout=outside.choice((0.004, 0.03)), external_lease_s=outside.choice((0.004, 1.0))
+        )
     return Harness(
         cache,
         sched,

@@ -274,7 +274,7 @@ def corrupted_and_stored() -> Engine:
     external = engine.harness.loop.directory.external
     assert external is not None
     engine.ask(PROMPT[:48])
-    external.behind.clear()
+    external.unstored.clear()
     engine.store.wipe()
     external.distrust(None)  # it knows no more of what was stored
     path = engine.harness.loop.directory.survey("", PROMPT).path
@@ -313,7 +313,7 @@ def test_a_copy_under_way_is_dropped_once_it_has_landed() -> None:
         engine.harness.step()
     assert engine.harness.told[name].finished is not None
     engine.harness.quarantine("", PROMPT)
-    assert not external.behind
+    assert not external.unstored
     engine.harness.drain()
     engine.harness.step()
     assert engine.store.stored and not engine.store.objects[0]

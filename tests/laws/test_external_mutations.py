@@ -29,7 +29,7 @@ def shared_pages_are_loaded_over(patch: pytest.MonkeyPatch) -> None:
     """The chunks are written from the first page on, which is shared."""
     real = admission._begin_loads
 
-    def too_low(held: admission.Held, move: Move) -> Move:
+    def too_low(held: admission.Committed, move: Move) -> Move:
         target = Extent(Tier.DEVICE, held.table.pages[: len(move.source.slots)].copy())
         return replace(move, target=target) if move.what == "kv" else move
 
@@ -43,7 +43,7 @@ def shared_pages_are_loaded_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def leases_are_never_let_go(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admission, "_end_offer", lambda directory, held: None)
+    patch.setattr(admission, "_release_hit", lambda directory, held: None)
 
 
 def what_failed_stays_believed(patch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def a_boundary_is_taken_without_a_rung(patch: pytest.MonkeyPatch) -> None:
     real = admit._enter
 
     def further(queues: Any, directory: Any, config: Any, waiting: Any, slot: int, state: Any, now: float) -> None:
-        if isinstance(state, admission.Ready) and state.boundary < state.shared < len(waiting.job.tokens):
+        if isinstance(state, admission.Runnable) and state.boundary < state.shared < len(waiting.job.tokens):
             state = replace(state, boundary=state.shared)
         real(queues, directory, config, waiting, slot, state, now)
 
@@ -193,7 +193,7 @@ def retracting_ignores_locks(patch: pytest.MonkeyPatch) -> None:
 
 @bug(0, 5)
 def the_leases_of_a_load_are_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admission.Held, "leases", property(lambda self: []))
+    patch.setattr(admission.Committed, "leases", property(lambda self: []))
 
 
 @bug(5)
@@ -222,7 +222,7 @@ def locked_copies_are_dropped(patch: pytest.MonkeyPatch) -> None:
         finally:
             item.locks[tier] = locks
 
-    patch.setattr(ranking.Offers, "droppable", blind)
+    patch.setattr(ranking.Candidates, "droppable", blind)
     patch.setattr(account.Account, "_permit", careless)
 
 
@@ -359,7 +359,7 @@ def the_preempted_wait_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 @bug(9)
 def followers_wait_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(admit, "is_behind", lambda behind, come: behind is not None)
+    patch.setattr(admit, "is_following", lambda behind, come: behind is not None)
 
 
 @bug(9)
@@ -433,7 +433,7 @@ def a_failed_write_is_published(patch: pytest.MonkeyPatch) -> None:
 
 @bug(0, 1, 5)
 def a_suspended_request_keeps_pages_that_are_free(patch: pytest.MonkeyPatch) -> None:
-    real = build.keep
+    real = build.suspend
 
     def twice(directory: Any, running: Any) -> Any:
         kept = real(directory, running)
@@ -441,18 +441,18 @@ def a_suspended_request_keeps_pages_that_are_free(patch: pytest.MonkeyPatch) -> 
             directory.give(Tier.DEVICE, kept.pages)
         return kept
 
-    patch.setattr(build, "keep", twice)
+    patch.setattr(build, "suspend", twice)
 
 
 @bug(2, 10, seed=33)
 def a_suspended_request_goes_on_one_token_early(patch: pytest.MonkeyPatch) -> None:
-    real = build.keep
+    real = build.suspend
 
     def early(directory: Any, running: Any) -> Any:
         kept = real(directory, running)
         return kept and replace(kept, computed=kept.computed - (kept.computed % directory.tree.block > 1))
 
-    patch.setattr(build, "keep", early)
+    patch.setattr(build, "suspend", early)
 
 
 # ---- a step in flight ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.cache.reuse.outcome import Loss, Reason, Tally
+from stepwell.cache.reuse.outcome import AdmissionCounts, Loss, Reason
 from stepwell.replay.gauges import Gauges, parse
 
 
@@ -31,7 +31,7 @@ def test_counters_are_told_as_growth() -> None:
     rungs = gauges.rungs(2.0)
     assert rungs is not None
     assert (rungs.left, rungs.used, rungs.demoted) == (6, (0, 3, 0), None)
-    tally = Tally()
+    tally = AdmissionCounts()
     gauges.explain(tally, 2.0)
     assert (tally.reasons[Reason.NO_ROOM], tally.lost[Loss.NEW]) == (6, 60)
 
@@ -41,6 +41,6 @@ def test_a_server_that_tells_nothing_of_ours_leaves_nothing_told() -> None:
     assert not gauges.told
     assert gauges.rungs(0.0) is None
     assert gauges.traffic().ways == ()
-    tally = Tally()
+    tally = AdmissionCounts()
     gauges.explain(tally, 0.0)
     assert not any(tally.reasons.values())

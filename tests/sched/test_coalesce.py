@@ -28,7 +28,7 @@ def fork(at: int, seed: int, count: int = 200) -> Ints:
 
 
 def followers(engine: Rig) -> list[str]:
-    return [w.job.request.id for w in engine.loop.queues.waiting if w.behind is not None]
+    return [w.job.request.id for w in engine.loop.queues.waiting if w.following is not None]
 
 
 @pytest.mark.parametrize("coalesce", [True, False])
@@ -215,7 +215,7 @@ def test_nobody_waits_for_one_who_waits_himself() -> None:
     engine.step()
     running = engine.loop.queues.running
     assert followers(engine) == ["b", "c"] and len(running) == 1
-    assert {w.behind.position for w in engine.loop.queues.waiting if w.behind is not None} == {100}
+    assert {w.following.position for w in engine.loop.queues.waiting if w.following is not None} == {100}
     engine.run()
     engine.cold("a", "b", "c")
     assert (engine.outcome("b").boundary, engine.outcome("c").boundary) == (100, 180)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from stepwell.sched.drafts import EVERY, TRIED, Always, Measured, Timed
+from stepwell.sched.drafts import EVERY, TRIED, Always, DecodeTime, Measured
 
 
 def served(
@@ -17,7 +17,7 @@ def served(
     for _ in range(steps):
         drafting = gain.wants(decodes)
         now += step_s * (longer if drafting else 1.0)
-        gain.saw(Timed(decodes, drafting, round(decodes * (rate if drafting else 1.0)), now))
+        gain.saw(DecodeTime(decodes, drafting, round(decodes * (rate if drafting else 1.0)), now))
         told.append(drafting)
     return told
 
@@ -57,7 +57,7 @@ def test_one_slow_step_and_steps_with_prompts_turn_nothing() -> None:
     for i in range(3 * EVERY):
         drafting = gain.wants(2)
         now += 100.0 if i % 90 == 0 else 0.02 if drafting else 0.01
-        gain.saw(None if i % 90 == 0 else Timed(2, drafting, 6 if drafting else 2, now))
+        gain.saw(None if i % 90 == 0 else DecodeTime(2, drafting, 6 if drafting else 2, now))
     assert gain.wants(2)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepwell.cache.disk.archive import Lookups
-from stepwell.cache.reuse.prefetch import Status
+from stepwell.cache.hints import Status
 from stepwell.sched import retention
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
@@ -261,7 +261,7 @@ def test_the_last_write_of_all_is_put_off_and_not_forgotten(host: int, turn: int
         harness.step()
     harness.shelf.compacting = 1
     harness.drain()
-    assert harness.shelf.records and harness.loop.directory.offers.backlog.empty
+    assert harness.shelf.records and harness.loop.directory.candidates.backlog.empty
 
 
 def test_patience_counts_turns_that_follow_one_another() -> None:

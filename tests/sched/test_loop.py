@@ -228,7 +228,7 @@ class TestPreemption:
     @pytest.mark.parametrize("turn", range(1, 12))
     def test_with_its_content_evicted_meanwhile_it_starts_again(self, turn: int) -> None:
         rig = interrupted(turn, host=0)
-        while (item := rig.directory.offers.drops[Tier.DEVICE].pop()) is not None:
+        while (item := rig.directory.candidates.drops[Tier.DEVICE].pop()) is not None:
             rig.directory.drop(item, Tier.DEVICE)
         rig.check()
         rig.step()

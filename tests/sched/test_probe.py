@@ -29,12 +29,12 @@ class Store:
         raise AssertionError("nothing is given up here")
 
 
-def waiting(tokens: int, behind: object = None) -> Any:
+def waiting(tokens: int, following: object = None) -> Any:
     request = SimpleNamespace(salt="", read_cache=True)
     view = SimpleNamespace(view=np.arange(tokens, dtype=np.int32))
     job = type("Job", (), {})()
     job.request, job.tokens, job.given_up = request, view, None
-    return SimpleNamespace(job=job, kept=None, behind=behind)
+    return SimpleNamespace(job=job, suspended=None, following=following)
 
 
 @pytest.fixture
@@ -46,14 +46,14 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def queues(*waits: Any, slots: int = 2) -> Any:
-    return SimpleNamespace(waiting=list(waits), slots=list(range(slots)), offers={}, probing={})
+    return SimpleNamespace(waiting=list(waits), slots=list(range(slots)), external_hits={}, probing={})
 
 
 def test_followers_with_offers_keep_nobody_from_being_asked_for(directory: Any) -> None:
-    followers = [waiting(200, behind=object()) for _ in range(AHEAD + 5)]
+    followers = [waiting(200, following=object()) for _ in range(AHEAD + 5)]
     other, store = waiting(200), Store()
     state = queues(*followers, other)
-    state.offers = {one.job: SimpleNamespace(until=1e9) for one in followers}
+    state.external_hits = {one.job: SimpleNamespace(until=1e9) for one in followers}
     probe(state, directory, SchedConfig(), store, 0.0)  # type: ignore[arg-type]
     assert len(store.asked) == 1 and other.job in state.probing
 
@@ -63,4 +63,4 @@ def test_a_request_that_has_nothing_to_ask_is_planned_however_many_wait_for_answ
     state = queues(*(waiting(200) for _ in range(AHEAD + 5)), short)
     probe(state, directory, SchedConfig(), store, 0.0)  # type: ignore[arg-type]
     assert len(store.asked) == AHEAD + 2, "as many as there are free slots, and eight"
-    assert state.offers == {short.job: None}
+    assert state.external_hits == {short.job: None}

@@ -297,7 +297,7 @@ class TestCopiesOutOfOrder:
         rig.step()
         assert rig.mover.pending and rig.directory.use(Tier.HOST).cached == 0
         found = rig.directory.survey("", PROMPT)
-        assert all(f.tier is Tier.DEVICE for f in found.footholds)
+        assert all(f.tier is Tier.DEVICE for f in found.resume_points)
         rig.submit("b", numbers(60, 7), 1)
         rig.run()
         rig.cold("a", "b")
@@ -356,7 +356,7 @@ class TestHost:
             rig.ask(f"{turn}", history, 6)
             history = join(rig.history(f"{turn}"), numbers(15, 100 + turn))
         rig.drop(history, 0)
-        rungs = [f.position for f in rig.directory.survey("", history).footholds]
+        rungs = [f.position for f in rig.directory.survey("", history).resume_points]
         assert rungs and rungs[-1] >= len(history) - 15 - 6 - 16, "no gap in host below what was computed"
         assert rig.ask("back", history).host >= rungs[-1] - 8
 

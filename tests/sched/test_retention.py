@@ -6,8 +6,8 @@ import pytest
 
 from stepwell.base.geometry import Ints
 from stepwell.cache.evict.make_room import demote
+from stepwell.cache.hints import Status
 from stepwell.cache.moves import LiveState, Tier
-from stepwell.cache.reuse.prefetch import Status
 from stepwell.sched import retention
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.sched.retention import Prefetched, Retention, Subject

@@ -13,7 +13,7 @@ from stepwell.base.errors import StoreError
 from stepwell.base.geometry import Ints
 from stepwell.cache.moves import Extent, LiveState, Move, Report, Tier
 from stepwell.store.arena import Rows
-from stepwell.store.copier import Flight, HostCopier, Landed
+from stepwell.store.copier import BegunCopy, HostCopier, Landed
 from stepwell.store.host import HostArena
 from stepwell.store.mover import CopyMover
 from stepwell.store.tickets import CopyTotal
@@ -83,7 +83,7 @@ class Gate:
         self.broken: set[int] = set()
         self._failing = failing or {}
 
-    def begin(self, moves: Sequence[Move]) -> Flight:
+    def begin(self, moves: Sequence[Move]) -> BegunCopy:
         [move] = moves
         self.entered.release()
         assert self.permits.acquire(timeout=30)
@@ -227,7 +227,7 @@ class Batches:
         self.entered, self.permit = threading.Event(), threading.Event()
         self._failing = failing
 
-    def begin(self, moves: Sequence[Move]) -> Flight:
+    def begin(self, moves: Sequence[Move]) -> BegunCopy:
         self.entered.set()
         assert self.permit.wait(30)
         if any(move.ticket == self._failing for move in moves):
@@ -303,7 +303,7 @@ class OneWay:
     def __init__(self, held: Tier) -> None:
         self.held, self.permit = held, threading.Event()
 
-    def begin(self, moves: Sequence[Move]) -> Flight:
+    def begin(self, moves: Sequence[Move]) -> BegunCopy:
         [move] = moves
         assert move.source.tier != self.held or self.permit.wait(30)
         return Landed()

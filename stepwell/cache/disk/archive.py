@@ -1,7 +1,7 @@
-"""The directory's side of the disk store: what records are called, what an earlier process left, and what the store is to note.
+"""The directory's side of the disk store: what records are called, what an earlier process left, what the store is to note.
 
-`Catalogue` answers for what an earlier process left. `Budget` bounds what may be written in a while. `Backlog` holds what may be worth a
-write while nothing else is to be done.
+`Catalogue` answers for what an earlier process left. `WriteBudget` bounds what is written in a while. `Backlog` holds what may be
+worth a write while nothing else is to be done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stepwell.cache.tree import Item, Node, Root
 
 
 @dataclass(slots=True)
-class Budget:
+class WriteBudget:
     """`rate` pages a second, up to `burst` saved up. One batch may overdraw it; the next then waits."""
 
     rate: float = float("inf")
@@ -160,7 +160,7 @@ class Archive:
 
     names: Names | None = None
     catalogue: Catalogue = field(default_factory=NoCatalogue)
-    budget: Budget = field(default_factory=Budget)
+    budget: WriteBudget = field(default_factory=WriteBudget)
     lookups: Lookups = field(default_factory=Lookups)
     outbox: list[Task] = field(default_factory=list)
 

@@ -35,7 +35,7 @@ def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int =
     use = directory.use(upper)
     short = int(use.total * directory.config.clean_share) - use.free - use.clean
     wanted = max(short, lacking) - directory.coming(upper)
-    ranking = directory.offers.dirty[upper]
+    ranking = directory.candidates.dirty[upper]
     later: list[Item] = []
     while wanted > 0 and not directory.archive.lookups.put_off and _may_begin(directory, now):
         item = ranking.pop()
@@ -45,7 +45,7 @@ def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int =
         if not _write(directory, item, costs, now):
             later.append(item)
     for item in later:
-        directory.offer(item)
+        directory.requeue(item)
 
 
 def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
@@ -53,21 +53,21 @@ def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
     are looked at in one call. False if nothing is left that is worth it."""
     if DISK not in directory.pools or not directory.config.write_idle:
         return False
-    offers, lookups = directory.offers, directory.archive.lookups
-    offers.settle()
+    candidates, lookups = directory.candidates, directory.archive.lookups
+    candidates.settle()
     later: list[Item] = []
     looked = tokens = 0
     while looked < AT_ONCE and tokens < TOKENS_AT_ONCE and not lookups.put_off and _may_begin(directory, now):
-        item = offers.backlog.pop()
+        item = candidates.backlog.pop()
         if item is None:
             break
         looked, tokens = looked + 1, tokens + item.node.end
         _write(directory, item, costs, now)
-        if offers.unsaved(item):  # a part of it is on its way elsewhere
+        if candidates.unsaved(item):  # a part of it is on its way elsewhere
             later.append(item)
-    more = bool(directory.in_flight) or lookups.put_off or not offers.backlog.empty
+    more = bool(directory.in_flight) or lookups.put_off or not candidates.backlog.empty
     for item in later:
-        offers.backlog.add(item, directory.items)
+        candidates.backlog.add(item, directory.items)
     return more
 
 
@@ -135,7 +135,7 @@ def _write_unknown(directory: Directory, item: Item, costs: Costs, now: float) -
             directory.refuse(item, DISK)
         return True
     if not attached(item) or _settled(item) or (batch := _batch(item)) is None:
-        return True  # what went to make room let its node join another, which is on offer now
+        return True  # dropping let its node join another, which is a candidate of its own
     trail = directory.archive.trail(item.node)  # one for all: each would hash the path from the root again
     for part in batch.items:
         source = HOST if part.has(HOST) else DEVICE
@@ -192,7 +192,7 @@ def _room_on_disk(directory: Directory, node: Node, batch: _Batch) -> bool:
     ever."""
     pool, catalogue, pages = directory.pools[DISK], directory.archive.catalogue, batch.pages
     last = node.rung.image if node.rung is not None else node.kv
-    ranking = directory.offers.drops[DISK]
+    ranking = directory.candidates.drops[DISK]
     # what it is built on must not make room for it
     holds = [directory.lease(held, DISK) for held in (node.kv, last)]
     fits = pages + directory.leased[DISK] <= pool.total  # if not, nothing is to go for it
@@ -203,7 +203,7 @@ def _room_on_disk(directory: Directory, node: Node, batch: _Batch) -> bool:
         if victim is None:
             break
         if any(ranking.outlasts(victim, part) for part in (last, *batch.items)):
-            directory.offer(victim)
+            directory.requeue(victim)
             break
         directory.drop(victim, DISK)
     for hold in holds:

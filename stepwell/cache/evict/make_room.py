@@ -34,7 +34,7 @@ def free_pages(directory: Directory, pages: int, force: bool = False) -> bool:
     """
     pool = directory.pools[DEVICE]
     while pool.free < pages:
-        item = directory.offers.drops[DEVICE].pop()
+        item = directory.candidates.drops[DEVICE].pop()
         if item is None and force:
             item = dirty_leaf(directory, DEVICE)
         if item is None:
@@ -46,19 +46,19 @@ def free_pages(directory: Directory, pages: int, force: bool = False) -> bool:
 def dirty_leaf(directory: Directory, tier: Tier) -> Item | None:
     """The least valuable dirty candidate without deeper KV in the tier; None if there is none. One that leaves a wide gap is returned only
     if there is no other. All others stay candidates."""
-    ranking = directory.offers.dirty.get(tier)
+    ranking = directory.candidates.dirty.get(tier)
     if ranking is None:
         return None
     passed: list[Item] = []
     item = ranking.pop()
-    while item is not None and (not exposed(item, tier) or directory.offers.leaves_gap(item)):
+    while item is not None and (not exposed(item, tier) or directory.candidates.leaves_gap(item)):
         passed.append(item)
         item = ranking.pop()
     if item is None:
         item = next((other for other in passed if exposed(other, tier)), None)
     for other in passed:
         if other is not item:
-            directory.offer(other)
+            directory.requeue(other)
     return item
 
 
@@ -99,7 +99,7 @@ def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Dem
     if HOST not in directory.pools:
         return Demotion(moves)
     pages -= directory.coming(DEVICE)  # these are asked for already
-    ranking, host = directory.offers.dirty[DEVICE], directory.pools[HOST]
+    ranking, host = directory.candidates.dirty[DEVICE], directory.pools[HOST]
     later: list[Item] = []
     refused = 0
     while pages > 0:
@@ -122,9 +122,9 @@ def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Dem
         elif ranking.live(item):
             pages -= item.size(DEVICE)
             moves.append(begin_copy(directory, item, DEVICE, HOST))
-        # else what was dropped in host let its node join another, which is on offer now
+        # else dropping in host let its node join another, which is a candidate of its own
     for item in later:
-        directory.offer(item)
+        directory.requeue(item)
     return Demotion(moves, lacking, refused)
 
 
@@ -136,17 +136,17 @@ def _room_in_host(directory: Directory, item: Item, price: Price) -> bool:
     goes in its place, if it was used before `item`. What a pin guards takes no free slots while nobody needs its pages: with a copy
     below, it would leave the device before things of less value that have none.
     """
-    pool, offers = directory.pools[HOST], directory.offers
+    pool, candidates = directory.pools[HOST], directory.candidates
     if price == Price.NOTHING:
         return not item.goes_last(DEVICE) and _spare(directory) >= item.size(DEVICE)
     while pool.free < item.size(DEVICE):
-        victim = offers.twice.pop() or offers.drops[HOST].pop()
+        victim = candidates.twice.pop() or candidates.drops[HOST].pop()
         if victim is None and price == Price.ANY:
             victim = dirty_leaf(directory, HOST)
         if victim is None:
             return False
-        if offers.lower[HOST] is None and offers.leaves_gap(victim):
-            directory.offer(victim)
+        if candidates.lower[HOST] is None and candidates.leaves_gap(victim):
+            directory.requeue(victim)
             _lose_end(directory, item.node.used)
             return False
         directory.drop(victim, HOST)
@@ -164,10 +164,10 @@ def _lose_end(directory: Directory, used: float) -> None:
     end = dirty_leaf(directory, DEVICE)
     if end is None:
         return
-    if end.node.used < used and not directory.offers.leaves_gap(end):
+    if end.node.used < used and not directory.candidates.leaves_gap(end):
         directory.drop(end, DEVICE)
     else:
-        directory.offer(end)
+        directory.requeue(end)
 
 
 IDLE_PARTS = 8
@@ -211,7 +211,7 @@ def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
     use = directory.use(DEVICE)
     share = int(use.total * directory.config.clean_share)
     wanted = share - use.free - use.clean
-    if use.free < share < use.clean // 2 and directory.offers.overtaken():
+    if use.free < share < use.clean // 2 and directory.candidates.overtaken():
         wanted = 1
     return _below_first(directory, wanted, costs, now).moves
 

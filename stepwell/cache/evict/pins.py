@@ -52,7 +52,7 @@ class Pin:
 
 
 class Pins:
-    """Every pin of one directory. Counts pins on items. Its methods return the items whose value has fallen; the caller offers those again.
+    """Every pin of one directory. Counts pins on items. Its methods return the items whose value has fallen; the caller requeues those.
 
     known   by label            at       by the node at which they end
     pages   pinned, each once   pages_of, pins_of   pinned pages and pins by tenant
@@ -124,7 +124,7 @@ class Pins:
         heapq.heappush(self._ends, (pin.until, self._serial, pin))
 
     def end(self, pin: Pin) -> list[Item]:
-        """Count `pin` out. Returns the items that no longer go last in some tier; the caller re-offers them. O(path)."""
+        """Count `pin` out. Returns the items that no longer go last in some tier; the caller requeues them. O(path)."""
         if not pin.open:
             return []
         pin.open = False

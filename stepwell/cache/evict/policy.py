@@ -11,7 +11,7 @@ hyperbolic caching, Blankstein et al. 2017, with classes in the place of samplin
 Some rules hold under every policy (`stepwell.cache.evict.ranking`): KV goes leaf first, what is leased stays, the last copy of a rung whose
 loss would leave a wide gap goes after the KV that it serves, and what a pin guards goes last.
 
-What a policy knows of the future it has learnt from the past: `Answers`, `Branches` and `Regret`.
+What a policy knows of the future it has learnt from the past: `AnswerReuse`, `BranchReuse` and `Regret`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _KEEP = 0.98
 
 
 @dataclass(slots=True)
-class Answers:
+class AnswerReuse:
     """Whether clients send answers back unchanged. Counts the turns that continued the answer before, and those that did not (its text was
     rendered anew, say)."""
 
@@ -118,7 +118,7 @@ class Answers:
 
 
 @dataclass(slots=True)
-class Branches:
+class BranchReuse:
     """How often callers go back to a branch once its path went on elsewhere: a compacted history hardly ever, one of several agents
     that share a head nearly always."""
 

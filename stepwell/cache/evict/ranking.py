@@ -40,12 +40,12 @@ _Entry: TypeAlias = tuple[float, int, Item, int]
 class Ranking:
     """Candidates in the policy's queues. Lazy heaps: entries are checked and corrected when they reach the top.
 
-    An item must be offered whenever it may have become a candidate or has lost value; gains are found at the top. Of several entries of
+    An item must be added again whenever it may have become a candidate or has lost value; gains are found at the top. Of several entries of
     one item the last counts.
 
     live     whether an item is a candidate
     spares   whether an image is spared: it goes after all that is not
-    settle   called before candidates are looked at: ranks what has been offered since
+    settle   called before candidates are looked at: ranks what has changed since
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class Ranking:
         self._settle = settle
         self.live = live
 
-    def offer(self, item: Item) -> bool:
+    def consider(self, item: Item) -> bool:
         """Consider `item` from now on, if it is a candidate at all; False if it is not."""
         if not self.live(item):
             return False
@@ -99,7 +99,7 @@ class Ranking:
             self.trim(items)
 
     def pop(self) -> Item | None:
-        """The least valuable candidate, no longer offered; None if there is none. Amortised O(log n)."""
+        """Take out the least valuable candidate; None if there is none. Amortised O(log n)."""
         self._settle()
         while (queue := self._oldest()) is not None:
             used, number, item, _ = heapq.heappop(self._queues[queue])
@@ -118,7 +118,7 @@ class Ranking:
         return None
 
     def head(self) -> Item | None:
-        """The least valuable candidate, which stays on offer. Amortised O(log n)."""
+        """The least valuable candidate, which stays. Amortised O(log n)."""
         item = self.pop()
         if item is not None:
             self._push(item, *self._place(item))
@@ -142,7 +142,7 @@ class Ranking:
     def respare(self) -> None:
         """The rule for sparing has changed: rank again all that were spared. O(k log n) for k of them."""
         for _, _, item, _ in self._queues[-2].copy():
-            self.offer(item)
+            self.consider(item)
 
     def _rank(self, item: Item) -> Value:
         """Where `item` stands if it is not spared, which is only found out at the top."""
@@ -191,17 +191,17 @@ class Ranking:
     def trim(self, live_items: int) -> None:
         """Rebuild when stale entries dominate, so that memory follows what is cached."""
         if self._entries > 4 * live_items + 1024:
-            offered = list(self._last)
+            known = list(self._last)
             self.clear()
-            for item in offered:
-                self.offer(item)
+            for item in known:
+                self.consider(item)
 
     def forget(self, item: Item) -> None:
-        """Take `item` out, if it is on offer. O(1): what stands in its queue is passed over later."""
+        """Take `item` out, if it is there. O(1): its entry in the queue is passed over later."""
         self._last.pop(item, None)
 
     def clear(self) -> None:
-        """Forget every offer."""
+        """Forget every candidate."""
         self._entries = 0
         self._last.clear()
         for heap in self._queues:
@@ -209,11 +209,11 @@ class Ranking:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is on offer. O(1)."""
+        """True if there is no candidate. O(1)."""
         return not self._last
 
     def items(self) -> set[int]:
-        """Ids of everything on offer: for checks."""
+        """Ids of all candidates: for checks."""
         self._settle()
         return set(map(id, self._last))
 
@@ -223,11 +223,11 @@ MakeRanking: TypeAlias = Callable[
 ]
 
 
-class Offers:
-    """The rankings of one directory. A caller that changes an item offers it again. Whether it still is a candidate is checked when it is
+class Candidates:
+    """The rankings of one directory. A caller that changes an item adds it again. Whether it still is a candidate is checked when it is
     popped.
 
-    What is offered is looked at when somebody next asks for a candidate: a request changes the same few items many times over.
+    What was added is ranked when somebody next asks for a candidate: a request changes the same few items many times over.
     """
 
     __slots__ = (
@@ -305,7 +305,7 @@ class Offers:
             self.settle()
 
     def settle(self) -> None:
-        """Rank what has been offered."""
+        """Rank what has been added."""
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, {}
@@ -374,8 +374,8 @@ class Offers:
 
 
 _FRESH = 512
-"""Offers that are looked at without being asked for: so that they are bounded where nothing ever has to go, and no request pays for many
-others at once."""
+"""Added items that are ranked at once without being asked for: they stay bounded where nothing ever has to go, and no request pays for
+many others."""
 
 
 def exposed(item: Item, tier: Tier) -> bool:

@@ -92,7 +92,7 @@ class FairRanking(Ranking):
         return item
 
     def forget(self, item: Item) -> None:
-        """Take `item` out of both rankings; a tenant's goes once nothing is on offer there."""
+        """Take `item` out of both rankings; a tenant's goes once it is empty."""
         super().forget(item)
         own = self._of.get(item.tenant)
         if own is not None:

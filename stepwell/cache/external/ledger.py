@@ -29,7 +29,7 @@ STORED = 0
 
 
 @dataclass(slots=True, eq=False)
-class Behind:
+class UnstoredPath:
     """Tokens whose chunks and images are to be stored; those before chunk `at` have been looked at."""
 
     salt: str
@@ -52,11 +52,11 @@ _MOST_SALTS = 4096
 
 
 class External:
-    """`least`: tokens that a load must gain. At most `most_behind` paths wait to be stored, the newest ones; beliefs are kept of at most
+    """`least`: tokens that a load must gain. At most `most_unstored` paths wait to be stored, the newest ones; beliefs are kept of at most
     `most_known` objects. `life`: a word of this engine's own that nobody can guess, part of the names of what is distrusted."""
 
     def __init__(
-        self, names: Names, least: int, most_behind: int = 256, most_known: int = 1 << 20, life: str = ""
+        self, names: Names, least: int, most_unstored: int = 256, most_known: int = 1 << 20, life: str = ""
     ) -> None:
         self._names = names
         self._life = life
@@ -64,7 +64,7 @@ class External:
         self._turns: dict[str, int] = {}  # by salt, the number of the last distrust
         self._turn = 0  # that of all other salts
         self.least = max(1, least)
-        self.behind: deque[Behind] = deque(maxlen=most_behind)
+        self.unstored: deque[UnstoredPath] = deque(maxlen=most_unstored)
         self.saving: dict[int, Saving] = {}
         self.released: list[int] = []
         self.forgotten: list[tuple[What, Name]] = []
@@ -107,8 +107,8 @@ class External:
             self._turns, self._turn = {}, self._distrusts
         else:
             self._turns[salt] = self._distrusts
-        for path in [path for path in self.behind if self.is_distrusted(path.salt, path.trail)]:
-            self.behind.remove(path)
+        for path in [path for path in self.unstored if self.is_distrusted(path.salt, path.trail)]:
+            self.unstored.remove(path)
 
     def condemn(self, salt: str, paths: Sequence[Ints], grid: int) -> None:
         """Have the store drop all objects of these token sequences under their names of now, with states at multiples of `grid`, and
@@ -187,7 +187,7 @@ class External:
     def leave(self, salt: str, tokens: Ints) -> None:
         """These tokens have been computed: what the store lacks of them is to be stored."""
         if len(tokens) >= self.chunk:
-            self.behind.append(Behind(salt, tokens, self.trail(salt, tokens)))
+            self.unstored.append(UnstoredPath(salt, tokens, self.trail(salt, tokens)))
 
     def begin(self, ticket: int, saving: Saving) -> None:
         """Record that a copy of this object into the store has begun: until it has `landed`, `knows` is True of it."""

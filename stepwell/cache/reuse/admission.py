@@ -1,8 +1,8 @@
 """Commit and settle: a plan becomes leases, pages and moves; the end of its moves becomes a start.
 
                  commit                    all legs reported
-    Plan ───────────────────▶ Loading ───────────────────────▶ Ready      every leg good: the aim
-      └── nothing to load ──▶ Ready      └── one failed ──▶ the next option of the chain, already leased
+    Plan ───────────────────▶ Loading ───────────────────────▶ Runnable      every leg good: the aim
+      └── nothing to load ──▶ Runnable      └── one failed ──▶ the next option of the chain, already leased
 
 An aborted `Loading` keeps its target pages until its last ticket has been reported: a copy may still be writing them.
 """
@@ -16,9 +16,9 @@ import numpy as np
 
 from stepwell.base.errors import StalePlan
 from stepwell.base.geometry import Ints
+from stepwell.cache.account import Lease
 from stepwell.cache.directory import Directory
 from stepwell.cache.evict.make_room import free_pages
-from stepwell.cache.leases import Lease
 from stepwell.cache.moves import DEVICE, DISK, EXTERNAL, HOST, Extent, LiveState, Move, Name, Report, Tier
 from stepwell.cache.publish import publish, touch
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
@@ -47,9 +47,9 @@ Tried: TypeAlias = tuple[tuple[Tier, str, bool], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class Committed:
     """What commit took. `path` holds the resident KV of every option, `images[i]` the image of option i, `sources` what legs read, and
-    `legs[i]` is where option i reads its leg. The offer of an external store, if there is one, is leased."""
+    `legs[i]` is where option i reads its leg. The external_hit of an external store, if there is one, is leased."""
 
     request_id: str
     plan: Plan
@@ -75,7 +75,7 @@ class Loading:
     tried             loads of the options before that have ended, as `AdmissionOutcome.legs` tells them
     """
 
-    held: Held
+    held: Committed
     index: int
     moves: tuple[Move, ...]
     waiting: frozenset[int]
@@ -90,7 +90,7 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Runnable:
     """The request can run from `boundary`.
 
     shared        tokens whose pages are never to be written
@@ -109,14 +109,16 @@ class Ready:
     option: int
 
 
-def commit(directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot: int, now: float) -> Ready | Loading:
+def commit(
+    directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot: int, now: float
+) -> Runnable | Loading:
     """Take every lease and page of `plan` at once. Raises StalePlan, having changed nothing, if the directory has moved on."""
     if plan.epoch != directory.epoch:
         raise StalePlan(plan.epoch, directory.epoch)
     aim, found, block = plan.aim, plan.survey, directory.tree.block
     legs = tuple(tuple(_extent(found, source, block) for source in option.leg) for option in plan.options)
     images = tuple(
-        directory.lease(o.foothold.rung.image, o.foothold.tier) if o.foothold is not None else None
+        directory.lease(o.resume_point.rung.image, o.resume_point.tier) if o.resume_point is not None else None
         for o in plan.options
     )
     sources = tuple(directory.lease(node.kv, tier) for tier, node in _leaves(plan))
@@ -127,7 +129,7 @@ def commit(directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot
     secured = free_pages(directory, pages, force=True)
     assert secured, f"{pages} pages planned, {directory.room()} found"
     directory.grow(table, pages)
-    held = Held(request_id, plan, tokens, slot, path, images, sources, legs, table)
+    held = Committed(request_id, plan, tokens, slot, path, images, sources, legs, table)
     return _begin_loads(directory, held, 0, plan.reason, plan.skipped, now)
 
 
@@ -164,14 +166,14 @@ def _lease_path(directory: Directory, plan: Plan, now: float) -> Lease:
 
 
 def _begin_loads(
-    directory: Directory, held: Held, index: int, reason: Reason, skipped: int, now: float, tried: Tried = ()
-) -> Ready | Loading:
+    directory: Directory, held: Committed, index: int, reason: Reason, skipped: int, now: float, tried: Tried = ()
+) -> Runnable | Loading:
     """Start option `index`: its moves, or at once where there are none."""
     option = held.plan.options[index]
     if not option.loads:
         return _ready(directory, held, index, reason, skipped, now, tried)
     moves: list[Move] = []
-    block, offer = directory.tree.block, option.offer
+    block, external_hit = directory.tree.block, option.external_hit
     at = option.shared // block
     for source, extent in zip(option.leg, held.legs[index], strict=True):
         size = COPY_PAGES[source.tier] if source.tier != EXTERNAL else _chunk_pages(directory) * COPY_CHUNKS
@@ -180,18 +182,20 @@ def _begin_loads(
             target = Extent(DEVICE, held.table.pages[at : at + len(part.slots)].copy())
             end = min(source.end, source.start + (first + len(part.slots)) * block)
             names: tuple[Name, ...] = ()
-            if source.tier == EXTERNAL and offer is not None:
-                names = tuple(offer.trail.records(end - len(part.slots) * block, end))
+            if source.tier == EXTERNAL and external_hit is not None:
+                names = tuple(external_hit.trail.records(end - len(part.slots) * block, end))
             moves.append(Move(directory.ticket(), "kv", part, target, end, names))
             at += len(part.slots)
-    foothold = option.foothold
-    if foothold is not None and foothold.tier != DEVICE:
-        image = foothold.rung.image.at[foothold.tier]
+    resume_point = option.resume_point
+    if resume_point is not None and resume_point.tier != DEVICE:
+        image = resume_point.rung.image.at[resume_point.tier]
         assert image is not None, "a leased image stays where it is"
-        move = Move(directory.ticket(), "image", Extent(foothold.tier, image), LiveState(held.slot), option.boundary)
+        move = Move(
+            directory.ticket(), "image", Extent(resume_point.tier, image), LiveState(held.slot), option.boundary
+        )
         moves.append(move)
-    if offer is not None:
-        pages, name = _count(directory.config.geometry.image_pages), offer.trail.image(option.boundary)
+    if external_hit is not None:
+        pages, name = _count(directory.config.geometry.image_pages), external_hit.trail.image(option.boundary)
         moves.append(Move(directory.ticket(), "image", pages, LiveState(held.slot), option.boundary, (name,)))
     return Loading(held, index, tuple(moves), frozenset(m.ticket for m in moves), (), reason, skipped, tried)
 
@@ -211,16 +215,16 @@ def reported(loading: Loading, report: Report) -> Loading:
     return replace(loading, waiting=loading.waiting - {report.ticket}, failed=failed)
 
 
-def settle(directory: Directory, loading: Loading, now: float) -> Ready | Loading:
+def settle(directory: Directory, loading: Loading, now: float) -> Runnable | Loading:
     """All tickets are in: publish what was loaded, or fall back to the next option. Needs no page and cannot fail."""
     assert not loading.waiting
     held, option = loading.held, loading.option
     _share_path(directory, held)
     tried = legs_of(loading)
     if not loading.failed:
-        if directory.external is not None and option.offer is not None:
+        if directory.external is not None and option.external_hit is not None:
             for move in loading.moves:
-                directory.external.saw(move.what, move.names, option.offer.number)
+                directory.external.saw(move.what, move.names, option.external_hit.number)
         return _ready(directory, held, loading.index, loading.reason, loading.skipped, now, tried)
     for move in loading.failed:
         _condemn_source(directory, held, option, move)
@@ -253,14 +257,14 @@ def _failed_leg(failed: tuple[Move, ...]) -> Reason:
     return Reason.LOAD_FAILED_KV if any(move.what == "kv" for move in failed) else Reason.LOAD_FAILED_STATE
 
 
-def _share_path(directory: Directory, held: Held) -> None:
+def _share_path(directory: Directory, held: Committed) -> None:
     """Use the resident pages wherever the leg had private copies of them (a chunk's part below the device reach)."""
     shared = directory.pages_of(held.path.item.node, held.path.item.node.end)
     assert len(shared) <= len(held.table), "a leg ends past what is resident"
     directory.give(DEVICE, held.table.share(0, shared))
 
 
-def _condemn_source(directory: Directory, held: Held, option: Option, move: Move) -> None:
+def _condemn_source(directory: Directory, held: Committed, option: Option, move: Move) -> None:
     """A failed leg removes its source before the next plan."""
     assert isinstance(move.source, Extent)
     tier = move.source.tier
@@ -269,8 +273,8 @@ def _condemn_source(directory: Directory, held: Held, option: Option, move: Move
         directory.external.forget(move.what, move.names)
         return
     if move.what == "image":
-        assert option.foothold is not None
-        directory.condemn(option.foothold.rung.image, tier)
+        assert option.resume_point is not None
+        directory.condemn(option.resume_point.rung.image, tier)
         return
     start = move.tokens - len(move.source.slots) * directory.tree.block
     leaf = next(lease.item.node for lease in held.sources if lease.tier == tier)
@@ -283,25 +287,27 @@ def _condemn_source(directory: Directory, held: Held, option: Option, move: Move
 
 
 def _ready(
-    directory: Directory, held: Held, index: int, reason: Reason, skipped: int, now: float, tried: Tried = ()
-) -> Ready:
+    directory: Directory, held: Committed, index: int, reason: Reason, skipped: int, now: float, tried: Tried = ()
+) -> Runnable:
     """Publish the loaded range; let go of every hold but the path and the image to start from."""
     option = held.plan.options[index]
-    foothold = option.foothold
+    resume_point = option.resume_point
     if option.leg:
         publish(directory, held.path, held.tokens, option.boundary, held.table, now)
         if held.table.has_retired:  # another load of the same came first; no step has named these pages
             directory.give(DEVICE, held.table.take_retired())
-    image = held.images[index] if foothold is not None and foothold.tier == DEVICE else None
+    image = held.images[index] if resume_point is not None and resume_point.tier == DEVICE else None
     for lease in held.leases:
         if lease is not image:
             directory.release(lease)
-    _end_offer(directory, held)
-    touch(directory, held.plan.survey, foothold.rung if foothold else None, option.boundary, now)
+    _release_hit(directory, held)
+    touch(directory, held.plan.survey, resume_point.rung if resume_point else None, option.boundary, now)
     outcome = outcome_of(held.plan, held.request_id, directory.config.geometry.rung_grid, index, reason, skipped)
     outcome = replace(outcome, legs=tried) if tried else outcome
-    state_loaded = option.offer is not None or (foothold is not None and image is None)
-    return Ready(option.boundary, held.path.item.node.end, held.table, held.path, image, state_loaded, outcome, index)
+    state_loaded = option.external_hit is not None or (resume_point is not None and image is None)
+    return Runnable(
+        option.boundary, held.path.item.node.end, held.table, held.path, image, state_loaded, outcome, index
+    )
 
 
 def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reason, skipped: int) -> AdmissionOutcome:
@@ -312,7 +318,7 @@ def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reaso
     for source in option.leg:
         below[source.tier] += max(0, min(source.end, boundary) - max(source.start, found.device))
     why = _LOSS.get(reason, Loss.TOO_SMALL)
-    foothold = option.foothold
+    resume_point = option.resume_point
     return AdmissionOutcome(
         request_id=request_id,
         prompt=found.tokens,
@@ -322,7 +328,7 @@ def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reaso
         recomputed=found.tokens - boundary,
         boundary=boundary,
         hit=plan.hit,
-        state_tier=EXTERNAL if option.offer else foothold.tier if foothold else None,
+        state_tier=EXTERNAL if option.external_hit else resume_point.tier if resume_point else None,
         reason=reason,
         lost=losses(found, boundary, skipped, why, grid) if reason != Reason.NOT_READ else ((why, found.tokens),),
         diverged_at=found.diverged_at,
@@ -332,16 +338,16 @@ def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reaso
     )
 
 
-def abandon(directory: Directory, held: Held) -> None:
+def abandon(directory: Directory, held: Committed) -> None:
     """Release everything: the request ended before it could run. Call it once no copy writes to its pages any more."""
     for lease in (*held.leases, held.path):
         directory.release(lease)
-    _end_offer(directory, held)
+    _release_hit(directory, held)
     directory.close(held.table)
 
 
-def _end_offer(directory: Directory, held: Held) -> None:
+def _release_hit(directory: Directory, held: Committed) -> None:
     """Nothing is read from the external store any more."""
-    offer = held.plan.aim.offer
-    if offer is not None and directory.external is not None:
-        directory.external.let_go(offer.number)
+    external_hit = held.plan.aim.external_hit
+    if external_hit is not None and directory.external is not None:
+        directory.external.let_go(external_hit.number)

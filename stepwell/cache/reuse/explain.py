@@ -91,7 +91,7 @@ def explain(directory: Directory, salt: str, prompt: Ints, costs: Costs, read: b
         device=found.device,
         union=found.union,
         hit=_hit(found),
-        rungs=tuple((f.position, _name(f.tier)) for f in found.footholds),
+        rungs=tuple((f.position, _name(f.tier)) for f in found.resume_points),
         lost_rungs=found.lost_rungs,
         diverged_at=found.diverged_at,
         starts=starts,
@@ -106,7 +106,7 @@ def _hit(found: Survey) -> int:
 
 
 def _start(option: Option) -> PlannedStart:
-    state = None if option.foothold is None else _name(option.foothold.tier)
+    state = None if option.resume_point is None else _name(option.resume_point.tier)
     legs = tuple((_name(source.tier), source.start, source.end) for source in option.leg)
     return PlannedStart(option.boundary, option.shared, state, legs)
 

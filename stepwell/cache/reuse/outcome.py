@@ -89,7 +89,7 @@ class AdmissionOutcome:
 
 
 @dataclass(slots=True)
-class Tally:
+class AdmissionCounts:
     """Sums over first admissions. Readmissions after a preemption are counted apart: they are not cache hits of a prompt.
 
     legs  loads by the tier that was read, "kv" or "image", and whether all of it came: of readmissions, too

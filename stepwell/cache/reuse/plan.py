@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from stepwell.base.units import ceil_to, floor_to
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.external.offer import Offer
+from stepwell.cache.external.query import ExternalHit
 from stepwell.cache.moves import DEVICE, DISK, EXTERNAL, HOST, Tier
 from stepwell.cache.reuse.outcome import Loss, Reason
-from stepwell.cache.reuse.survey import Foothold, Survey, kv_nodes
+from stepwell.cache.reuse.survey import ResumePoint, Survey, kv_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,17 @@ class Option(NamedTuple):
     """One way to start.
 
     boundary  first token to be computed
-    foothold  the rung at `boundary` and the tier its image is read from; None at 0
+    resume_point  the rung at `boundary` and the tier its image is read from; None at 0
     shared    tokens whose pages are referenced, never written
     leg       KV to be copied into private pages; they end at `leg_end` ≥ boundary
-    offer     of an external store, which the state at `boundary` and perhaps the end of the leg come from; there is no foothold then
+    external_hit  gives the state at `boundary` and perhaps the end of the leg; `resume_point` is None then
     """
 
     boundary: int
     shared: int
-    foothold: Foothold | None = None
+    resume_point: ResumePoint | None = None
     leg: tuple[Source, ...] = ()
-    offer: Offer | None = None
+    external_hit: ExternalHit | None = None
 
     @property
     def leg_end(self) -> int:
@@ -56,8 +56,8 @@ class Option(NamedTuple):
     @property
     def loads(self) -> bool:
         """Whether bytes must arrive from below the device first."""
-        state = self.foothold is not None and self.foothold.tier != DEVICE
-        return state or bool(self.leg) or self.offer is not None
+        state = self.resume_point is not None and self.resume_point.tier != DEVICE
+        return state or bool(self.leg) or self.external_hit is not None
 
 
 class Room(NamedTuple):
@@ -99,15 +99,25 @@ class Wait:
 
 
 def plan(
-    found: Survey, salt: str, epoch: int, room: Room, rules: CacheConfig, costs: Costs, offer: Offer | None = None
+    found: Survey,
+    salt: str,
+    epoch: int,
+    room: Room,
+    rules: CacheConfig,
+    costs: Costs,
+    external_hit: ExternalHit | None = None,
 ) -> Plan | Wait:
-    """The start with the least expected time to first token that fits now, by way of the `offer` of an external store where that gains
-    enough; `Wait` if even the hit does not fit."""
+    """The start with the least expected time to first token that fits now, from an external store where that gains enough. `Wait` if even
+    the hit does not fit."""
     hit = found.hit
     base = hit.position if hit else 0
     aims, reason, skipped = _aims_and_reason(found, base, rules, costs)
     native = aims[0] if aims else None
-    beyond = None if offer is None else _beyond(offer, found, native.boundary if native else base, rules)
+    beyond = (
+        None
+        if external_hit is None
+        else _external_option(external_hit, found, native.boundary if native else base, rules)
+    )
     if beyond is not None:
         aims, reason, skipped = [beyond, *aims], Reason.COMPLETE, 0
     # every chain shares what is resident, so what that pins is the same for all of them
@@ -155,7 +165,7 @@ def plan_return(
 
 def _aims_and_reason(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[list[Option], Reason, int]:
     """Options above the hit, best first; and why there are none, with the boundary that was passed over."""
-    above = found.footholds_past(hit)
+    above = found.resume_points_past(hit)
     if not above:
         last = floor_to(found.tokens - 1, rules.geometry.rung_grid)
         if last == 0:
@@ -179,34 +189,38 @@ def _aims_and_reason(found: Survey, hit: int, rules: CacheConfig, costs: Costs) 
     return ranked, Reason.COMPLETE, 0
 
 
-def _option(foothold: Foothold, found: Survey, rules: CacheConfig) -> Option | None:
-    """How to reach `foothold`; None where the store cannot serve the chunks that cover the leg."""
-    boundary = foothold.position
+def _option(resume_point: ResumePoint, found: Survey, rules: CacheConfig) -> Option | None:
+    """How to reach `resume_point`; None where the store cannot serve the chunks that cover the leg."""
+    boundary = resume_point.position
     if boundary <= found.device:
-        return Option(boundary, found.device, foothold)
+        return Option(boundary, found.device, resume_point)
     if not rules.whole_chunks:
-        return Option(boundary, found.device, foothold, _sources(found, found.device, boundary))
+        return Option(boundary, found.device, resume_point, _sources(found, found.device, boundary))
     shared, end = floor_to(found.device, rules.chunk), ceil_to(boundary, rules.chunk)
     nodes = kv_nodes(found.path, shared, min(end, found.matched))
     if end > found.matched or not all(n.kv.has(HOST) for n, _, _ in nodes):
         return None
-    return Option(boundary, shared, foothold, (Source(HOST, shared, end),))
+    return Option(boundary, shared, resume_point, (Source(HOST, shared, end),))
 
 
-def _beyond(offer: Offer, found: Survey, best: int, rules: CacheConfig) -> Option | None:
-    """How to reach the boundary of `offer`; None where that gains too little over `best`, which native tiers reach, or where they have
-    lost KV since the store was asked. The boundary is on the chunk grid, so no chunk past it is wanted."""
-    boundary, chunk = offer.boundary, rules.external_chunk
+def _external_option(external_hit: ExternalHit, found: Survey, best: int, rules: CacheConfig) -> Option | None:
+    """How to reach the boundary of `external_hit`. None if it gains too little over `best`, which native tiers reach, or if they have lost
+    KV since the store was asked. The boundary is on the chunk grid, so no chunk past it is wanted."""
+    boundary, chunk = external_hit.boundary, rules.external_chunk
     reach = found.device if rules.whole_chunks else found.union
     start = floor_to(reach, chunk)
-    if boundary - best < offer.least or boundary >= found.tokens or (start < offer.start and reach < boundary):
+    if (
+        boundary - best < external_hit.least
+        or boundary >= found.tokens
+        or (start < external_hit.start and reach < boundary)
+    ):
         return None
     if boundary <= reach:
-        return Option(boundary, found.device, None, _sources(found, found.device, boundary), offer)
+        return Option(boundary, found.device, None, _sources(found, found.device, boundary), external_hit)
     if start > found.device:
         native = _sources(found, found.device, start)
-        return Option(boundary, found.device, None, (*native, Source(EXTERNAL, start, boundary)), offer)
-    return Option(boundary, start, None, (Source(EXTERNAL, start, boundary),), offer)
+        return Option(boundary, found.device, None, (*native, Source(EXTERNAL, start, boundary)), external_hit)
+    return Option(boundary, start, None, (Source(EXTERNAL, start, boundary),), external_hit)
 
 
 def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:
@@ -214,7 +228,7 @@ def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:
     out: list[Source] = []
     for node, a, b in kv_nodes(found.path, start, end):
         tier = node.kv.best(below=DEVICE)
-        assert tier is not None, "the union reaches past every foothold"
+        assert tier is not None, "the union reaches past every resume_point"
         if out and out[-1].tier == tier:
             out[-1] = Source(tier, out[-1].start, b)
         else:
@@ -229,21 +243,21 @@ def expected_seconds(option: Option, tokens: int, rules: CacheConfig, costs: Cos
     for source in option.leg:
         pages = (source.end - source.start) // geometry.block
         seconds += pages * geometry.page_bytes / costs.speed(source.tier)
-    if option.foothold is not None or option.offer is not None:
-        tier = EXTERNAL if option.foothold is None else option.foothold.tier
+    if option.resume_point is not None or option.external_hit is not None:
+        tier = EXTERNAL if option.resume_point is None else option.resume_point.tier
         seconds += geometry.image_pages * geometry.page_bytes / costs.speed(tier)
     return seconds + (costs.latency_s if option.loads else 0.0)
 
 
-def _chains(aim: Option, native: Option | None, found: Survey, hit: Foothold | None) -> Iterator[tuple[Option, ...]]:
+def _chains(aim: Option, native: Option | None, found: Survey, hit: ResumePoint | None) -> Iterator[tuple[Option, ...]]:
     """Chains for `aim`, strongest first. One from an external store falls back to the best native load: its pages are those of the aim's
     leg, so it must not begin below what is shared."""
-    if aim.offer is not None and native is not None and native.shared == found.device:
+    if aim.external_hit is not None and native is not None and native.shared == found.device:
         yield from ((aim, *chain) for chain in _fallbacks(native, found, hit))
     yield from _fallbacks(aim, found, hit)
 
 
-def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tuple[Option, ...]]:
+def _fallbacks(aim: Option, found: Survey, hit: ResumePoint | None) -> Iterator[tuple[Option, ...]]:
     """Chains for `aim`, strongest first, down to the deepest rung that no device page pays for.
 
     What a chain leases cannot pay for the load, so a weaker one may fit where a stronger cannot.
@@ -251,29 +265,29 @@ def _fallbacks(aim: Option, found: Survey, hit: Foothold | None) -> Iterator[tup
     shared = found.device
     cold = Option(0, shared)
     deepest_end = min(shared, aim.boundary - 1)
-    resident = [foothold for foothold in found.footholds if foothold.position <= deepest_end]
+    resident = [resume_point for resume_point in found.resume_points if resume_point.position <= deepest_end]
     deepest = resident[-1:] if resident and (hit is None or resident[-1].position > hit.position) else []
     steps = [*deepest, *([hit] if hit else [])]
     yield (aim, *(Option(f.position, shared, f) for f in steps), cold)
-    for foothold in reversed(resident):
-        copy = _below(foothold) if foothold.tier == DEVICE else foothold
+    for resume_point in reversed(resident):
+        copy = _below(resume_point) if resume_point.tier == DEVICE else resume_point
         if copy is not None:
             yield (aim, Option(copy.position, shared, copy), cold)
             return
 
 
-def _below(foothold: Foothold) -> Foothold | None:
+def _below(resume_point: ResumePoint) -> ResumePoint | None:
     """The same rung, read from a copy that no device page pays for."""
-    image = foothold.rung.image
+    image = resume_point.rung.image
     if image.locks[DEVICE]:
-        return foothold
+        return resume_point
     for tier in (HOST, DISK):
         if image.has(tier):
-            return Foothold(foothold.position, foothold.rung, tier)
+            return ResumePoint(resume_point.position, resume_point.rung, tier)
     return None
 
 
-def _hit_option(found: Survey, hit: Foothold | None, room: Room, rules: CacheConfig) -> Option:
+def _hit_option(found: Survey, hit: ResumePoint | None, room: Room, rules: CacheConfig) -> Option:
     """The hit; where its image and the prompt would not fit even an empty pool, what can be had without the image."""
     if hit is not None:
         whole = rules.geometry.pages_for(found.tokens) + rules.geometry.image_pages
@@ -301,8 +315,8 @@ def pinned_kv(found: Survey, block: int) -> int:
 
 def pinned_images(chain: tuple[Option, ...]) -> int:
     """Device pages of images that are idle now and leased once `chain` is committed."""
-    footholds = (o.foothold for o in chain if o.foothold is not None and o.foothold.tier == DEVICE)
-    images = {id(f.rung): f.rung.image for f in footholds}
+    resume_points = (o.resume_point for o in chain if o.resume_point is not None and o.resume_point.tier == DEVICE)
+    images = {id(f.rung): f.rung.image for f in resume_points}
     return sum(image.size(DEVICE) for image in images.values() if not image.locks[DEVICE])
 
 

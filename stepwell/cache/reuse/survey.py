@@ -13,7 +13,7 @@ from stepwell.cache.moves import DEVICE, Tier
 from stepwell.cache.tree import TOKEN_BYTES, Node, Rung, Tree
 
 
-class Foothold(NamedTuple):
+class ResumePoint(NamedTuple):
     """A rung on the prompt's path with an image somewhere: a boundary the state leg can reach."""
 
     position: int
@@ -42,28 +42,28 @@ class Survey(NamedTuple):
     diverged_at: int | None
 
     @property
-    def hit(self) -> Foothold | None:
-        """The deepest foothold that the device alone serves, as the tree is now. O(nodes past it)."""
+    def hit(self) -> ResumePoint | None:
+        """The deepest resume_point that the device alone serves, as the tree is now. O(nodes past it)."""
         for node in reversed(self.path):
             rung, end = node.rung, node.end
             if rung is not None and end <= self.device and end < self.tokens and rung.image.life[0] >= HERE:
-                return Foothold(end, rung, DEVICE)
+                return ResumePoint(end, rung, DEVICE)
         return None
 
     @property
-    def footholds(self) -> tuple[Foothold, ...]:
+    def resume_points(self) -> tuple[ResumePoint, ...]:
         """All of them, ascending, as the tree is now: none past `union` or tokens − 1."""
-        return self.footholds_past(0)
+        return self.resume_points_past(0)
 
-    def footholds_past(self, position: int) -> tuple[Foothold, ...]:
+    def resume_points_past(self, position: int) -> tuple[ResumePoint, ...]:
         """Those past `position`. O(nodes past it)."""
-        found: list[Foothold] = []
+        found: list[ResumePoint] = []
         for node in reversed(self.path):
             rung, end = node.rung, node.end
             if end <= position:
                 break
             if rung is not None and end <= self.union and end < self.tokens and (tier := rung.image.best()) is not None:
-                found.append(Foothold(end, rung, tier))
+                found.append(ResumePoint(end, rung, tier))
         return tuple(reversed(found))
 
 

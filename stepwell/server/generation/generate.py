@@ -28,7 +28,7 @@ _SEEDS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CheckedCall:
     """A call, read and checked: `n` answers to each prompt.
 
     params   of every sequence, but for the seed (choice i draws from seed + i) and for `max_tokens`, which is cut to the room
@@ -114,7 +114,7 @@ class Generation:
 
     def __init__(
         self,
-        job: Job,
+        job: CheckedCall,
         client: EngineClient,
         tokenizer: Tokenizer,
         metrics: Metrics,

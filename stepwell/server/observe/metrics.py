@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 
 from stepwell.base.clock import Clock, WallClock
 from stepwell.cache.config import Costs
+from stepwell.cache.hints import Status
 from stepwell.cache.moves import NATIVE, Tier
-from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason, Tally
-from stepwell.cache.reuse.prefetch import Status
+from stepwell.cache.reuse.outcome import AdmissionCounts, AdmissionOutcome, Loss, Reason
 from stepwell.engine.process.messages import Stats
 from stepwell.engine.process.stats import COPIES, COUNTERS, GAUGES, PAGE_STATES, PHASES
 from stepwell.sched.request import FinishReason
@@ -75,7 +75,7 @@ class Metrics:
     def __init__(self, clock: Clock | None = None) -> None:
         self.registry = CollectorRegistry()
         self.recent = Recent(clock or WallClock())
-        self._tally = Tally()
+        self._tally = AdmissionCounts()
         self._ends: dict[str, int] = dict.fromkeys(get_args(FinishReason), 0)
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens by where they came from", "source", SOURCES)
         self._lost = self._counter(

@@ -28,7 +28,7 @@ from stepwell.cache.reuse.outcome import AdmissionOutcome
 from stepwell.server.observe.trace import TRACE
 
 if TYPE_CHECKING:
-    from stepwell.server.generation.generate import Generation, Job
+    from stepwell.server.generation.generate import CheckedCall, Generation
 
 _TRACED = "/v1/"
 _COMPLETIONS = "/v1/completions"
@@ -123,7 +123,7 @@ class _Call:
     def id(self) -> str:
         return format_trace_id(self.span.get_span_context().trace_id)
 
-    def began(self, job: Job, generation: Generation) -> None:
+    def began(self, job: CheckedCall, generation: Generation) -> None:
         self.generation = generation
         now = time_ns()
         for choice in generation.choices[:_MOST_SEQUENCES]:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from stepwell.cache.reuse.outcome import AdmissionOutcome
 
 if TYPE_CHECKING:
-    from stepwell.server.generation.generate import Generation, Job
+    from stepwell.server.generation.generate import CheckedCall, Generation
 
 TRACE = "stepwell.trace"
 """Where a call's trace is found in its ASGI scope."""
@@ -26,7 +26,7 @@ class CallTrace(Protocol):
     def id(self) -> str:
         """The trace that this call is part of, as W3C writes it: 32 hexadecimal digits."""
 
-    def began(self, job: Job, generation: Generation) -> None:
+    def began(self, job: CheckedCall, generation: Generation) -> None:
         """The call has been read; its sequences are on their way to the engine."""
 
     def loading(self, sequence: str, at: float) -> None:

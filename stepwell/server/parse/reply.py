@@ -36,7 +36,7 @@ _SIGNS = re.compile(f"{OPEN}|{FUNCTION}")
 _SPACE = re.compile(r"\s*")
 
 
-class Start(Enum):
+class ReplyStart(Enum):
     """Where the prompt leaves the answer."""
 
     OPEN = auto()  # the model may begin with a thought
@@ -51,7 +51,7 @@ class Reading:
     end_of_thought  the token that ends a thought, where it is one token
     """
 
-    start: Start = Start.SPEAKING
+    start: ReplyStart = ReplyStart.SPEAKING
     signatures: Signatures | None = None
     several: bool = True
     new_id: Callable[[], str] = field(default=lambda: f"call_{secrets.token_hex(12)}")
@@ -60,7 +60,7 @@ class Reading:
     @property
     def plain(self) -> bool:
         """Whether all text is simply said."""
-        return self.start is Start.SPEAKING and self.signatures is None
+        return self.start is ReplyStart.SPEAKING and self.signatures is None
 
 
 class ReplyReader:
@@ -83,7 +83,7 @@ class ReplyReader:
         self.calls = 0
         self.cut = False
         self.over = False
-        self.thinking = reading.start is Start.THINKING
+        self.thinking = reading.start is ReplyStart.THINKING
         self._steps: Steps[None] | None = self._read()
 
     @property
@@ -112,7 +112,7 @@ class ReplyReader:
         return out
 
     def _read(self) -> Steps[None]:
-        if self._reading.start is Start.OPEN:
+        if self._reading.start is ReplyStart.OPEN:
             yield from self._begin()
         if self.thinking:
             yield from self._think()

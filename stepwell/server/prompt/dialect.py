@@ -10,7 +10,7 @@ from typing import Any
 from stepwell.base.errors import RequestError
 from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.parse.marks import OPEN
-from stepwell.server.parse.reply import THINK, THOUGHT, Start
+from stepwell.server.parse.reply import THINK, THOUGHT, ReplyStart
 from stepwell.server.read.grammar import CallForm
 from stepwell.talk.order import Manners
 
@@ -63,20 +63,20 @@ class Dialect:
             turn=_turn(tokenizer),
         )
 
-    def after(self, start: Start) -> int | None:
+    def after(self, start: ReplyStart) -> int | None:
         """The token after which a grammar begins; None for the answer's beginning."""
-        return self.end_of_thought if start is Start.THINKING else None
+        return self.end_of_thought if start is ReplyStart.THINKING else None
 
-    def start(self, prompt: str, continued: bool) -> Start:
+    def start(self, prompt: str, continued: bool) -> ReplyStart:
         """Where a rendered prompt leaves the answer. `continued`: it ends within a message instead of with a header."""
         if not self.thinks:
-            return Start.SPEAKING
+            return ReplyStart.SPEAKING
         end = prompt.rstrip()
         if continued:
-            return Start.THINKING if prompt.rfind(THINK) > prompt.rfind(THOUGHT) else Start.SPEAKING
+            return ReplyStart.THINKING if prompt.rfind(THINK) > prompt.rfind(THOUGHT) else ReplyStart.SPEAKING
         if end.endswith(THINK):
-            return Start.THINKING
-        return Start.SPEAKING if end.endswith(THOUGHT) else Start.OPEN
+            return ReplyStart.THINKING
+        return ReplyStart.SPEAKING if end.endswith(THOUGHT) else ReplyStart.OPEN
 
     def variables(self, effort: str | None) -> Mapping[str, Any]:
         """What the template is told of how much to think, in words that it knows; where nothing is asked, it decides."""

@@ -15,7 +15,7 @@ from stepwell.base.geometry import Ints
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.http.errors import PromptTooLong
-from stepwell.server.parse.reply import Start
+from stepwell.server.parse.reply import ReplyStart
 from stepwell.server.prompt.beside import Beside
 from stepwell.server.prompt.dialect import Dialect
 from stepwell.server.prompt.render import Renderer
@@ -38,7 +38,7 @@ class Prompt:
 
     ids: Ints
     text: str | None = None
-    start: Start = Start.SPEAKING
+    start: ReplyStart = ReplyStart.SPEAKING
     places: tuple[int, ...] = ()
 
 

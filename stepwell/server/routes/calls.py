@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from stepwell.base.errors import RequestError, StepwellError
 from stepwell.sched.request import SamplingParams
 from stepwell.server.generation.choice import Choice
-from stepwell.server.generation.generate import Generation, Job
+from stepwell.server.generation.generate import CheckedCall, Generation
 from stepwell.server.generation.look_ahead import LookAhead, Turn
 from stepwell.server.http.errors import GenerationFailed, any_problem, queue_full
 from stepwell.server.http.gate import caller_of
@@ -146,7 +146,7 @@ class GenerationRoutes:
             raise
         return EventStream(self._events(generation, form), generation.close, _headers(generation, job.id), form.beat)
 
-    def _ended(self, wish: Wish, job: Job, choice: Choice) -> None:
+    def _ended(self, wish: Wish, job: CheckedCall, choice: Choice) -> None:
         """Remember what later turns need of an answer, and prepare the next one."""
         call = wish.call
         if (written := choice.written()) is not None:
@@ -175,11 +175,11 @@ class GenerationRoutes:
             for event in form.fail(problem):
                 yield event
 
-    def _job(self, request: Request, wish: Wish, name: str) -> Job:
+    def _job(self, request: Request, wish: Wish, name: str) -> CheckedCall:
         call = wish.call
         if call.stream_options is not None and not call.stream:
             raise RequestError("stream_options needs stream: true", "stream_options")
-        return Job(
+        return CheckedCall(
             id=name,
             prompts=wish.prompts,
             n=call.n or 1,
@@ -198,7 +198,7 @@ class GenerationRoutes:
             show_special=not call.skip_special_tokens,
         )
 
-    def _check_room(self, job: Job) -> None:
+    def _check_room(self, job: CheckedCall) -> None:
         """Refuse what would make the queue too long."""
         limit = self._parts.limits.queue
         if job.sequences > limit:

@@ -14,7 +14,7 @@ from fastapi import Request, Response
 
 from stepwell.sched.outlook import Outlook
 from stepwell.server.generation.client import EngineClient
-from stepwell.server.generation.generate import Job
+from stepwell.server.generation.generate import CheckedCall
 
 HEADER = "x-stepwell-outlook"
 WITH_TOKENS = "tokens"
@@ -26,7 +26,7 @@ def asks_for_outlook(request: Request) -> bool:
     return HEADER in request.headers
 
 
-async def outlooks(request: Request, job: Job, client: EngineClient) -> Response:
+async def outlooks(request: Request, job: CheckedCall, client: EngineClient) -> Response:
     """One outlook for each prompt of `job`. Costs the engine a plan for each. Raises EngineDead."""
     prompts = [prompt.ids for prompt in job.prompts]
     told = await asyncio.gather(*(client.outlook(job.salt, ids, job.read_cache) for ids in prompts))

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.moves import Divide, Extent, Forget, Move, Order, Task, Tier, Touch
+from stepwell.cache.moves import DiskNote, Divide, Extent, Forget, Move, Task, Tier, Touch
 from stepwell.store.disk.gate import Fence
 
 
@@ -57,7 +57,7 @@ class Strike:
     offset: int
 
 
-Job: TypeAlias = Copy | Adopt | Drop | Strike | Order
+DiskTask: TypeAlias = Copy | Adopt | Drop | Strike | DiskNote
 
 
 class Inbox:
@@ -69,7 +69,7 @@ class Inbox:
     def __init__(self, slots: int, limit: int) -> None:
         self.changed = threading.Condition()
         self._limit = limit
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[DiskTask] = deque()
         self._copies = 0
         self._taken: npt.NDArray[np.bool_] = np.zeros(slots, np.bool_)
         self._late: dict[int, int] = {}  # slot → orders to forget it that are still to come and have been carried out
@@ -79,7 +79,7 @@ class Inbox:
 
     def submit(self, tasks: Sequence[Task], fence: Callable[[], Fence]) -> list[Move]:
         """Queue these. Returns the moves there is no room for; `fence` is called once if there are others."""
-        jobs: list[Job] = []
+        jobs: list[DiskTask] = []
         refused: list[Move] = []
         mark: Fence = None
         marked = False
@@ -117,9 +117,9 @@ class Inbox:
     def strike(self, slots: Ints, segment: int, offset: int) -> None:
         self._put([Strike(slots, segment, offset)])
 
-    def take(self, limit_bytes: int, page_bytes: int, limit_jobs: int = 4096) -> list[Job]:
+    def take(self, limit_bytes: int, page_bytes: int, limit_jobs: int = 4096) -> list[DiskTask]:
         """The next jobs, in order: at most so many, and moves of so many bytes unless the first alone has more."""
-        jobs: list[Job] = []
+        jobs: list[DiskTask] = []
         size = 0
         with self.changed:
             while self._jobs and len(jobs) < limit_jobs:
@@ -133,13 +133,13 @@ class Inbox:
                 jobs.append(self._jobs.popleft())
         return jobs
 
-    def _put(self, jobs: Sequence[Job]) -> None:
+    def _put(self, jobs: Sequence[DiskTask]) -> None:
         with self.changed:
             self._jobs.extend(jobs)
             self._copies += sum(isinstance(job, Copy) for job in jobs)
             self.changed.notify_all()
 
-    def _in_time(self, order: Order) -> Order | None:
+    def _in_time(self, order: DiskNote) -> DiskNote | None:
         """The order without the slots that it comes too late for."""
         if isinstance(order, Divide):
             known = min(order.last, order.first) >= 0 and max(order.last, order.first) < len(self._taken)

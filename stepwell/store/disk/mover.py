@@ -18,7 +18,7 @@ from stepwell.base.units import ceil_to
 from stepwell.cache.moves import Extent, LiveState, Move, Report, Task, Tier
 from stepwell.store.arena import Rows
 from stepwell.store.disk.gate import Fence, Gate
-from stepwell.store.disk.inbox import Copy, Job
+from stepwell.store.disk.inbox import Copy, DiskTask
 from stepwell.store.disk.record import Kind
 from stepwell.store.disk.store import DiskStore
 from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
@@ -126,7 +126,7 @@ class DiskMover:
                 self._busy -= 1
                 self._tickets.changed.notify_all()
 
-    def _write_batch(self, jobs: list[Job]) -> None:
+    def _write_batch(self, jobs: list[DiskTask]) -> None:
         moves = {job.move.ticket: job.move for job in jobs if isinstance(job, Copy)}
         if self._closing:
             for move in moves.values():

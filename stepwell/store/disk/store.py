@@ -21,7 +21,7 @@ from stepwell.store.disk.files import Files, OsFiles, Point, no_point
 from stepwell.store.disk.folder import Lock, enter, names_key, prepare, read_key, usage
 from stepwell.store.disk.gate import Gate
 from stepwell.store.disk.health import DiskCounts, DiskStats, Health
-from stepwell.store.disk.inbox import Inbox, Job
+from stepwell.store.disk.inbox import DiskTask, Inbox
 from stepwell.store.disk.ledger import Ids, Ledger, Places, Stretch
 from stepwell.store.disk.manifest import Manifest, open_index
 from stepwell.store.disk.reader import Deliver, Reader
@@ -129,7 +129,7 @@ class DiskStore:
             self._tools.counts.add("failed_reads")
             raise
 
-    def write(self, jobs: Sequence[Job], gate: Gate) -> list[Report]:
+    def write(self, jobs: Sequence[DiskTask], gate: Gate) -> list[Report]:
         """Carry out a batch from the inbox: see `Writer.carry_out`."""
         return self._writer.carry_out(jobs, gate)
 

@@ -22,7 +22,7 @@ from stepwell.store.disk.catalogue import DiskCatalogue
 from stepwell.store.disk.files import Point, read_all
 from stepwell.store.disk.gate import Gate
 from stepwell.store.disk.health import DiskCounts, Health, is_ruin
-from stepwell.store.disk.inbox import Adopt, Copy, Drop, Job, Strike
+from stepwell.store.disk.inbox import Adopt, Copy, DiskTask, Drop, Strike
 from stepwell.store.disk.ledger import Ids, Ledger, Places
 from stepwell.store.disk.manifest import Row
 from stepwell.store.disk.record import Damaged, Kind, Layout, decode
@@ -71,7 +71,7 @@ class Writer:
         self._tools = tools
         self._suspect: set[tuple[int, int]] = set()  # places of records that have failed a check
 
-    def carry_out(self, jobs: Sequence[Job], gate: Gate) -> list[Report]:
+    def carry_out(self, jobs: Sequence[DiskTask], gate: Gate) -> list[Report]:
         """Do these in order. Every move among them is reported; how orders fare shows in the statistics."""
         self._suspect.update((job.segment, job.offset) for job in jobs if isinstance(job, Strike))
         first = next((i for i, job in enumerate(jobs) if isinstance(job, Copy)), 0)
@@ -88,7 +88,7 @@ class Writer:
 
     # ---- writing ------------------------------------------------------------------------------------------
 
-    def _why_not(self, jobs: Sequence[Job]) -> str:
+    def _why_not(self, jobs: Sequence[DiskTask]) -> str:
         """Why moves cannot be carried out now; empty if they can. After a pause a trial comes first."""
         t = self._tools
         if t.health.broken or t.health.paused:
@@ -110,7 +110,7 @@ class Writer:
             t.health.note("no_room", why)
         return why
 
-    def _write(self, jobs: Sequence[Job], writes: dict[int, _Write], gate: Gate) -> str:
+    def _write(self, jobs: Sequence[DiskTask], writes: dict[int, _Write], gate: Gate) -> str:
         """Steps 1 and 2. Returns what went wrong for all; what concerns one move is noted there."""
         t = self._tools
         try:
@@ -191,7 +191,7 @@ class Writer:
 
     # ---- publishing ---------------------------------------------------------------------------------------
 
-    def _publish(self, jobs: Sequence[Job], writes: dict[int, _Write]) -> list[Report]:
+    def _publish(self, jobs: Sequence[DiskTask], writes: dict[int, _Write]) -> list[Report]:
         """Steps 3 to 5."""
         t = self._tools
         try:
@@ -243,7 +243,7 @@ class Writer:
         except sqlite3.Error as error:
             self._fail(error)
 
-    def _apply(self, job: Job) -> None:
+    def _apply(self, job: DiskTask) -> None:
         t = self._tools
         match job:
             case Forget(slots):

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepwell.base.errors import StoreError
 from stepwell.cache.external.ledger import What
-from stepwell.cache.external.offer import Answer, Query
+from stepwell.cache.external.query import Query, QueryAnswer
 from stepwell.cache.moves import Name
 from stepwell.store.arena import Rows
 from stepwell.store.external import objects
@@ -19,7 +19,7 @@ from stepwell.store.external import objects
 class Backend(Protocol):
     """Called from several threads. Any call may take as long as it likes: `ExternalMover` waits for none of them beyond its deadline."""
 
-    def find(self, query: Query, waited_for: Callable[[], bool]) -> Answer:
+    def find(self, query: Query, waited_for: Callable[[], bool]) -> QueryAnswer:
         """Lease what `query` asks for, as far as it is there. May give up, with nothing leased, once nobody waits any more."""
 
     def get(self, what: What, name: Name) -> Rows:
@@ -46,7 +46,7 @@ class DictBackend:
         self.leases: set[int] = set()
         self._lock = threading.Lock()
 
-    def find(self, query: Query, waited_for: Callable[[], bool]) -> Answer:
+    def find(self, query: Query, waited_for: Callable[[], bool]) -> QueryAnswer:
         reach, boundary = query.start, 0
         with self._lock:
             for name in query.kv:
@@ -58,7 +58,7 @@ class DictBackend:
                     boundary = name.end
             if boundary:
                 self.leases.add(query.number)
-        return Answer(query.number, reach, boundary)
+        return QueryAnswer(query.number, reach, boundary)
 
     def get(self, what: What, name: Name) -> Rows:
         with self._lock:

@@ -24,7 +24,7 @@ from stepwell.base.errors import ConfigError, StoreError
 from stepwell.base.units import ceil_div
 from stepwell.cache.disk.names import DIGEST
 from stepwell.cache.external.ledger import What
-from stepwell.cache.external.offer import Answer, Query
+from stepwell.cache.external.query import Query, QueryAnswer
 from stepwell.cache.moves import Name
 from stepwell.store.arena import Rows
 from stepwell.store.external import objects
@@ -62,7 +62,7 @@ class LMCacheBackend:
         self._lock = threading.Lock()
         self._manager = manager.StorageManager(settings(config))
 
-    def find(self, query: Query, waited_for: Callable[[], bool]) -> Answer:
+    def find(self, query: Query, waited_for: Callable[[], bool]) -> QueryAnswer:
         """See `Backend.find`."""
         self._collect()
         if len(self._abandoned) >= _MOST_ABANDONED:
@@ -86,7 +86,7 @@ class LMCacheBackend:
             if whole := list(set.intersection(*hits)):
                 return self._lease(query, rows, hits, reach, within[max(whole)].end)
             self._unlock(_locked(rows, hits))
-        return Answer(query.number, reach, 0)
+        return QueryAnswer(query.number, reach, 0)
 
     def get(self, what: What, name: Name) -> Rows:
         """See `Backend.get`; of one piece, a view into LMCache's memory."""
@@ -189,10 +189,12 @@ class LMCacheBackend:
         result = self._manager.query_prefetch_status(self._manager.submit_prefetch_task(spec, skip_l2=True))
         return result is not None and any(row.test(0) for row in result.hit_cells)
 
-    def _lease(self, query: Query, rows: list[list[Any]], hits: list[set[int]], reach: int, boundary: int) -> Answer:
+    def _lease(
+        self, query: Query, rows: list[list[Any]], hits: list[set[int]], reach: int, boundary: int
+    ) -> QueryAnswer:
         with self._lock:
             self._leases[query.number] = _locked(rows, hits)
-        return Answer(query.number, reach, boundary)
+        return QueryAnswer(query.number, reach, boundary)
 
     def _unlock(self, keys: list[Any]) -> None:
         if keys:

@@ -21,7 +21,7 @@ import numpy as np
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import StoreError
 from stepwell.cache.external.ledger import What
-from stepwell.cache.external.offer import Answer, Query
+from stepwell.cache.external.query import Query, QueryAnswer
 from stepwell.cache.moves import Extent, Move, Name, Report, Task, Tier, moves_of
 from stepwell.store.arena import Rows
 from stepwell.store.disk.gate import Fence, Gate
@@ -68,7 +68,7 @@ class ExternalMover:
         self._tickets = Tickets(page_bytes)
         self._open: dict[int, _Job] = {}
         self._lock = threading.Lock()  # of `_open`, and of `copying`
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[QueryAnswer] = queue.SimpleQueue()
         self._asked: dict[int, Query] = {}
         self._told_of: set[tuple[str, type]] = set()
         self._closing = False
@@ -144,9 +144,9 @@ class ExternalMover:
         self._asked[query.number] = query
         self._finds.put(query)
 
-    def answers(self) -> Sequence[Answer]:
+    def answers(self) -> Sequence[QueryAnswer]:
         """Answers since the last call."""
-        found: list[Answer] = []
+        found: list[QueryAnswer] = []
         while not self._answers.empty():
             found.append(self._answers.get())
         for answer in found:
@@ -178,7 +178,7 @@ class ExternalMover:
             answer = self._backend.find(query, is_waited_for)
         except Exception as error:
             self._complain("a lookup", error)
-            answer = Answer(query.number, query.start, 0)
+            answer = QueryAnswer(query.number, query.start, 0)
         if not is_waited_for():
             self._obey(lambda: self._backend.release(query.number))
             return

@@ -35,7 +35,7 @@ def remember(harness: Harness, prompt: Ints, salt: str = "") -> int:
 def reach(harness: Harness, prompt: Ints) -> tuple[int, list[int]]:
     """Tokens of the prompt whose KV is known of, and where rungs are."""
     found = harness.loop.directory.survey("", prompt)
-    return found.union, [foothold.position for foothold in found.footholds]
+    return found.union, [resume_point.position for resume_point in found.resume_points]
 
 
 def test_a_path_comes_back_whole_and_in_few_nodes() -> None:

@@ -10,10 +10,10 @@ from stepwell.cache.config import Costs
 from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
 from stepwell.cache.disk import persist
-from stepwell.cache.disk.archive import Archive, Backlog, Budget
+from stepwell.cache.disk.archive import Archive, Backlog, WriteBudget
 from stepwell.cache.disk.names import Names
 from stepwell.cache.disk.persist import persist_ahead, persist_rest
-from stepwell.cache.evict.ranking import Offers
+from stepwell.cache.evict.ranking import Candidates
 from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Divide, Forget, Move, Report, Tier, Touch
 from stepwell.cache.tree import OLD, Item, Node, Root, RungKind, Tree
@@ -26,8 +26,8 @@ NAMES = Names(b"n" * 32, 16)
 PROMPT = numbers(48)
 
 
-def shelf(host: int = 64, disk: int = 64, budget: Budget | None = None, clean: float = 1.0) -> Directory:
-    return Directory(config(64, host, disk=disk, clean=clean), Archive(NAMES, budget=budget or Budget()))
+def shelf(host: int = 64, disk: int = 64, budget: WriteBudget | None = None, clean: float = 1.0) -> Directory:
+    return Directory(config(64, host, disk=disk, clean=clean), Archive(NAMES, budget=budget or WriteBudget()))
 
 
 def moves(directory: Directory) -> list[Move]:
@@ -198,7 +198,7 @@ class TestRoom:
         assert on_disk(directory, PROMPT) == [32]
 
     def test_the_budget_is_kept(self) -> None:
-        directory = shelf(budget=Budget(rate=1.0, burst=4.0, level=4.0))
+        directory = shelf(budget=WriteBudget(rate=1.0, burst=4.0, level=4.0))
         for seed in range(6):
             keep(directory, numbers(16, seed), 16, rungs=(16,), now=float(seed))
         persist_rest(directory, DEAR, 0.0)
@@ -211,7 +211,7 @@ class TestRoom:
         assert moves(directory)
 
     def test_an_overdrawn_budget_is_not_waited_for_with_nothing_to_write(self) -> None:
-        directory = shelf(budget=Budget(rate=1.0, burst=4.0, level=4.0))
+        directory = shelf(budget=WriteBudget(rate=1.0, burst=4.0, level=4.0))
         keep(directory, numbers(16, 1), 16, rungs=(16,))
         persist_rest(directory, DEAR, 0.0)
         land(directory, moves(directory))
@@ -326,8 +326,8 @@ class TestIdle:
         write_all(directory)
         keep(directory, numbers(40, 1000), 40, rungs=(40,))
         looks: list[Item] = []
-        real = Offers.unsaved
-        monkeypatch.setattr(Offers, "unsaved", lambda self, item: looks.append(item) or real(self, item))
+        real = Candidates.unsaved
+        monkeypatch.setattr(Candidates, "unsaved", lambda self, item: looks.append(item) or real(self, item))
         while persist_rest(directory, DEAR, 0.0):
             for move in moves(directory):
                 assert copy_landed(directory, Report(move.ticket, True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell.cache.directory import Directory
-from stepwell.cache.evict.policy import Answers
+from stepwell.cache.evict.policy import AnswerReuse
 from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Tier
 from stepwell.cache.tree import RungKind
@@ -11,14 +11,14 @@ from tests.cache.builders import directory, join, keep, numbers, rung_at
 
 
 def test_nobody_is_judged_by_a_few_turns() -> None:
-    answers = Answers()
+    answers = AnswerReuse()
     for _ in range(8):
         answers.saw(repeated=False)
     assert not answers.in_vain
 
 
 def test_those_who_never_repeat_an_answer_are_found_out_and_forgiven() -> None:
-    answers = Answers()
+    answers = AnswerReuse()
     for _ in range(60):
         answers.saw(repeated=False)
     assert answers.in_vain
@@ -28,7 +28,7 @@ def test_those_who_never_repeat_an_answer_are_found_out_and_forgiven() -> None:
 
 
 def test_one_answer_in_five_is_enough() -> None:
-    answers = Answers()
+    answers = AnswerReuse()
     for turn in range(200):
         answers.saw(repeated=turn % 5 == 0)
         assert not answers.in_vain
@@ -68,6 +68,6 @@ def test_an_answer_is_left_out_once_however_many_rungs_the_next_turns_leave() ->
     keep(shelf, prompt, 16, rungs=(16,))
     keep(shelf, join(prompt, numbers(8, 1)), 24, rungs=(24,), kind=RungKind.ROLLING)
     keep(shelf, join(prompt, numbers(32, 2)), 48, rungs=(32, 40, 48))
-    once = Answers()
+    once = AnswerReuse()
     once.saw(repeated=False)
     assert shelf.answers == once

@@ -258,4 +258,4 @@ class TestImagesWhoseKvHasLeft:
         assert move.what == "image"
         assert copy_landed(shelf, Report(move.ticket, True))
         assert node.rung.image.has(Tier.HOST)
-        assert shelf.survey("", PROMPT).footholds[-1].position == 20
+        assert shelf.survey("", PROMPT).resume_points[-1].position == 20

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from stepwell.base.errors import ConfigError
+from stepwell.cache import hints
 from stepwell.cache.check import check
 from stepwell.cache.clear import reset
 from stepwell.cache.config import CacheConfig
 from stepwell.cache.directory import Directory
-from stepwell.cache.evict import pinning, pins
+from stepwell.cache.evict import pins
 from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.evict.pins import Label
 from stepwell.cache.moves import Tier
@@ -24,7 +25,7 @@ LABEL: Label = ("", "a")
 
 
 def pinned(shelf: Directory, tokens: int = 40, until: float = 100.0) -> int:
-    kept = pinning.pin(shelf, LABEL, PROMPT[:tokens], until)
+    kept = hints.pin(shelf, LABEL, PROMPT[:tokens], until)
     check(shelf)
     return kept
 
@@ -67,9 +68,9 @@ def test_its_time_ends_it() -> None:
     shelf = directory()
     keep(shelf, PROMPT, 40, rungs=(40,))
     pinned(shelf, until=10.0)
-    pinning.expire(shelf, 9.9)
+    hints.expire(shelf, 9.9)
     assert shelf.use(Tier.DEVICE).pinned == 11
-    pinning.expire(shelf, 10.0)
+    hints.expire(shelf, 10.0)
     assert shelf.use(Tier.DEVICE).pinned == 0 and not shelf.pins.known
     check(shelf)
 
@@ -79,18 +80,18 @@ def test_a_pin_of_the_same_label_takes_its_place() -> None:
     keep(shelf, PROMPT, 40, rungs=(20, 40))
     assert pinned(shelf, 40, until=10.0) == 40
     assert pinned(shelf, 20, until=50.0) == 20
-    pinning.expire(shelf, 10.0)
+    hints.expire(shelf, 10.0)
     assert shelf.use(Tier.DEVICE).pinned == 6
-    assert pinning.unpin(shelf, LABEL) == 20 and pinning.unpin(shelf, LABEL) == 0
+    assert hints.unpin(shelf, LABEL) == 20 and hints.unpin(shelf, LABEL) == 0
     check(shelf)
 
 
 def test_pins_of_one_path_end_one_by_one() -> None:
     shelf = directory()
     keep(shelf, PROMPT, 40, rungs=(20, 40))
-    pinning.pin(shelf, ("", "short"), PROMPT[:20], 50.0)
+    hints.pin(shelf, ("", "short"), PROMPT[:20], 50.0)
     pinned(shelf, until=10.0)
-    pinning.expire(shelf, 10.0)
+    hints.expire(shelf, 10.0)
     check(shelf)
     left = {item.node.end for node in shelf.tree.nodes() for item in node.items() if item.pins}
     assert left == {20} and shelf.pins.pages == 6
@@ -101,7 +102,7 @@ def test_only_as_much_is_pinned_as_its_share_has_room_for() -> None:
     keep(shelf, PROMPT, 40, rungs=(20, 40))
     assert pinned(shelf) == 20
     assert shelf.pins.pages == 6
-    assert pinning.pin(shelf, ("", "b"), PROMPT, 9.0) == 20, "what is pinned already costs nothing more"
+    assert hints.pin(shelf, ("", "b"), PROMPT, 9.0) == 20, "what is pinned already costs nothing more"
     check(shelf)
 
 
@@ -109,12 +110,12 @@ def test_a_tenant_pins_no_more_than_its_share_of_what_may_be_pinned() -> None:
     shelf = Directory(replace(config(pages=88), tenant_share=0.25))  # 44 pages may be pinned, 11 by one tenant
     for salt in ("one:x", "one:y", "two"):
         keep(shelf, PROMPT, 40, rungs=(40,), salt=salt)
-    assert pinning.pin(shelf, ("one:x", "a"), PROMPT, 9.0) == 40
-    assert pinning.pin(shelf, ("one:y", "a"), PROMPT, 9.0) == 0, "a key has no more for naming more salts"
-    assert pinning.pin(shelf, ("two", "a"), PROMPT, 9.0) == 40, "what one has taken is not what another has left"
+    assert hints.pin(shelf, ("one:x", "a"), PROMPT, 9.0) == 40
+    assert hints.pin(shelf, ("one:y", "a"), PROMPT, 9.0) == 0, "a key has no more for naming more salts"
+    assert hints.pin(shelf, ("two", "a"), PROMPT, 9.0) == 40, "what one has taken is not what another has left"
     check(shelf)
-    pinning.unpin(shelf, ("one:x", "a"))
-    assert pinning.pin(shelf, ("one:y", "a"), PROMPT, 9.0) == 40
+    hints.unpin(shelf, ("one:x", "a"))
+    assert hints.pin(shelf, ("one:y", "a"), PROMPT, 9.0) == 40
     check(shelf)
 
 
@@ -123,8 +124,8 @@ def test_pins_are_counted_by_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
     shelf = Directory(replace(config(pages=400), tenant_share=0.5))
     for salt in ("one", "two"):
         keep(shelf, PROMPT, 40, rungs=(20, 40), salt=salt)
-    assert [pinning.pin(shelf, ("one", name), PROMPT, 9.0) for name in "abc"] == [40, 40, 0]
-    assert [pinning.pin(shelf, ("two", name), PROMPT, 9.0) for name in "ab"] == [40, 40]
+    assert [hints.pin(shelf, ("one", name), PROMPT, 9.0) for name in "abc"] == [40, 40, 0]
+    assert [hints.pin(shelf, ("two", name), PROMPT, 9.0) for name in "ab"] == [40, 40]
     check(shelf)
 
 
@@ -139,7 +140,7 @@ def test_nothing_is_pinned_that_could_not_be_resumed() -> None:
     shelf = directory()
     keep(shelf, PROMPT, 40, rungs=(20,))
     assert pinned(shelf) == 20
-    assert pinning.pin(shelf, ("", "b"), OTHER, 9.0) == 0
+    assert hints.pin(shelf, ("", "b"), OTHER, 9.0) == 0
 
 
 def test_splits_and_joins_carry_it() -> None:
@@ -151,7 +152,7 @@ def test_splits_and_joins_carry_it() -> None:
     reset_part = node_ending(shelf, join(PROMPT[:12], OTHER[:8]), 20)
     shelf.drop(reset_part.kv, Tier.DEVICE)
     check(shelf)
-    pinning.unpin(shelf, LABEL)
+    hints.unpin(shelf, LABEL)
     assert not any(item.pins or item.guarded for node in shelf.tree.nodes() for item in node.items())
     check(shelf)
 

@@ -8,7 +8,7 @@ import pytest
 
 from stepwell.base.errors import ConfigError
 from stepwell.cache.directory import Directory
-from stepwell.cache.evict.policy import Branches, Regret
+from stepwell.cache.evict.policy import BranchReuse, Regret
 from stepwell.cache.moves import Tier
 from stepwell.cache.publish import touch
 from stepwell.replay.eviction import DEFAULT, POLICIES, SAID, policy_named
@@ -24,7 +24,7 @@ def shelf_under(policy: str, pages: int = 64) -> Directory:
 def goes(shelf: Directory) -> list[str]:
     """What would go from the device, in order."""
     out = []
-    while (item := shelf.offers.drops[Tier.DEVICE].pop()) is not None:
+    while (item := shelf.candidates.drops[Tier.DEVICE].pop()) is not None:
         out.append(f"{item.what} {item.node.end}")
         shelf.drop(item, Tier.DEVICE)
     return out
@@ -64,7 +64,7 @@ def test_a_branch_that_was_left_goes_before_an_older_line() -> None:
     keep(shelf, numbers(20, 1), 20, rungs=(20,), now=5.0)
     keep(shelf, LONG, 60, rungs=(20, 60), now=6.0)
     keep(shelf, join(LONG[:20], numbers(20, 2)), 40, rungs=(40,), now=9.0)
-    shelf.offers.missed(100, 100)
+    shelf.candidates.missed(100, 100)
     gone = goes(shelf)
     assert gone.index("kv 60") < gone.index("kv 20")
     assert gone.index("kv 60") < gone.index("kv 40")
@@ -81,7 +81,7 @@ def test_whoever_goes_back_to_a_branch_makes_up_for_it_and_is_learnt_from() -> N
 
 
 def test_how_soon_a_left_branch_goes_is_learnt() -> None:
-    sharing, compacting = Branches(), Branches()
+    sharing, compacting = BranchReuse(), BranchReuse()
     for _ in range(80):
         now, then = sharing.leave(), compacting.leave()
         sharing.come_back()
@@ -101,9 +101,9 @@ def test_a_rung_that_leaves_a_wide_gap_outlasts_the_kv_of_its_line_until_kv_is_m
         shelf = shelf_under(name)
         keep(shelf, LONG, 80, rungs=(40,), now=1.0)
         keep(shelf, LONG, 80, rungs=(20, 60, 80), now=2.0)
-        shelf.offers.drops[Tier.DEVICE].items()  # ranked while nothing was missed
+        shelf.candidates.drops[Tier.DEVICE].items()  # ranked while nothing was missed
         if thrashes:
-            shelf.offers.missed(100, 50)
+            shelf.candidates.missed(100, 50)
         return goes(shelf)[0]
 
     assert last_of(thrashes=False) == "kv 80"
@@ -130,4 +130,4 @@ def test_an_admission_says_what_kv_was_missed() -> None:
     found = shelf.survey("", LONG)
     assert (found.matched, found.union) == (60, 0)
     touch(shelf, found, None, 0, 2.0)
-    assert shelf.offers.regret.evicted == 60 and shelf.offers.regret.thrashes
+    assert shelf.candidates.regret.evicted == 60 and shelf.candidates.regret.thrashes

@@ -18,7 +18,7 @@ value = LadderPolicy().value
 def order(shelf: Directory, tier: Tier = Tier.DEVICE) -> list[str]:
     """What would go, in order, each dropped before the next is asked for."""
     out = []
-    while (item := shelf.offers.drops[tier].pop()) is not None:
+    while (item := shelf.candidates.drops[tier].pop()) is not None:
         out.append(f"{item.what} {item.node.end}")
         shelf.drop(item, tier)
     return out
@@ -35,7 +35,7 @@ def shelf_of_two() -> Directory:
 def order_of_prompts(shelf: Directory) -> list[int]:
     """The conversations of `shelf_of_two`, as their last copies go."""
     out = []
-    while (item := shelf.offers.drops[Tier.DEVICE].pop()) is not None:
+    while (item := shelf.candidates.drops[Tier.DEVICE].pop()) is not None:
         shelf.drop(item, Tier.DEVICE)
         gone = [seed for seed in (0, 1) if seed not in out and shelf.survey("", numbers(24, seed)).hit is None]
         out += gone
@@ -59,7 +59,7 @@ class TestClasses:
         keep(shelf, numbers(20, 1), 20, rungs=(20,), now=8.0)
         keep(shelf, numbers(20, 2), 20, rungs=(20,), now=20.0)
         assert [rung_at(shelf, PROMPT, p).superseded for p in (8, 20, 32, 48)] == [True, True, False, False]
-        shelf.offers.missed(100, 100)  # else it would be spared for the gap that it leaves
+        shelf.candidates.missed(100, 100)  # else it would be spared for the gap that it leaves
         gone = order(shelf)
         assert gone[0] == "image 8" and gone.index("image 20") < gone.index("image 48")
 
@@ -237,7 +237,7 @@ class TestWeighedAge:
     """What stands in a queue ages as fast as its weight says."""
 
     def ages(self, shelf: Directory, *items: Item) -> list[float]:
-        return [shelf.offers.drops[Tier.HOST].age(item) for item in items]
+        return [shelf.candidates.drops[Tier.HOST].age(item) for item in items]
 
     def test_below_the_device_a_superseded_image_goes_before_kv_of_its_time_and_others_after_it(self) -> None:
         shelf = directory()
@@ -281,7 +281,7 @@ class TestWeighedAge:
 
 class TestRanking:
     def ranking(self, shelf: Directory, alive: set[int]) -> Ranking:
-        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, LadderPolicy(), shelf.offers.latest)
+        return Ranking(Tier.DEVICE, lambda item: id(item) in alive, LadderPolicy(), shelf.candidates.latest)
 
     def items(self, shelf: Directory, count: int) -> list[Item]:
         for seed in range(count):
@@ -293,7 +293,7 @@ class TestRanking:
         items = self.items(shelf, 4)
         ranking = self.ranking(shelf, {id(i) for i in items})
         for item in (items[2], items[0], items[3], items[1]):
-            ranking.offer(item)
+            ranking.consider(item)
         assert [ranking.pop() for _ in range(5)] == [*items, None]
 
     def test_one_used_since_it_was_offered_is_put_back_to_its_place(self) -> None:
@@ -301,7 +301,7 @@ class TestRanking:
         items = self.items(shelf, 3)
         ranking = self.ranking(shelf, {id(i) for i in items})
         for item in items:
-            ranking.offer(item)
+            ranking.consider(item)
         items[0].node.used = 50.0
         assert [ranking.pop() for _ in range(3)] == [items[1], items[2], items[0]]
 
@@ -310,9 +310,9 @@ class TestRanking:
         items = self.items(shelf, 3)
         ranking = self.ranking(shelf, {id(i) for i in items})
         for item in items:
-            ranking.offer(item)
+            ranking.consider(item)
         items[2].node.used = -1.0
-        ranking.offer(items[2])
+        ranking.consider(items[2])
         assert ranking.pop() is items[2]
 
     def test_what_is_no_candidate_is_neither_taken_nor_kept(self) -> None:
@@ -321,9 +321,9 @@ class TestRanking:
         alive = {id(i) for i in items}
         ranking = self.ranking(shelf, alive)
         for item in items:
-            ranking.offer(item)
+            ranking.consider(item)
         alive.discard(id(items[0]))
-        ranking.offer(items[0])
+        ranking.consider(items[0])
         assert ranking.pop() is items[1]
 
     def test_trimming_keeps_every_candidate(self) -> None:
@@ -332,7 +332,7 @@ class TestRanking:
         ranking = self.ranking(shelf, {id(i) for i in items})
         for _ in range(1000):
             for item in items:
-                ranking.offer(item)
+                ranking.consider(item)
         ranking.trim(3)
         assert len(ranking) == 3 and ranking.items() == {id(i) for i in items}
         assert ranking.pop() is items[0]
@@ -355,10 +355,10 @@ def test_offers_are_looked_at_now_and_then_though_nobody_asks() -> None:
     shelf = directory(pages=1400, host=0)
     prompt = numbers(2800, 3)
     keep(shelf, prompt, 2800, rungs=tuple(range(4, 2800, 4)))
-    shelf.offers.settle()
-    before = len(shelf.offers.drops[Tier.DEVICE])
+    shelf.candidates.settle()
+    before = len(shelf.candidates.drops[Tier.DEVICE])
     for node in shelf.survey("", prompt).path[:600]:
         assert node.rung is not None
         node.rung.used = 1.0
-        shelf.offer(node.rung.image)
-    assert before + 500 <= len(shelf.offers.drops[Tier.DEVICE]) <= before + 600
+        shelf.requeue(node.rung.image)
+    assert before + 500 <= len(shelf.candidates.drops[Tier.DEVICE]) <= before + 600

@@ -8,7 +8,7 @@ from stepwell.cache.check import check
 from stepwell.cache.config import Costs
 from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
-from stepwell.cache.disk.archive import Archive, Budget
+from stepwell.cache.disk.archive import Archive, WriteBudget
 from stepwell.cache.evict.make_room import copy_ahead, free_pages, make_room
 from stepwell.cache.moves import Report, Tier, moves_of
 from stepwell.testing.shelf import Shelf
@@ -60,8 +60,10 @@ SLOW = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 1.0))
 """Nothing is sooner read back from disk than computed."""
 
 
-def three(host: int, pages: int = 33, disk: int = 256, budget: Budget | None = None, clean: float = 0.0) -> Directory:
-    return Directory(config(pages, host, disk=disk, clean=clean), Archive(NAMES, budget=budget or Budget()))
+def three(
+    host: int, pages: int = 33, disk: int = 256, budget: WriteBudget | None = None, clean: float = 0.0
+) -> Directory:
+    return Directory(config(pages, host, disk=disk, clean=clean), Archive(NAMES, budget=budget or WriteBudget()))
 
 
 def full(shelf: Directory, prompts: int) -> None:
@@ -126,7 +128,7 @@ class TestWithADisk:
         assert found(shelf, 4) == [40] * 4
 
     def test_only_who_waits_takes_an_only_copy_where_nothing_may_be_written(self) -> None:
-        shelf = three(22, budget=Budget(rate=1.0, burst=0.0), clean=0.5)
+        shelf = three(22, budget=WriteBudget(rate=1.0, burst=0.0), clean=0.5)
         full(shelf, 2)
         assert not copy_ahead(shelf, DEAR, 0.0) and not shelf.in_flight and found(shelf, 4) == [40] * 4
         making = make_room(shelf, 11, DEAR, 0.0)
@@ -165,7 +167,7 @@ class TestWithADisk:
         assert not make_room(shelf, 22, DEAR, 0.0).coming
         keep(shelf, numbers(40), 40, rungs=(40,))
         lease = shelf.lease(shelf.survey("", numbers(40)).path[-1].kv, Tier.DEVICE)
-        image = shelf.lease(shelf.survey("", numbers(44)).footholds[-1].rung.image, Tier.DEVICE)
+        image = shelf.lease(shelf.survey("", numbers(44)).resume_points[-1].rung.image, Tier.DEVICE)
         assert not make_room(shelf, 33, DEAR, 0.0).coming
         shelf.release(lease)
         shelf.release(image)

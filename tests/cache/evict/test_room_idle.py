@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
+from stepwell.cache import hints
 from stepwell.cache.check import check
 from stepwell.cache.config import Costs
 from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
 from stepwell.cache.disk.archive import Archive
 from stepwell.cache.evict import make_room as room
-from stepwell.cache.evict import pinning
 from stepwell.cache.evict.make_room import IDLE_PARTS, copy_ahead, copy_idle, free_pages
 from stepwell.cache.moves import Move, Report, Tier
 from stepwell.cache.tree import Item
@@ -43,7 +43,7 @@ def filled(shelf: Directory, prompts: int, tokens: int = 20) -> Directory:
 def found(shelf: Directory, prompts: int, tokens: int = 20) -> int:
     """Prompts of which everything is somewhere."""
     paths = [shelf.survey("", numbers(tokens, seed)) for seed in range(prompts)]
-    return sum(bool(path.footholds) and path.footholds[-1].position == path.union == tokens for path in paths)
+    return sum(bool(path.resume_points) and path.resume_points[-1].position == path.union == tokens for path in paths)
 
 
 def items(shelf: Directory) -> list[Item]:
@@ -123,7 +123,7 @@ class TestPrice:
 
     def test_what_is_pinned_stays_the_only_copy_and_so_outlasts_all_others_on_the_device(self) -> None:
         shelf = filled(Directory(config(64, 64, clean=0.0)), 10)
-        assert pinning.pin(shelf, ("", "a"), numbers(20, 0), 100.0) == 20
+        assert hints.pin(shelf, ("", "a"), numbers(20, 0), 100.0) == 20
         idle(shelf)
         assert {where(item) for item in items(shelf) if item.node.parent and not item.pins} == {"dh"}
         assert {where(item) for item in items(shelf) if item.pins} == {"d"}

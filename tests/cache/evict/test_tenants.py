@@ -122,7 +122,7 @@ def test_nothing_is_remembered_of_tenants_that_have_gone() -> None:
     shelf = Directory(replace(config(pages=8 * EACH, host=0), tenant_share=0.5))
     for number in range(300):
         flood(shelf, f"key{number}", 1, number, now=0.0)
-    ranking = shelf.offers.drops[Tier.DEVICE]
+    ranking = shelf.candidates.drops[Tier.DEVICE]
     assert isinstance(ranking, FairRanking)
     assert len(ranking._of) <= 8 and shelf.tenants is not None and len(shelf.tenants.held[Tier.DEVICE]) <= 8
 

@@ -14,8 +14,8 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.evict.make_room import free_pages
 from stepwell.cache.moves import Extent, LiveState, Report, Tier
 from stepwell.cache.publish import leave_rung, publish
-from stepwell.cache.reuse.admission import Loading, Ready, abandon, commit, reported, settle
-from stepwell.cache.reuse.outcome import Loss, Reason, Tally
+from stepwell.cache.reuse.admission import Loading, Runnable, abandon, commit, reported, settle
+from stepwell.cache.reuse.outcome import AdmissionCounts, Loss, Reason
 from stepwell.cache.reuse.plan import Plan, Wait
 from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import RungKind
@@ -47,26 +47,26 @@ def example(whole: bool, pages: int = 64) -> Directory:
     return shelf
 
 
-def start(shelf: Directory, prompt: Ints = PROMPT, name: str = "a", slot: int = 0) -> Ready | Loading:
+def start(shelf: Directory, prompt: Ints = PROMPT, name: str = "a", slot: int = 0) -> Runnable | Loading:
     plan = planned(shelf, prompt)
     return commit(shelf, plan, name, prompt, slot, 1.0)
 
 
-def loading(state: Ready | Loading) -> Loading:
+def loading(state: Runnable | Loading) -> Loading:
     assert isinstance(state, Loading)
     return state
 
 
-def ready(state: Ready | Loading) -> Ready:
-    assert isinstance(state, Ready)
+def ready(state: Runnable | Loading) -> Runnable:
+    assert isinstance(state, Runnable)
     return state
 
 
 def end(
     shelf: Directory, state: Loading, fail: tuple[str, ...] = (), order: tuple[str, ...] = ("kv", "image")
-) -> Ready:
+) -> Runnable:
     """Report all moves in `order`, those of the kinds in `fail` as failures, again for any load that follows; settle."""
-    after: Ready | Loading = state
+    after: Runnable | Loading = state
     while isinstance(after, Loading):
         for move in sorted(after.moves, key=lambda m: order.index(m.what)):
             after = reported(after, Report(move.ticket, move.what not in fail))
@@ -77,7 +77,7 @@ def end(
     return after
 
 
-def leave(shelf: Directory, state: Ready) -> None:
+def leave(shelf: Directory, state: Runnable) -> None:
     """The request ends; nothing may be held after it."""
     if state.image is not None:
         shelf.release(state.image)
@@ -234,7 +234,7 @@ class TestStateOnly:
         after = end(shelf, loading(start(shelf)), ("image",))
         assert (after.boundary, after.shared) == (20, 40)
         assert after.outcome.reason is Reason.LOAD_FAILED_STATE
-        assert [f.position for f in shelf.survey("", PROMPT).footholds] == [20]
+        assert [f.position for f in shelf.survey("", PROMPT).resume_points] == [20]
         leave(shelf, after)
 
 
@@ -382,7 +382,7 @@ class TestRaces:
         state = loading(start(shelf))
         kv, image = state.moves
         held = set(kv.source.slots.tolist()) | set(image.source.slots.tolist())
-        while (victim := shelf.offers.drops[Tier.HOST].pop()) is not None:
+        while (victim := shelf.candidates.drops[Tier.HOST].pop()) is not None:
             shelf.drop(victim, Tier.HOST)
         assert held.isdisjoint(shelf.pools[Tier.HOST].free_slots.tolist())
         leave(shelf, end(shelf, state))
@@ -478,7 +478,7 @@ class TestExactFit:
         leave(shelf, state)
 
 
-def end_with(shelf: Directory, state: Ready | Loading, private: list[Ints]) -> Ready:
+def end_with(shelf: Directory, state: Runnable | Loading, private: list[Ints]) -> Runnable:
     """Let every leg fail until the request runs."""
     while isinstance(state, Loading):
         for move in state.moves:
@@ -503,14 +503,14 @@ class TestWeakened:
     def test_with_room_for_both_the_hit_stays_pinned(self) -> None:
         plan = planned(self.shelf(5, copied=True), PROMPT)
         assert [o.boundary for o in plan.options] == [32, 20, 0] and not plan.fallback_weakened
-        assert plan.options[1].foothold is not None and plan.options[1].foothold.tier is Tier.DEVICE
+        assert plan.options[1].resume_point is not None and plan.options[1].resume_point.tier is Tier.DEVICE
 
     @pytest.mark.parametrize("free", range(1, 5))
     def test_the_hits_own_image_may_pay_for_the_load_if_it_is_copied_below(self, free: int) -> None:
         shelf = self.shelf(free, copied=True)
         plan = planned(shelf, PROMPT)
         assert [o.boundary for o in plan.options] == [32, 20, 0] and plan.fallback_weakened
-        fallback = plan.options[1].foothold
+        fallback = plan.options[1].resume_point
         assert fallback is not None and fallback.tier is Tier.HOST
         state = loading(commit(shelf, plan, "a", PROMPT, 0, 1.0))
         for ticket in state.waiting:
@@ -556,7 +556,7 @@ class TestSkips:
         outcome = state.outcome
         assert (outcome.boundary, outcome.loaded, outcome.reason) == (20, False, Reason.PARTIAL_CHUNK_NO_ROOM)
         assert dict(outcome.lost)[Loss.PARTIAL_CHUNK] == 12
-        tally = Tally()
+        tally = AdmissionCounts()
         tally.add(outcome)
         assert tally.boundaries == 0 and tally.reasons[Reason.PARTIAL_CHUNK_NO_ROOM] == 1 == sum(tally.reasons.values())
         check(shelf, [state.table.private, neighbour.private])

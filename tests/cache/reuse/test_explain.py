@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.reuse.admission import Ready, commit
+from stepwell.cache.reuse.admission import Runnable, commit
 from stepwell.cache.reuse.explain import Explanation, PlannedStart, explain
 from stepwell.cache.reuse.outcome import Loss, Reason
 from tests.cache.builders import COSTS, copy_down, directory, forget, hold, join, keep, numbers, planned, state_of
@@ -42,7 +42,7 @@ def test_it_is_what_an_admission_then_does_and_asking_changes_nothing() -> None:
     told = explain(shelf, "", asked, COSTS)
     assert state_of(shelf) == before
     ready = commit(shelf, planned(shelf, asked), "", asked, 0, 0.0)
-    assert isinstance(ready, Ready) and ready.outcome == told.outcome
+    assert isinstance(ready, Runnable) and ready.outcome == told.outcome
     assert told.diverged_at == 30 and ready.boundary == 20
 
 

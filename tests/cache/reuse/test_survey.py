@@ -41,7 +41,7 @@ class TestReach:
         shelf.drop(node_ending(shelf, PROMPT, 32).kv, Tier.HOST)
         found = shelf.survey("", PROMPT)
         assert (found.device, found.union, found.matched) == (20, 20, 48)
-        assert [f.position for f in found.footholds] == [20], "the rung at 48 stands beyond a gap"
+        assert [f.position for f in found.resume_points] == [20], "the rung at 48 stands beyond a gap"
 
     def test_a_copy_that_failed_is_a_gap(self) -> None:
         shelf = directory()
@@ -104,7 +104,7 @@ class TestFootholds:
         copy_down(shelf)
         forget(shelf, PROMPT, Tier.DEVICE, 32, (20, 48))
         found = shelf.survey("", PROMPT)
-        assert [(f.position, f.tier) for f in found.footholds] == [
+        assert [(f.position, f.tier) for f in found.resume_points] == [
             (8, Tier.DEVICE),
             (20, Tier.HOST),
             (32, Tier.DEVICE),
@@ -123,13 +123,13 @@ class TestFootholds:
     def test_none_stands_at_the_very_end_of_the_prompt(self) -> None:
         shelf = directory()
         keep(shelf, PROMPT, 40, rungs=(20, 40))
-        assert [f.position for f in shelf.survey("", PROMPT[:40]).footholds] == [20]
-        assert [f.position for f in shelf.survey("", PROMPT[:41]).footholds] == [20, 40]
+        assert [f.position for f in shelf.survey("", PROMPT[:40]).resume_points] == [20]
+        assert [f.position for f in shelf.survey("", PROMPT[:41]).resume_points] == [20, 40]
 
     def test_none_past_a_divergence(self) -> None:
         shelf = directory()
         keep(shelf, PROMPT, 40, rungs=(20, 40))
-        assert [f.position for f in shelf.survey("", join(PROMPT[:38], numbers(9, 1))).footholds] == [20]
+        assert [f.position for f in shelf.survey("", join(PROMPT[:38], numbers(9, 1))).resume_points] == [20]
 
     def test_lost_rungs_are_remembered_with_their_tokens(self) -> None:
         shelf = directory(host=0)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepwell.cache.moves import Tier
-from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason, Tally
+from stepwell.cache.reuse.outcome import AdmissionCounts, AdmissionOutcome, Loss, Reason
 
 LOADED = AdmissionOutcome("a", 40, 20, 12, 0, 8, 32, 20, Tier.HOST, Reason.COMPLETE, ((Loss.NEW, 8),), None, True)
 KEPT = AdmissionOutcome("b", 40, 20, 0, 0, 20, 20, 20, Tier.DEVICE, Reason.NO_ROOM, ((Loss.NO_ROOM, 12), (Loss.NEW, 8)))
 
 
-def tally_of(*outcomes: AdmissionOutcome) -> Tally:
-    tally = Tally()
+def tally_of(*outcomes: AdmissionOutcome) -> AdmissionCounts:
+    tally = AdmissionCounts()
     for outcome in outcomes:
         tally.add(outcome)
     return tally

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepwell.cache.reuse.prefetch import Status
+from stepwell.cache.hints import Status
 from stepwell.engine.llm import LLM
 from stepwell.engine.process import messages
 from stepwell.engine.process.hints import fetched, take_hint

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.server.parse.feed import Feed
-from stepwell.server.parse.reply import Reading, ReplyReader, Start
+from stepwell.server.parse.reply import Reading, ReplyReader, ReplyStart
 from stepwell.server.parse.signatures import Signatures
 from stepwell.server.write.deltas import CallClosed, CallGrew, CallOpened, Delta, Said, Thought
 
@@ -59,7 +59,7 @@ class Answer:
 
 def take(
     pieces: list[str],
-    start: Start = Start.SPEAKING,
+    start: ReplyStart = ReplyStart.SPEAKING,
     tools: list[Any] | None = None,
     several: bool = True,
     cut: bool = False,
@@ -93,40 +93,40 @@ def take(
 
 
 def read(
-    pieces: list[str], start: Start = Start.SPEAKING, tools: bool = True, several: bool = True
+    pieces: list[str], start: ReplyStart = ReplyStart.SPEAKING, tools: bool = True, several: bool = True
 ) -> tuple[str, str, list[tuple[str, str]]]:
     answer = take(pieces, start, None if tools else [], several)
     return answer.thought, answer.said, answer.calls
 
 
-CASES: list[tuple[str, Start, str, str, list[tuple[str, object]]]] = [
-    ("no marks, <but> signs", Start.OPEN, "", "no marks, <but> signs", []),
-    ("  leading space stays", Start.OPEN, "", "  leading space stays", []),
-    ("<think>\nwhy\n\nnot\n</think>\n\nyes ", Start.OPEN, "why\n\nnot", "yes ", []),
-    ("so\n</think>\n\nyes", Start.THINKING, "so", "yes", []),
-    ("never ends\n", Start.THINKING, "never ends", "", []),
-    ("\n</think>\n\n", Start.THINKING, "", "", []),
-    ("<think>x</think>", Start.SPEAKING, "", "<think>x</think>", []),
-    (JSON_CALL, Start.SPEAKING, "", "", [PUT]),
-    (TAGGED_CALL, Start.SPEAKING, "", "", [TAGGED]),
-    (f"hm\n</think>\n\nI call.\n\n{JSON_CALL}\n{TAGGED_CALL}\n", Start.THINKING, "hm", "I call.", [PUT, TAGGED]),
-    ('<tool_call>{"arguments": {"a": 1}, "name": "now"}</tool_call>', Start.SPEAKING, "", "", [("now", {"a": 1})]),
-    ('<tool_call>{"name": "now", "arguments": "{}"}</tool_call>', Start.SPEAKING, "", "", [("now", {})]),
-    ('<tool_call>{"name": "now", "arguments": {}, "id": 4}</tool_call>.', Start.SPEAKING, "", ".", [("now", {})]),
-    ('<tool_call>{"name": "now"}</tool_call> after', Start.SPEAKING, "", "after", [("now", {})]),
-    ('<tool_call>{"name": "now", "arguments": {}}', Start.SPEAKING, "", "", [("now", {})]),
-    ("<tool_call><function=now></function></tool_call>", Start.SPEAKING, "", "", [("now", {})]),
-    ('<tool_call>{"name": 3}</tool_call>', Start.SPEAKING, "", '<tool_call>{"name": 3}</tool_call>', []),
-    ("the mark <tool_call> alone", Start.SPEAKING, "", "the mark <tool_call> alone", []),
-    ("<tool_call>{broken</tool_call>", Start.SPEAKING, "", "<tool_call>{broken</tool_call>", []),
-    ("<tool_call>", Start.SPEAKING, "", "<tool_call>", []),
-    ("ends with <tool", Start.SPEAKING, "", "ends with <tool", []),
+CASES: list[tuple[str, ReplyStart, str, str, list[tuple[str, object]]]] = [
+    ("no marks, <but> signs", ReplyStart.OPEN, "", "no marks, <but> signs", []),
+    ("  leading space stays", ReplyStart.OPEN, "", "  leading space stays", []),
+    ("<think>\nwhy\n\nnot\n</think>\n\nyes ", ReplyStart.OPEN, "why\n\nnot", "yes ", []),
+    ("so\n</think>\n\nyes", ReplyStart.THINKING, "so", "yes", []),
+    ("never ends\n", ReplyStart.THINKING, "never ends", "", []),
+    ("\n</think>\n\n", ReplyStart.THINKING, "", "", []),
+    ("<think>x</think>", ReplyStart.SPEAKING, "", "<think>x</think>", []),
+    (JSON_CALL, ReplyStart.SPEAKING, "", "", [PUT]),
+    (TAGGED_CALL, ReplyStart.SPEAKING, "", "", [TAGGED]),
+    (f"hm\n</think>\n\nI call.\n\n{JSON_CALL}\n{TAGGED_CALL}\n", ReplyStart.THINKING, "hm", "I call.", [PUT, TAGGED]),
+    ('<tool_call>{"arguments": {"a": 1}, "name": "now"}</tool_call>', ReplyStart.SPEAKING, "", "", [("now", {"a": 1})]),
+    ('<tool_call>{"name": "now", "arguments": "{}"}</tool_call>', ReplyStart.SPEAKING, "", "", [("now", {})]),
+    ('<tool_call>{"name": "now", "arguments": {}, "id": 4}</tool_call>.', ReplyStart.SPEAKING, "", ".", [("now", {})]),
+    ('<tool_call>{"name": "now"}</tool_call> after', ReplyStart.SPEAKING, "", "after", [("now", {})]),
+    ('<tool_call>{"name": "now", "arguments": {}}', ReplyStart.SPEAKING, "", "", [("now", {})]),
+    ("<tool_call><function=now></function></tool_call>", ReplyStart.SPEAKING, "", "", [("now", {})]),
+    ('<tool_call>{"name": 3}</tool_call>', ReplyStart.SPEAKING, "", '<tool_call>{"name": 3}</tool_call>', []),
+    ("the mark <tool_call> alone", ReplyStart.SPEAKING, "", "the mark <tool_call> alone", []),
+    ("<tool_call>{broken</tool_call>", ReplyStart.SPEAKING, "", "<tool_call>{broken</tool_call>", []),
+    ("<tool_call>", ReplyStart.SPEAKING, "", "<tool_call>", []),
+    ("ends with <tool", ReplyStart.SPEAKING, "", "ends with <tool", []),
 ]
 
 
 @pytest.mark.parametrize(("text", "start", "thought", "said", "calls"), CASES, ids=lambda v: repr(v)[:24])
 def test_parts_do_not_depend_on_where_the_text_is_cut(
-    text: str, start: Start, thought: str, said: str, calls: list[tuple[str, object]]
+    text: str, start: ReplyStart, thought: str, said: str, calls: list[tuple[str, object]]
 ) -> None:
     for pieces in ([text], list(text), [text[i : i + 3] for i in range(0, len(text), 3)]):
         got = read(pieces, start)
@@ -190,12 +190,12 @@ def texts() -> st.SearchStrategy[str]:
 @given(
     text=texts(),
     cuts=st.lists(st.integers(0, 400)),
-    start=st.sampled_from(Start),
+    start=st.sampled_from(ReplyStart),
     several=st.booleans(),
     cut=st.booleans(),
 )
 def test_any_text_is_read_the_same_however_it_comes_and_a_finished_call_is_strict(
-    text: str, cuts: list[int], start: Start, several: bool, cut: bool
+    text: str, cuts: list[int], start: ReplyStart, several: bool, cut: bool
 ) -> None:
     whole = take([text], start, several=several, cut=cut)
     places = sorted({0, *(c for c in cuts if c < len(text)), len(text)})

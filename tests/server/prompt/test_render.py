@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.engine.text.tokenizer import Tokenizer
 from stepwell.server.parse.answer import Answer
-from stepwell.server.parse.reply import Reading, ReplyReader, Start
+from stepwell.server.parse.reply import Reading, ReplyReader, ReplyStart
 from stepwell.server.parse.signatures import Signatures
 from stepwell.server.prompt.places import places
 from stepwell.server.prompt.render import Rendered, Renderer, carried_out
@@ -57,7 +57,7 @@ def prompt(renderer: Renderer, messages: list[Any], **variables: Any) -> str:
 
 def answered(renderer: Renderer, text: str) -> dict[str, Any]:
     """What a caller sends back of an answer that was written as `text`; the renderer has seen it go out."""
-    reader, answer = ReplyReader(Reading(Start.THINKING, Signatures.of(TOOLS))), Answer()
+    reader, answer = ReplyReader(Reading(ReplyStart.THINKING, Signatures.of(TOOLS))), Answer()
     answer.add([*reader.push(text), *reader.flush()])
     written = answer.written(reader.tail)
     assert written is not None and not reader.cut

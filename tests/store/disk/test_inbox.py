@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell.cache.moves import Divide, Extent, Forget, Move, Tier, Touch
-from stepwell.store.disk.inbox import Adopt, Copy, Drop, Inbox, Job
+from stepwell.store.disk.inbox import Adopt, Copy, DiskTask, Drop, Inbox
 from tests.store.disk.rig import ints
 
 
@@ -15,7 +15,7 @@ def jobs(inbox: Inbox) -> list[str]:
     return [told(job) for job in inbox.take(1 << 30, 1)]
 
 
-def told(job: Job) -> str:
+def told(job: DiskTask) -> str:
     match job:
         case Copy(move):
             return f"copy {move.ticket}"

@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.base.errors import ConfigError, StoreError
 from stepwell.cache.disk.names import Names
-from stepwell.cache.external.offer import Query
+from stepwell.cache.external.query import Query
 from stepwell.store.external import lmcache, objects
 from stepwell.store.external.lmcache import LMCacheBackend
 

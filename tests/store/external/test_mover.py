@@ -13,7 +13,7 @@ from stepwell.base.clock import VirtualClock
 from stepwell.base.errors import StoreError
 from stepwell.cache.disk.names import Names
 from stepwell.cache.external.ledger import What
-from stepwell.cache.external.offer import Answer, Query
+from stepwell.cache.external.query import Query, QueryAnswer
 from stepwell.cache.moves import Extent, Move, Name, Report, Tier
 from stepwell.store.arena import PlainArena, Rows
 from stepwell.store.disk.gate import MemoryGate
@@ -36,7 +36,7 @@ class Gated(DictBackend):
         self.open = threading.Event()
         self.open.set()
 
-    def find(self, query: Query, waited_for: Callable[[], bool]) -> Answer:
+    def find(self, query: Query, waited_for: Callable[[], bool]) -> QueryAnswer:
         assert self.open.wait(LIMIT)
         return super().find(query, waited_for)
 
@@ -74,7 +74,7 @@ class Rig:
             found += self.mover.poll()
         return found
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[QueryAnswer]:
         end = time.monotonic() + LIMIT
         while not (found := list(self.mover.answers())):
             assert time.monotonic() < end
@@ -110,7 +110,7 @@ def test_what_is_stored_comes_back_in_order(rig: Rig) -> None:
 def test_an_answer_says_how_far_it_goes(rig: Rig) -> None:
     stored(rig)
     rig.mover.look_up(Query(1, 0, (FIRST, SECOND, *TRAIL.records(128, 192)), (IMAGE, TRAIL.image(128))))
-    assert rig.answers() == [Answer(1, 128, 64)]
+    assert rig.answers() == [QueryAnswer(1, 128, 64)]
     assert rig.backend.leases == {1}
     rig.mover.release(1)
     rig.mover.close()
@@ -164,7 +164,7 @@ class Stubborn(DictBackend):
 
     first = 3
 
-    def find(self, query: Query, waited_for: Callable[[], bool]) -> Answer:
+    def find(self, query: Query, waited_for: Callable[[], bool]) -> QueryAnswer:
         end = time.monotonic() + LIMIT
         while query.number < self.first and time.monotonic() < end:
             if not waited_for():
@@ -184,7 +184,7 @@ def test_lookups_that_are_given_up_leave_their_threads_to_later_ones(rig: Rig) -
         while not (found := list(mover.answers())):
             assert time.monotonic() < end
             mover.wait(0.01)
-        assert found == [Answer(3, 0, 0)] and not mover.busy
+        assert found == [QueryAnswer(3, 0, 0)] and not mover.busy
 
 
 def test_what_is_found_for_a_query_that_was_given_up_is_not_kept(rig: Rig) -> None:
@@ -244,9 +244,9 @@ def test_a_store_that_raises_has_nothing_and_the_log_says_so_once(
     for name in ("find", "get", "put", "forget", "release"):
         monkeypatch.setattr(rig.backend, name, broken)
     rig.mover.look_up(Query(3, 64, (SECOND,), ()))
-    assert rig.answers() == [Answer(3, 64, 0)]
+    assert rig.answers() == [QueryAnswer(3, 64, 0)]
     rig.mover.look_up(Query(4, 64, (SECOND,), ()))
-    assert rig.answers() == [Answer(4, 64, 0)]
+    assert rig.answers() == [QueryAnswer(4, 64, 0)]
     assert caplog.text.count("a lookup of the external store failed: OSError: connection refused") == 1
     rig.mover.forget("kv", [FIRST])
     rig.mover.release(3)

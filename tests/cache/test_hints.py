@@ -8,8 +8,8 @@ from stepwell.cache.check import check
 from stepwell.cache.copies import copy_landed
 from stepwell.cache.directory import Directory
 from stepwell.cache.evict.make_room import free_pages
+from stepwell.cache.hints import Fetch, Status, fetch, resident
 from stepwell.cache.moves import Report, Tier
-from stepwell.cache.reuse.prefetch import Fetch, Status, fetch, resident
 from stepwell.cache.slots import BlockTable
 from tests.cache.builders import copy_down, directory, forget, hold, join, keep, node_ending, numbers, rung_at
 

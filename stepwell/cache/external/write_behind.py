@@ -11,9 +11,9 @@ from math import lcm
 import numpy as np
 
 from stepwell.base.units import floor_to
+from stepwell.cache.account import CopyInFlight
 from stepwell.cache.directory import Directory
-from stepwell.cache.external.ledger import Behind, Saving, What
-from stepwell.cache.leases import CopyInFlight
+from stepwell.cache.external.ledger import Saving, UnstoredPath, What
 from stepwell.cache.moves import DEVICE, EXTERNAL, HOST, Extent, Move, Name, Tier
 from stepwell.cache.reuse.survey import Survey, gather, kv_nodes
 from stepwell.cache.tree import ROLLING, Item
@@ -24,23 +24,23 @@ _SHARE = 8
 """One page of the device in so many may be leased by such copies."""
 
 
-def store_behind(directory: Directory) -> list[Move]:
+def write_behind(directory: Directory) -> list[Move]:
     """Begin the next copies into the store: the newest paths first, as far as an eighth of the device's pages goes. The moves are to be
     carried out. O(path) and `AT_ONCE` digests."""
     external = directory.external
     moves: list[Move] = []
-    if external is None or not external.behind:
+    if external is None or not external.unstored:
         return moves
     room = max(1, directory.config.device_pages // _SHARE) - external.saving_pages
     if room > 0:
-        path = external.behind[-1]
+        path = external.unstored[-1]
         done = _store(directory, path, room, moves)
         if done:
-            external.behind.remove(path)
+            external.unstored.remove(path)
     return moves
 
 
-def _store(directory: Directory, path: Behind, room: int, moves: list[Move]) -> bool:
+def _store(directory: Directory, path: UnstoredPath, room: int, moves: list[Move]) -> bool:
     """Append copies of about `room` pages to `moves`; True once nothing of `path` is left to be looked at."""
     external, found = directory.external, directory.survey(path.salt, path.tokens)
     assert external is not None

@@ -1,11 +1,18 @@
-"""What is asked of an external store, what it answers, and what a plan is given of that."""
+"""What is asked of an external store for a prompt, what it answers, and what a plan is given of that."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
+from typing import TYPE_CHECKING
 
+from stepwell.base.geometry import Ints
+from stepwell.base.units import ceil_to, floor_to
 from stepwell.cache.disk.names import Trail
 from stepwell.cache.moves import Name
+
+if TYPE_CHECKING:
+    from stepwell.cache.directory import Directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryAnswer:
     """What the store leases for query `number` until that is released: on every rank, KV from the query's start to `boundary`, and the
     image there.
 
@@ -38,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Offer:
+class ExternalHit:
     """An answer that a plan may use: KV of [start, boundary) in whole chunks, and the state at `boundary`.
 
     trail  names the objects      least  tokens that a load from the store must gain over what native tiers serve
@@ -54,9 +61,31 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class OpenQuery:
     """A question under way, to be given up at `due`."""
 
     query: Query
     trail: Trail
     due: float
+
+
+def question(directory: Directory, number: int, salt: str, tokens: Ints) -> tuple[Query, Trail] | None:
+    """The query for `tokens` under `salt`, and the trail that names its objects; None where nothing that the store could hold would gain
+    enough. States are asked for at the boundaries of chunks alone. O(chunks) digests."""
+    external = directory.external
+    assert external is not None
+    chunk = external.chunk
+    step = lcm(chunk, directory.config.geometry.rung_grid)
+    last = floor_to(len(tokens) - 1, step)
+    if last < external.least:
+        return None
+    found = directory.survey(salt, tokens)
+    resume_points = found.resume_points
+    first = (resume_points[-1].position if resume_points else 0) + external.least
+    if last < first:
+        return None
+    trail = external.trail(salt, tokens)
+    start = floor_to(found.union, chunk)
+    kv = tuple(trail.records(start, last))
+    images = tuple(trail.image(position) for position in range(ceil_to(first, step), last + 1, step))
+    return Query(number, start, kv, images), trail
