@@ -46,6 +46,7 @@ from stepwell.testing.faults import ManualMover, no_copy
 
 VOCAB = 1000
 _STATE = State({}, {}, None, True, None)
+_GREEDY = SamplingParams()
 _TIMES = "STEPWELL_RANKS_TIMES"
 
 
@@ -90,7 +91,7 @@ class Steps:
             tokens=every,
             tables=tuple(self._tables),
             known=np.full(self.rows, self._known, np.int32),
-            params=(SamplingParams(),) * self.rows,
+            params=(_GREEDY,) * self.rows,
             indices=np.full(self.rows, self.position - 900, np.int32),
         )
         self._known = len(self._tables[0])

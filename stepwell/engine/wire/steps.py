@@ -10,10 +10,12 @@ A writer's steps go to a reader in the order in which they were written, each on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepwell.base.geometry import Ints
 from stepwell.sched.request import SamplingParams, Scored
@@ -105,25 +107,23 @@ class StepWriter:
     def __init__(self) -> None:
         self._who: dict[int, Who] = {}
         self._told: dict[int, int] = {}  # by slot: tokens of the history that the reader has
+        self._rows: tuple[object, ...] = ()
 
     def write(self, step: Step) -> bytes:
+        """Some 10 µs, and 0.1 for each row that goes on as in the step before."""
         decodes = step.decodes
-        slots, lengths = decodes.slots.tolist(), (decodes.starts + 1 - decodes.indices).tolist()
+        slots, known, counts = decodes.slots.tolist(), decodes.known.tolist(), list(map(len, decodes.tables))
         all_drawn = bool((decodes.tokens == LAST_DRAW).all())
-        known = decodes.known.tolist()
-        began = []
-        for row, who in enumerate(zip(decodes.names, decodes.roots.tolist(), decodes.params, lengths, strict=True)):
-            if known[row] == 0 or self._who.get(slots[row]) != who:
-                self._who[slots[row]] = who
-                self._told[slots[row]] = 0
-                began.append(Began(row, who))
+        began = self._began(decodes, slots, known)
         for work in step.parts:
             self._who.pop(work.slot, None)  # whoever decodes there next is another, or one who has just been admitted
-        pages = [
-            Piece(row, first, table[first:].tobytes())
-            for row, (table, first) in enumerate(zip(decodes.tables, known, strict=True))
-            if first < len(table)
-        ]
+        pages = []
+        if counts != known:
+            pages = [
+                Piece(row, first, decodes.tables[row][first:].tobytes())
+                for row, (count, first) in enumerate(zip(counts, known, strict=True))
+                if first < count
+            ]
         message = StepMessage(
             decodes.slots.tobytes(),
             decodes.starts.tobytes(),
@@ -137,9 +137,45 @@ class StepWriter:
         )
         return _ENCODER.encode(message)
 
+    def _began(self, decodes: Decodes, slots: list[int], known: list[int]) -> list[Began]:
+        """The rows whose sequence the reader does not know in their slot."""
+        lengths = decodes.starts + 1 - decodes.indices
+        rows = (
+            decodes.slots.tobytes(), decodes.roots.tobytes(), lengths.tobytes(), decodes.names, decodes.params
+        )  # fmt: skip
+        if rows == self._rows and 0 not in known:
+            return []
+        self._rows = rows
+        began = []
+        every = zip(decodes.names, decodes.roots.tolist(), decodes.params, lengths.tolist(), strict=True)
+        for row, who in enumerate(every):
+            if known[row] == 0 or self._who.get(slots[row]) != who:
+                self._who[slots[row]] = who
+                self._told[slots[row]] = 0
+                began.append(Began(row, who))
+        return began
+
     def _history(self, row: int, slot: int, history: Ints) -> Piece:
         first, self._told[slot] = self._told[slot], len(history)
         return Piece(row, first, history[first:].tobytes())
+
+
+@dataclass(slots=True, eq=False)
+class _Rows:
+    """What the rows of a step have in common with those of the next one, if the same sequences go on in the same slots.
+
+    sent     slots, as they came
+    counts   pages of each table by now, int32; a step that was read has it, too, so it is replaced and never changed
+    """
+
+    sent: bytes
+    slots: list[int]
+    names: tuple[str, ...]
+    roots: NDArray[np.int64]
+    params: tuple[SamplingParams, ...]
+    lengths: Ints
+    tables: list[Ints]
+    counts: Ints
 
 
 class StepReader:
@@ -149,34 +185,62 @@ class StepReader:
         self._who: dict[int, Who] = {}
         self._tables: dict[int, _Array] = {}
         self._histories: dict[int, _Array] = {}
+        self._rows = self._lined_up(b"", [])
 
     def read(self, data: bytes) -> Step:
+        """Some 10 µs, and 0.1 for each row that goes on as in the step before."""
         message = _STEPS.decode(data)
-        slots, starts = _ints(message.slots), _ints(message.starts)
-        rows = slots.tolist()
-        for began in message.began:
-            self._who[rows[began.row]] = began.who
-        known = [len(self._tables[slot]) if slot in self._tables else 0 for slot in rows]
-        for piece in message.pages:
-            known[piece.row] = piece.first
-            self._tables.setdefault(rows[piece.row], _Array()).put(piece)
+        if message.began or message.slots != self._rows.sent:
+            self._rows = self._lined_up(message.slots, message.began)
+        rows, starts = self._rows, _ints(message.starts)
+        known = self._extended(rows, message.pages)
         for piece in message.histories:
-            self._histories.setdefault(rows[piece.row], _Array()).put(piece)
-        who = [self._who[slot] for slot in rows]
+            self._histories.setdefault(rows.slots[piece.row], _Array()).put(piece)
         decodes = Decodes(
-            names=tuple([name for name, _, _, _ in who]),
-            slots=slots,
-            roots=np.array([root for _, root, _, _ in who], np.int64),
+            names=rows.names,
+            slots=_ints(message.slots),
+            roots=rows.roots,
             starts=starts,
-            tokens=_ints(message.tokens) if message.tokens else np.full(len(rows), LAST_DRAW, np.int32),
-            tables=tuple([self._tables[slot].values for slot in rows]),
-            known=np.array(known, np.int32),
-            params=tuple([params for _, _, params, _ in who]),
-            indices=starts + 1 - np.array([length for _, _, _, length in who], np.int32),
-            histories=tuple((piece.row, self._histories[rows[piece.row]].values) for piece in message.histories),
+            tokens=_ints(message.tokens) if message.tokens else np.full(len(starts), LAST_DRAW, np.int32),
+            tables=tuple(rows.tables),
+            known=known,
+            params=rows.params,
+            indices=starts + 1 - rows.lengths,
+            histories=tuple((piece.row, self._histories[rows.slots[piece.row]].values) for piece in message.histories),
             cuts=tuple((piece.row, Cut(piece.first, _ints(piece.values))) for piece in message.cuts),
         )
         return Step(tuple([self._work(part) for part in message.parts]), decodes, message.drafting)
+
+    def _lined_up(self, sent: bytes, news: list[Began]) -> _Rows:
+        """The rows of these slots, after some of which there is news."""
+        slots = _ints(sent).tolist()
+        for began in news:
+            self._who[slots[began.row]] = began.who
+        who = [self._who[slot] for slot in slots]
+        tables = [self._tables.setdefault(slot, _Array()).values for slot in slots]
+        return _Rows(
+            sent,
+            slots,
+            tuple([name for name, _, _, _ in who]),
+            np.array([root for _, root, _, _ in who], np.int64),
+            tuple([params for _, _, params, _ in who]),
+            np.array([length for _, _, _, length in who], np.int32),
+            tables,
+            np.array(list(map(len, tables)), np.int32),
+        )
+
+    def _extended(self, rows: _Rows, pages: list[Piece]) -> Ints:
+        """Add pages to the tables of rows. Returns what was known of each table before, int32."""
+        if not pages:
+            return rows.counts
+        known, counts = rows.counts.copy(), rows.counts.copy()
+        for piece in pages:
+            table = self._tables[rows.slots[piece.row]]
+            table.put(piece)
+            known[piece.row], counts[piece.row] = piece.first, len(table)
+            rows.tables[piece.row] = table.values
+        rows.counts = counts
+        return known
 
     def _work(self, part: Part) -> Work:
         table = self._tables.setdefault(part.slot, _Array())
