@@ -17,10 +17,10 @@ from stepwell.base.units import ceil_to, format_size
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.engine.compute.sampler import Masks
 from stepwell.engine.config import EngineConfig, EngineFacts, Report
-from stepwell.engine.disk_tier import CHUNK, DiskTier, identity, open_disk, with_disk
+from stepwell.engine.disk_tier import CHUNK, DiskTier, identity, of_all, open_disk, with_disk
 from stepwell.engine.doubts import doubts
 from stepwell.engine.events.publisher import Publisher
-from stepwell.engine.external_tier import ExternalTier, open_external
+from stepwell.engine.external_tier import ExternalRules, ExternalTier
 from stepwell.engine.grammar.grammars import Grammars
 from stepwell.engine.grammar.guide import Guides
 from stepwell.engine.grammar.vocabulary import GuideError
@@ -37,7 +37,7 @@ from stepwell.sched.drafts import Always, Measured
 from stepwell.store.device import DeviceArena, Precision
 
 Seam: TypeAlias = Callable[[DeviceArena], None]
-Made: TypeAlias = tuple[Workers, DiskTier[Any] | None, ExternalTier | None]
+Made: TypeAlias = tuple[Workers, DiskTier[Any] | None]
 MakeWorkers: TypeAlias = Callable[[Masks], Made]
 
 _CONVERSATION = 50_000
@@ -66,7 +66,10 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
     model = frame.model
     # before the weights: that a folder is in use, say, is told at once
     with phases("opening the disk cache"):
-        make_workers = _make_workers(config, frame, owned, phases, apart or config.tensor_parallel_size > 1)
+        parts = _identity(config, frame)
+        external = ExternalRules.of(config, frame.geometry, parts)
+        apart = apart or config.tensor_parallel_size > 1
+        make_workers = _make_workers(config, frame, parts, external, owned, phases, apart)
     keep = 2 * config.max_num_seqs
     grammars = Grammars(config.model, model.shape.vocab, model.eos_token_ids, keep)
     guides = Guides(grammars, model.shape.vocab, keep, patient=config.deterministic)
@@ -77,7 +80,7 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
         contextlib.suppress(GuideError),
     ):  # one that cannot be read is told as a doubt
         grammars.warm()
-    worker, tier, external = make_workers(guides)
+    worker, tier = make_workers(guides)
     _expose_pages(worker, seam)
     sizes, costs = worker.sizes, worker.costs if config.deterministic else with_disk(worker.costs, tier)
     auditor = Auditor(config.verify_resume, _tolerance(frame.precision), random.Random(config.seed))
@@ -117,21 +120,35 @@ def _build(config: EngineConfig, report: Report, owned: ExitStack, seam: Seam | 
     return loop
 
 
-def _make_workers(config: EngineConfig, frame: Frame, owned: ExitStack, phases: Phases, apart: bool) -> MakeWorkers:
-    """Open the disk cache; what is returned builds those who compute and copy: in this process, or `apart`, in one for each rank."""
-    if apart:
-        key = take_folder(config, frame, owned)
-        return lambda masks: (*start_ranks(config, frame, masks, key, owned, phases), None)
+def _identity(config: EngineConfig, frame: Frame) -> dict[str, str]:
+    """All that bytes kept outside this process depend on, in words; empty where none are."""
+    if config.disk_cache is None and config.kv_offload == "native":
+        return {}
     place = frame.directory, frame.model.shape, frame.geometry, frame.precision, frame.device.type
-    kept = config.disk_cache is not None or config.kv_offload != "native"
-    parts = identity(*place, config.dummy_seed) if kept else {}
+    return of_all(identity(*place, config.dummy_seed), config.tensor_parallel_size)
+
+
+def _make_workers(
+    config: EngineConfig,
+    frame: Frame,
+    parts: dict[str, str],
+    rules: ExternalRules | None,
+    owned: ExitStack,
+    phases: Phases,
+    apart: bool,
+) -> MakeWorkers:
+    """Open the caches outside this process; what is returned builds those who compute and copy: in this process, or `apart`, in one for
+    each rank."""
+    if apart:
+        key = take_folder(config, frame, parts, owned)
+        return lambda masks: start_ranks(config, frame, masks, key, owned, phases)
     naming = Naming.of(config, frame.model.shape, parts)
     tier = open_disk(config, frame.geometry, parts | (naming.parts if naming else {}), owned)
-    external = open_external(config, frame.geometry, parts, owned)
+    external = None if rules is None else ExternalTier.opened(rules, config, frame.geometry, owned)
 
     def make(masks: Masks) -> Made:
         worker = build_worker(config, frame, tier, masks, owned, phases, naming, external)
-        return Workers.of(worker), tier, external
+        return Workers.of(worker), tier
 
     return make
 
@@ -157,7 +174,7 @@ def _cache_rules(
     frame: Frame,
     disk_slots: int,
     pinning: Growing | None,
-    external: ExternalTier | None,
+    external: ExternalRules | None,
 ) -> CacheConfig:
     return CacheConfig(
         sizes.geometry,

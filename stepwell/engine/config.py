@@ -16,6 +16,7 @@ KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8", "fp8_e4m3")
 STATE_DTYPES = ("float32", "bfloat16")
 DISK_WHEN = ("idle", "pressure")
 KV_OFFLOADS = ("native", "lmcache")
+LMCACHE_LOOKUPS = ("all", "rank0")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SWITCH = ("auto", "on", "off")
 _SIZES = ("device_memory", "host_memory", "disk_write_budget")
@@ -91,6 +92,8 @@ class EngineConfig:
     coalesce                a request waits for what another is computing, where that is sooner
     priority_ageing         seconds of waiting that are worth one step of priority
     fair_salts              salts that wait at one priority take turns
+    lmcache_lookup          ranks that LMCache is asked on before a load: "all", whose answers are leased; "rank0", to compare: the others
+                            may lack what it has, and fail the load then
     kv_events_endpoint      where changes of the cache are published, such as tcp://*:5557; None: nowhere
     kv_events_replay_endpoint  where who has missed some asks for them; None: nowhere
     kv_events_topic         what they are published under
@@ -115,6 +118,7 @@ class EngineConfig:
     host_memory: int = 4 * 2**30
     disk_cache: DiskCache | None = None
     kv_offload: str = "native"
+    lmcache_lookup: str = "all"
     disk_write_budget: int | None = None
     disk_write_when: str = "idle"
     enable_prefix_caching: bool = True
@@ -188,6 +192,10 @@ class EngineConfig:
             )
         if self.kv_offload not in KV_OFFLOADS:
             raise ConfigError(f"--kv-offload {self.kv_offload!r} is unknown: use one of {', '.join(KV_OFFLOADS)}")
+        if self.lmcache_lookup not in LMCACHE_LOOKUPS:
+            raise ConfigError(
+                f"--lmcache-lookup {self.lmcache_lookup!r} is unknown: use one of {', '.join(LMCACHE_LOOKUPS)}"
+            )
         if self.kv_offload != "native":
             self._check_external()
         if self.disk_cache is not None and not self.enable_prefix_caching:
@@ -205,8 +213,6 @@ class EngineConfig:
     def _check_external(self) -> None:
         if not self.enable_prefix_caching:
             raise ConfigError("--kv-offload lmcache needs the prefix cache: leave out --no-enable-prefix-caching")
-        if self.tensor_parallel_size > 1:
-            raise ConfigError("--kv-offload lmcache serves one rank so far: give --tensor-parallel-size 1")
         if self.calculate_kv_scales:
             raise ConfigError("--kv-offload lmcache keeps no scales of KV: leave out --calculate-kv-scales")
 

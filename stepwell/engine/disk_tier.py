@@ -105,6 +105,11 @@ def identity(
     }
 
 
+def of_all(parts: Mapping[str, str], ranks: int) -> dict[str, str]:
+    """The identity of what all of so many ranks have under the same names; of one rank, its own."""
+    return dict(parts) if ranks == 1 else {**parts, "ranks": f"all {ranks}"}
+
+
 def layout_of(geometry: Geometry, parts: Mapping[str, str]) -> Layout:
     """How records lie on disk. ConfigError where blocks do not fill a chunk."""
     if CHUNK % geometry.block:

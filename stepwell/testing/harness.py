@@ -38,7 +38,7 @@ from stepwell.testing.faults import FaultPlan
 from stepwell.testing.guard import Guard
 from stepwell.testing.landing import check_landing
 from stepwell.testing.laws import LawBroken, require
-from stepwell.testing.outside import OutsideStore, ledger_of
+from stepwell.testing.outside import OutsideStore, begin_with
 from stepwell.testing.progress import PATIENCE, Masks, Progress, Turn
 from stepwell.testing.ranks import Ranks, Watch
 from stepwell.testing.reference import Reference
@@ -116,7 +116,7 @@ class Harness:
         guard = Guard(self, self._through(self.runner), self._lazy)
         archive = Archive(self.shelf.names, self.shelf, replace(self._budget))
         auditor = Auditor(self._audit)
-        more = archive, auditor, self.masks, self._gain, ledger_of(self.outside), self.outside
+        more = archive, auditor, self.masks, self._gain, *begin_with(self.outside)
         self.loop = EngineLoop(cache, sched, guard, self._watch, self.clock, self._costs, *more)
 
     # ---- what a caller does -----------------------------------------------------------------------------------

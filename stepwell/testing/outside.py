@@ -18,6 +18,7 @@ from stepwell.cache.external.ledger import External, What
 from stepwell.cache.external.query import Query, QueryAnswer
 from stepwell.cache.moves import Extent, LiveState, Move, Name, Tier
 from stepwell.sched.loop import EngineLoop
+from stepwell.store.external.joint import JointStore
 from stepwell.testing.laws import require
 from stepwell.testing.telltale import Memory, Words
 
@@ -38,51 +39,53 @@ class OutsideStore:
 
     delay    polls that an answer takes     silent   nothing is answered, and no copy comes to anything: a server that hangs
     deaf     what is given up is answered all the same
-    scope    ranks that a lookup asks: all, or the first alone
-    leases   what each query that was answered holds
+    joint    what the engine asks; each of the ranks is asked by it, and answers for itself
+    leases   what each query that was answered holds, by its number among the ranks and by rank
     """
 
     def __init__(self, cache: CacheConfig, ranks: int, least: int) -> None:
         self.names = Names(bytes(reversed(range(32))), cache.external_chunk)
         self.objects: list[dict[Key, Object]] = [{} for _ in range(ranks)]
-        self.leases: dict[int, tuple[Key, ...]] = {}
+        self.leases: dict[tuple[int, int], tuple[Key, ...]] = {}
         self.delay = 0
         self._least = least
         self._engines = 0
         self.silent = self.deaf = False
-        self.all_ranks = True
+        self.joint = JointStore(self, ranks)
         self.asked = self.answered = self.stored = self.loaded = 0
         self._block = cache.geometry.block
-        self._waiting: list[tuple[int, Query]] = []
+        self._waiting: list[tuple[int, int, Query]] = []  # polls, rank
 
-    # ---- what the engine asks ---------------------------------------------------------------------------------
+    # ---- what the engine asks of the ranks ----------------------------------------------------------------
 
     def begin_anew(self) -> External:
         """Another engine takes the place of the one that asked."""
         self._waiting = []
         self.leases.clear()
         self._engines += 1
+        self.joint = JointStore(self, len(self.objects))
         return External(self.names, self._least, life=str(self._engines))
 
-    def look_up(self, query: Query) -> None:
+    def look_up(self, query: Query, ranks: int) -> None:
         self.asked += 1
-        self._waiting.append((self.delay, query))
+        self._waiting += [(self.delay + (rank if self.delay else 0), rank, query) for rank in range(ranks)]
 
-    def answers(self) -> Sequence[QueryAnswer]:
+    def answers(self) -> Sequence[tuple[int, QueryAnswer]]:
         if self.silent:
             return ()
-        due = [query for polls, query in self._waiting if polls <= 0]
-        self._waiting = [(polls - 1, query) for polls, query in self._waiting if polls > 0]
+        due = [(rank, query) for polls, rank, query in self._waiting if polls <= 0]
+        self._waiting = [(polls - 1, rank, query) for polls, rank, query in self._waiting if polls > 0]
         self.answered += len(due)
-        return [self._answer(query) for query in due]
+        return [(rank, self._answer(rank, query)) for rank, query in due]
 
     def release(self, number: int) -> None:
-        self.leases.pop(number, None)
-        self._waiting = [(polls, query) for polls, query in self._waiting if query.number != number or self.deaf]
+        for rank in range(len(self.objects)):
+            self.leases.pop((number, rank), None)
+        self._waiting = [one for one in self._waiting if one[2].number != number or self.deaf]
 
     @property
     def waiting(self) -> int:
-        """Questions that nobody has given up, and that have not been answered."""
+        """Questions to one rank that nobody has given up, and that have not been answered."""
         return len(self._waiting)
 
     def forget(self, what: What, names: Sequence[Name]) -> None:
@@ -90,22 +93,18 @@ class OutsideStore:
             for held in self.objects:
                 held.pop((what, name.digest), None)
 
-    def _answer(self, query: Query) -> QueryAnswer:
-        reach = query.start
+    def _answer(self, rank: int, query: Query) -> QueryAnswer:
+        held, reach = self.objects[rank], query.start
         for name in query.kv:
-            if not self._has("kv", name):
+            if ("kv", name.digest) not in held:
                 break
             reach = name.end
-        found = [name for name in query.images if name.end <= reach and self._has("image", name)]
+        found = [name for name in query.images if name.end <= reach and ("image", name.digest) in held]
         if not found:
             return QueryAnswer(query.number, reach, 0)
-        held: list[Key] = [("kv", name.digest) for name in query.kv if name.end <= found[-1].end]
-        self.leases[query.number] = (*held, ("image", found[-1].digest))
+        leased: list[Key] = [("kv", name.digest) for name in query.kv if name.end <= found[-1].end]
+        self.leases[query.number, rank] = (*leased, ("image", found[-1].digest))
         return QueryAnswer(query.number, reach, found[-1].end)
-
-    def _has(self, what: What, name: Name) -> bool:
-        ranks = self.objects if self.all_ranks else self.objects[:1]
-        return all((what, name.digest) in held for held in ranks)
 
     # ---- its bytes --------------------------------------------------------------------------------------------
 
@@ -179,9 +178,9 @@ class OutsideStore:
         self.leases.clear()
 
 
-def ledger_of(store: OutsideStore | None) -> External | None:
-    """What a new engine knows of a store. The one before is gone, and with it its questions and leases."""
-    return None if store is None else store.begin_anew()
+def begin_with(store: OutsideStore | None) -> tuple[External | None, JointStore | None]:
+    """What a new engine knows of a store, and whom it asks. The engine before is gone, and with it its questions and leases."""
+    return (None, None) if store is None else (store.begin_anew(), store.joint)
 
 
 def check_forgotten(loop: EngineLoop, failed: Sequence[Move]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ from stepwell.base.errors import ConfigError  # noqa: E402
 from stepwell.cache.clear import quarantine  # noqa: E402
 from stepwell.cache.moves import Tier  # noqa: E402
 from stepwell.cache.reuse.outcome import Reason  # noqa: E402
+from stepwell.engine.external_tier import close_in_time  # noqa: E402
 from stepwell.store.external import lmcache  # noqa: E402
 from stepwell.store.external.backend import DictBackend  # noqa: E402
 from tests.engine.disk import Engine, forget, small_config, small_model  # noqa: E402
@@ -50,7 +52,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, DictBackend]:
     """Stores by the space that an engine asks for: two engines share one where all that bytes depend on is the same."""
     made: dict[str, DictBackend] = {}
 
-    def backend(config: Any, space: str, pages: tuple[int, int], page_bytes: int) -> DictBackend:
+    def backend(config: Any, space: str, pages: tuple[int, int], page_bytes: int, rank: int, ranks: int) -> DictBackend:
         return made.setdefault(space, DictBackend())
 
     monkeypatch.setattr(lmcache, "read_config", lambda: SimpleNamespace(chunk_size=256))
@@ -149,11 +151,23 @@ def test_a_failed_leg_keeps_the_hit_and_is_stored_again(
         assert (said.outcome.external, said.token_ids) == (512, cold)
 
 
+def test_a_store_that_hangs_as_it_closes_is_left_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+    class Hanging(DictBackend):
+        def close(self) -> None:
+            assert opened.wait(LIMIT)
+
+    opened = threading.Event()
+    assert not close_in_time(Hanging(), 0.01)
+    assert "did not close within 0.01 s" in caplog.text
+    opened.set()
+    assert close_in_time(DictBackend(), LIMIT)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ({"kv_offload": "lmcach"}, "use one of native, lmcache"),
-        ({"kv_offload": "lmcache", "tensor_parallel_size": 2}, "one rank"),
+        ({"kv_offload": "lmcache", "lmcache_lookup": "some"}, "use one of all, rank0"),
         ({"kv_offload": "lmcache", "enable_prefix_caching": False}, "--no-enable-prefix-caching"),
     ],
 )

@@ -276,7 +276,7 @@ class Driver:
         rank = draw.randint(0, len(store.objects) - 1)
         store.delay = draw.choice((0, 0, 0, 1, 3, 20))
         store.silent = chance(draw, 8)
-        store.all_ranks = not chance(draw, 30)
+        store.joint.ranks = 1 if chance(draw, 30) else len(store.objects)
         roll = draw.randint(1, 100)
         if roll <= 5:
             store.lose(draw.choice(KINDS), draw.randint(1, 5), rank, last=chance(draw, 50))

@@ -216,12 +216,57 @@ def test_a_lookup_of_the_first_rank_alone_finds_out_as_it_loads() -> None:
     engine = Engine(ranks=2)
     engine.ask()
     engine.harness.flush(Tier.DEVICE)
-    engine.store.all_ranks = False
+    engine.store.joint.ranks = 1
     engine.store.lose("kv", 9, rank=1)
     outcome = engine.ask()
     assert (outcome.external, outcome.reason) == (0, Reason.LOAD_FAILED_KV)
     engine.harness.flush(Tier.DEVICE)
     assert engine.ask().external == 80  # it has been stored again
+
+
+def test_ranks_that_have_lost_different_states_agree_on_what_all_have() -> None:
+    """Rungs at 32, 64 and 80 are in the store; each rank has lost another one of the two deepest."""
+    engine = Engine(ranks=2)
+    engine.ask()
+    engine.ask(PROMPT[:66])
+    engine.harness.flush(Tier.DEVICE)
+    store = engine.store
+    ends = sorted(one.name.end for key, one in store.objects[0].items() if key[0] == "image")
+    assert ends[-3:] == [32, 64, 80]
+    lose(store, 0, 80)
+    lose(store, 1, 64)
+    outcome = engine.ask()
+    assert (outcome.external, outcome.boundary, outcome.recomputed) == (32, 32, 58)
+    engine.harness.step()
+    assert not store.leases
+    engine.harness.flush(Tier.DEVICE)
+    assert engine.ask().external == 80  # both have been stored again
+
+
+def test_a_rank_that_has_nothing_leaves_no_lease_on_the_others() -> None:
+    engine = Engine(ranks=3)
+    engine.ask()
+    engine.harness.flush(Tier.DEVICE)
+    engine.store.lose("image", 9, rank=2)
+    assert engine.ask().external == 0
+    engine.harness.step()
+    assert not engine.store.leases
+
+
+def test_a_rank_that_does_not_answer_in_time_costs_the_offer_and_no_lease() -> None:
+    engine = Engine(ranks=2)
+    engine.ask()
+    engine.harness.flush(Tier.DEVICE)
+    engine.store.delay = 19  # the first answers in time, the second when nobody waits any more
+    assert engine.ask().external == 0
+    engine.harness.step()
+    assert not engine.store.leases and not engine.store.waiting
+
+
+def lose(store: OutsideStore, rank: int, end: int) -> None:
+    """One rank loses the state at `end`."""
+    (key,) = [key for key, one in store.objects[rank].items() if key[0] == "image" and one.name.end == end]
+    del store.objects[rank][key]
 
 
 def test_the_end_of_a_copy_that_was_overtaken_changes_nothing() -> None:

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from stepwell.base.clock import WallClock
 from stepwell.base.errors import ConfigError, StepwellError
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.disk_tier import DiskTier, identity, open_disk
+from stepwell.engine.disk_tier import DiskTier, identity, of_all, open_disk
+from stepwell.engine.external_tier import ExternalRules, ExternalTier
 from stepwell.engine.logs import set_up
 from stepwell.engine.phases import Phases
 from stepwell.engine.ranks.channel import Channel
@@ -84,7 +85,9 @@ def main() -> int:
         built.set()
         heartbeat = Heartbeat(Channel.of(begin.signs), tally, state)
         store = None if tier is None else tier.store
-        service = RankService(begin.rank, worker.endpoint, masks, store, worker.pinning, tally, control)
+        service = RankService(
+            begin.rank, worker.endpoint, masks, store, worker.pinning, tally, control, worker.external
+        )
         try:
             service.run()
         except Exception as error:
@@ -121,11 +124,14 @@ def _built(
     frame = Frame.of(config, ranks if count > 1 else ALONE)  # the sum over one rank is what it has
     place = frame.directory, frame.model.shape, frame.geometry, frame.precision, device.type
     with phases("opening the disk cache"):
-        parts = identity(*place, config.dummy_seed, count, begin.rank) if config.disk_cache else {}
+        kept = config.disk_cache is not None or config.kv_offload != "native"
+        parts = identity(*place, config.dummy_seed, count, begin.rank) if kept else {}
         naming = Naming.of(config, frame.model.shape, parts)
         tier = open_disk(config, frame.geometry, parts | (naming.parts if naming else {}), owned)
+    rules = ExternalRules.of(config, frame.geometry, of_all(parts, count))
+    external = None if rules is None else ExternalTier.opened(rules, config, frame.geometry, owned, begin.rank)
     masks = SentMasks(frame.model.shape.vocab)
-    return build_worker(config, frame, tier, masks, owned, phases, naming), masks, tier, ranks
+    return build_worker(config, frame, tier, masks, owned, phases, naming, external), masks, tier, ranks
 
 
 def _ranks(config: EngineConfig, device: torch.device) -> ProcessRanks:

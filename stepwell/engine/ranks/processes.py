@@ -22,6 +22,7 @@ from stepwell.engine.process import private
 from stepwell.engine.ranks.channel import Channel, pair
 from stepwell.engine.ranks.watch import Watch
 from stepwell.engine.ranks.wire import (
+    FOUND,
     REPORTS,
     RESULT,
     STOP,
@@ -64,6 +65,7 @@ class RankProcesses:
         self._watch: Watch | None = None
         self._closed = False
         self.reports: list[list[bytes]] = [[] for _ in range(config.tensor_parallel_size)]
+        self.found: list[tuple[int, bytes]] = []
         self.ready: tuple[Ready, ...] = ()
 
     def __enter__(self) -> RankProcesses:
@@ -143,6 +145,8 @@ class RankProcesses:
                 self._results.append(data)
             elif kind == REPORTS:
                 self.reports[rank].append(data)
+            elif kind == FOUND:
+                self.found.append((rank, data))
             else:
                 self._told.append((rank, data))
         if channel.ended:  # that can always be read: waiting for the others would not wait

@@ -14,7 +14,9 @@ from stepwell.engine.ranks.heartbeat import Tally
 from stepwell.engine.ranks.masks import SentMasks
 from stepwell.engine.ranks.wire import (
     CATALOGUE,
+    FOUND,
     GIVE_WAY,
+    OUTSIDE,
     REPORTS,
     RESULT,
     STEP,
@@ -22,11 +24,17 @@ from stepwell.engine.ranks.wire import (
     TASKS,
     Adopt,
     Drop,
+    LookUp,
+    Lose,
+    Release,
     decode_filing,
+    decode_outside,
+    encode,
 )
 from stepwell.engine.wire.link import Answer, Endpoint
 from stepwell.engine.wire.moves import write_reports
 from stepwell.store.disk.store import DiskStore
+from stepwell.store.external.mover import ExternalMover
 from stepwell.store.pinned import Pinning
 
 _NOTHING = write_reports([])
@@ -47,7 +55,9 @@ class RankService:
         pinning: Pinning | None,
         tally: Tally,
         control: Channel,
+        external: ExternalMover | None = None,
     ) -> None:
+        """`external` asks the external store, if there is one."""
         self._rank = rank
         self._endpoint = endpoint
         self._masks = masks
@@ -55,6 +65,7 @@ class RankService:
         self._pinning = pinning
         self._tally = tally
         self._control = control
+        self._external = external
         self._launched: SimpleQueue[Answer | None] = SimpleQueue()
         self._broken: Exception | None = None
         self._results = threading.Thread(target=self._tell_results, name="stepwell-results", daemon=True)
@@ -67,13 +78,16 @@ class RankService:
             reports = self._endpoint.poll()
             if reports != _NOTHING:
                 self._control.send(REPORTS, reports)
+            if self._external is not None and (found := self._external.answers()):
+                self._control.send(FOUND, encode(found))
         self._launched.put(None)
         self._results.join()
 
     def _take_orders(self) -> bool:
         """Carry out what has arrived, waiting for the first; False once told to stop."""
+        asked = self._external is not None and self._external.busy
         self._tally.waiting = True
-        order = self._control.receive(_COPYING if self._endpoint.open else _IDLE)
+        order = self._control.receive(_COPYING if asked or self._endpoint.open else _IDLE)
         self._tally.waiting = False
         while order is not None:
             self._raise_broken()
@@ -99,8 +113,23 @@ class RankService:
             self._endpoint.start(data)
         elif kind == CATALOGUE:
             self._file(data)
+        elif kind == OUTSIDE:
+            self._ask(data)
         elif kind == GIVE_WAY and self._pinning is not None:
             self._pinning.give_way(data == b"1")
+
+    def _ask(self, data: bytes) -> None:
+        """What the external store is asked and told."""
+        store = self._external
+        assert store is not None, "control asks only where there is one"
+        match decode_outside(data):
+            case LookUp(query, ranks):
+                if self._rank < ranks:  # all are told, for ranks are compared by the orders that they have taken
+                    store.look_up(query)
+            case Release(number):
+                store.release(number)
+            case Lose(what, names):
+                store.forget(what, names)
 
     def _file(self, data: bytes) -> None:
         """What becomes of records that an earlier process left."""

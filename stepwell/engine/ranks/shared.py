@@ -6,12 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stepwell.base.clock import WallClock
-from stepwell.cache.moves import Report, Task
+from stepwell.cache.external.ledger import What
+from stepwell.cache.external.query import Query, QueryAnswer
+from stepwell.cache.moves import Name, Report, Task
 from stepwell.engine.compute.sampler import Masks
 from stepwell.engine.ranks.catalogue import joint_stats
 from stepwell.engine.ranks.masks import write_masks
 from stepwell.engine.ranks.processes import RankProcesses
-from stepwell.engine.ranks.wire import GIVE_WAY, STEP, TASKS, State
+from stepwell.engine.ranks.wire import (
+    GIVE_WAY,
+    OUTSIDE,
+    STEP,
+    TASKS,
+    LookUp,
+    Lose,
+    Release,
+    State,
+    decode_answers,
+    encode,
+)
 from stepwell.engine.wire.moves import read_reports, write_tasks
 from stepwell.engine.wire.steps import StepWriter, read_result
 from stepwell.sched.step import Step, StepResult
@@ -81,6 +94,26 @@ class RanksMover:
     def counts(self) -> tuple[RankCount, ...]:
         """By rank."""
         return self._joint.counts()
+
+
+class RanksStores:
+    """The external stores of all ranks (see `stepwell.store.external.joint`). Their answers are heard with the ranks' reports."""
+
+    def __init__(self, processes: RankProcesses) -> None:
+        self._processes = processes
+
+    def look_up(self, query: Query, ranks: int) -> None:
+        self._processes.send(OUTSIDE, encode(LookUp(query, ranks)))
+
+    def answers(self) -> Sequence[tuple[int, QueryAnswer]]:
+        found, self._processes.found = self._processes.found, []
+        return [(rank, answer) for rank, data in found for answer in decode_answers(data)]
+
+    def release(self, number: int) -> None:
+        self._processes.send(OUTSIDE, encode(Release(number)))
+
+    def forget(self, what: What, names: Sequence[Name]) -> None:
+        self._processes.send(OUTSIDE, encode(Lose(what, list(names))))
 
 
 class RanksCounts:

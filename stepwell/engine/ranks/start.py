@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,24 +11,26 @@ from stepwell.cache.disk.archive import Archive
 from stepwell.cache.disk.names import Names
 from stepwell.engine.compute.sampler import Masks
 from stepwell.engine.config import EngineConfig
-from stepwell.engine.disk_tier import CHUNK, DiskTier, budget_of, identity, layout_of
+from stepwell.engine.disk_tier import CHUNK, DiskTier, budget_of, layout_of
 from stepwell.engine.logs import form_in_use
 from stepwell.engine.phases import Phases
 from stepwell.engine.ranks.catalogue import JointCatalogue
 from stepwell.engine.ranks.processes import RankProcesses
-from stepwell.engine.ranks.shared import RanksCounts, RanksDisk, RanksMover, RanksPinning, RanksRunner
+from stepwell.engine.ranks.shared import RanksCounts, RanksDisk, RanksMover, RanksPinning, RanksRunner, RanksStores
 from stepwell.engine.ranks.wire import CATALOGUE, encode
 from stepwell.engine.worker.build import Frame
 from stepwell.engine.worker.sizes import Sizes
 from stepwell.engine.workers import Workers
 from stepwell.store.disk.folder import names_key, prepare, read_key
+from stepwell.store.external.joint import JointStore
 
 _REST = 0.5
 """Seconds that an idle engine may not look after its ranks."""
 
 
-def take_folder(config: EngineConfig, frame: Frame, owned: ExitStack) -> bytes | None:
+def take_folder(config: EngineConfig, frame: Frame, parts: Mapping[str, str], owned: ExitStack) -> bytes | None:
     """Lock the folder of the disk cache, in which each rank has one of its own; returns the key of all names. None without a disk cache.
+    `parts`: the identity of what all ranks have.
 
     Raises ConfigError.
     """
@@ -36,9 +39,6 @@ def take_folder(config: EngineConfig, frame: Frame, owned: ExitStack) -> bytes |
     path = Path(config.disk_cache.path)
     lock = prepare(path)
     owned.callback(lock.close)
-    place = frame.directory, frame.model.shape, frame.geometry, frame.precision, frame.device.type
-    ranks = config.tensor_parallel_size
-    parts = identity(*place, config.dummy_seed) | {"ranks": f"all {ranks}"}
     return names_key(read_key(path), layout_of(frame.geometry, parts).fingerprint)
 
 
@@ -69,8 +69,13 @@ def start_ranks(
         pinning=None if first.state.host_ready is None else RanksPinning(processes),
         counts=RanksCounts(processes, mover),
         rest=_REST,
+        external=None if config.kv_offload == "native" else _external(config, processes),
     )
     return workers, _disk(config, frame, processes, key)
+
+
+def _external(config: EngineConfig, processes: RankProcesses) -> JointStore:
+    return JointStore(RanksStores(processes), len(processes.ready) if config.lmcache_lookup == "all" else 1)
 
 
 def _disk(

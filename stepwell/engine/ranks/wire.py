@@ -7,19 +7,24 @@ Nothing is pickled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
 from stepwell.cache.config import Costs
 from stepwell.cache.disk.archive import Dormant
+from stepwell.cache.external.ledger import What
+from stepwell.cache.external.query import Query, QueryAnswer
+from stepwell.cache.moves import Name
 from stepwell.engine.config import EngineConfig
 from stepwell.store.disk.health import DiskStats
 
-STEP, TASKS, CATALOGUE, GIVE_WAY, STOP = range(5)
-"""Kinds of orders: a step and its masks; tasks; what becomes of dormant records; whether copies go before page-locking; the end."""
-TOLD, RESULT, REPORTS = range(5, 8)
-"""Kinds of answers; signs are `TOLD`."""
+STEP, TASKS, CATALOGUE, GIVE_WAY, OUTSIDE, STOP = range(6)
+"""Kinds of orders: a step and its masks; tasks; what becomes of dormant records; whether copies go before page-locking; what the external
+store is asked and told; the end."""
+TOLD, RESULT, REPORTS, FOUND = range(6, 10)
+"""Kinds of answers, the last of them the external store's; signs are `TOLD`."""
 
 
 class Begin(msgspec.Struct):
@@ -119,15 +124,38 @@ class Drop(msgspec.Struct, tag="drop", array_like=True):
     records: list[list[int]]
 
 
+class LookUp(msgspec.Struct, tag="look up", array_like=True):
+    """What does the external store have of this? The first `ranks` ranks answer."""
+
+    query: Query
+    ranks: int
+
+
+class Release(msgspec.Struct, tag="release", array_like=True):
+    """The lease of this query ends, or nobody waits for its answer any more."""
+
+    number: int
+
+
+class Lose(msgspec.Struct, tag="lose", array_like=True):
+    """The external store is to drop these objects."""
+
+    what: What
+    names: list[Name]
+
+
 Told: TypeAlias = Building | Here | Ready | Failed | Alive
 Filing: TypeAlias = Adopt | Drop
+Outside: TypeAlias = LookUp | Release | Lose
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TOLD = msgspec.msgpack.Decoder(Told)
 _FILING = msgspec.msgpack.Decoder(Filing)
+_OUTSIDE = msgspec.msgpack.Decoder(Outside)
+_ANSWERS = msgspec.msgpack.Decoder(list[QueryAnswer])
 
 
-def encode(message: Told | Filing) -> bytes:
+def encode(message: Told | Filing | Outside | Sequence[QueryAnswer]) -> bytes:
     return _ENCODER.encode(message)
 
 
@@ -139,3 +167,13 @@ def decode_told(data: bytes) -> Told:
 def decode_filing(data: bytes) -> Filing:
     """Raises msgspec.DecodeError."""
     return _FILING.decode(data)
+
+
+def decode_outside(data: bytes) -> Outside:
+    """Raises msgspec.DecodeError."""
+    return _OUTSIDE.decode(data)
+
+
+def decode_answers(data: bytes) -> list[QueryAnswer]:
+    """Of the external store. Raises msgspec.DecodeError."""
+    return _ANSWERS.decode(data)

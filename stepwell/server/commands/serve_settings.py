@@ -131,6 +131,12 @@ class ServeSettings:
             "native: host and disk of this server; lmcache: below them LMCache too, by its own LMCACHE_* settings, shared by servers."
         ),
     ] = "native"
+    lmcache_lookup: Annotated[
+        str,
+        _memory(
+            "Ranks that LMCache is asked on before a load, and holds what it has found on: all, or rank0 to compare."
+        ),
+    ] = "all"
     kv_events_endpoint: Annotated[
         str | None,
         _memory(

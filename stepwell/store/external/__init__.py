@@ -3,6 +3,7 @@
     objects   one chunk or image as bytes: a header of our own, then pages
     backend   what a store must do, blocking as long as it likes; one in memory
     mover     threads beside the engine: lookups, loads and copies into the store, each with a deadline
+    joint     the stores of all ranks as one
     route     one mover out of two
     lmcache   LMCache's storage manager as a backend
 

@@ -41,7 +41,8 @@ class Backend(Protocol):
 class DictBackend:
     """Keeps everything, in this process. Leases hold nothing, since nothing goes by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self._rank = rank
         self.objects: dict[tuple[What, bytes], Rows] = {}
         self.leases: set[int] = set()
         self._lock = threading.Lock()
@@ -64,7 +65,7 @@ class DictBackend:
         with self._lock:
             found = self.objects.get((what, name.digest))
         if found is None:
-            raise StoreError(f"{objects.describe(what, name)}: the store has it no more")
+            raise StoreError(f"{objects.describe(what, name, self._rank)}: the store has it no more")
         return found
 
     def put(self, what: What, name: Name, rows: Rows) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -35,17 +36,22 @@ _ALL, _LAST = -1, 1  # chunks of a group that a prefix of so many needs
 _TTL = 300
 """Seconds after which LMCache lets go of a lock whose holder has gone."""
 _LOOK = 0.05
+_FETCH = 30.0
+"""Seconds that bringing one object into memory may take, where that was not leased."""
 _MOST_ABANDONED = 64
 """Lookups that were given up and have not ended: where there are so many, LMCache answers nobody, and is asked no more."""
 
 
 class LMCacheBackend:
-    """`space` names model, layout and all else that bytes depend on; `pages` are those of a chunk and of an image.
+    """`space` names model, layout and all else that bytes depend on; `pages` are those of a chunk and of an image. Each of several ranks
+    has one of these, and stores its part of every object under the same name, with its number and theirs in the key.
 
     `config` is LMCache's own, with what its variables and its file say. ConfigError, saying what to change, where it cannot be used.
     """
 
-    def __init__(self, config: Any, space: str, pages: tuple[int, int], page_bytes: int) -> None:
+    def __init__(
+        self, config: Any, space: str, pages: tuple[int, int], page_bytes: int, rank: int = 0, ranks: int = 1
+    ) -> None:
         torch, api, manager = _modules()
         self._api = api
         self._space = space
@@ -55,7 +61,10 @@ class LMCacheBackend:
         }
         self._piece = self._sizes["kv"]
         self._layout = api.MemoryLayoutDesc([torch.Size([self._piece])], [torch.uint8])
-        self._rank = api.ObjectKey.ComputeKVRank(world_size=1, global_rank=0, local_world_size=1, local_rank=0)
+        self._number = rank
+        self._rank = api.ObjectKey.ComputeKVRank(
+            world_size=ranks, global_rank=rank, local_world_size=ranks, local_rank=rank
+        )
         self._leases: dict[int, list[Any]] = {}
         self._doomed: set[Any] = set()
         self._abandoned: list[tuple[Any, list[list[Any]]]] = []  # tasks, and the rows of keys that each may lock
@@ -72,7 +81,7 @@ class LMCacheBackend:
             at = {name.end: name for name in query.images}
             images = [at.get(name.end) for name in query.kv]
             rows = [[self._key(KV, name) for name in query.kv], *self._image_rows(images)]
-            hits = self._prefetch(query, rows, waited_for)
+            hits = self._prefetch(rows, waited_for)
             count = next((i for i in range(len(query.kv)) if i not in hits[0]), len(query.kv))
             reach = query.kv[count - 1].end if count else query.start
             whole = [i for i in set.intersection(*hits) if i < count]
@@ -82,20 +91,27 @@ class LMCacheBackend:
         within = [name for name in query.images if name.end <= query.start]
         if within:
             rows = self._image_rows(within)
-            hits = self._prefetch(query, rows, waited_for)
+            hits = self._prefetch(rows, waited_for)
             if whole := list(set.intersection(*hits)):
                 return self._lease(query, rows, hits, reach, within[max(whole)].end)
             self._unlock(_locked(rows, hits))
         return QueryAnswer(query.number, reach, 0)
 
     def get(self, what: What, name: Name) -> Rows:
-        """See `Backend.get`; of one piece, a view into LMCache's memory."""
+        """See `Backend.get`; of one piece, a view into LMCache's memory. What nobody has leased here, since another rank alone was asked
+        for it, is brought into memory first."""
         keys = self._keys(what, name)
-        _, found = self._manager.unsafe_read(keys)
-        if len(found) < len(keys):
-            raise StoreError(f"{objects.describe(what, name)}: LMCache has it no more")
-        pieces = [np.asarray(one.get_tensor(0).numpy()) for one in found]
-        whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        whole = self._read(keys)
+        if whole is None:
+            hits = self._prefetch([[key] for key in keys], _within(_FETCH))
+            locked = _locked([[key] for key in keys], hits)
+            try:
+                found = self._read(keys)
+                whole = None if found is None else found.copy()
+            finally:
+                self._unlock(locked)
+        if whole is None:
+            raise StoreError(f"{objects.describe(what, name, self._number)}: LMCache has it no more")
         return whole[: self._sizes[what]]
 
     def put(self, what: What, name: Name, rows: Rows) -> None:
@@ -115,7 +131,9 @@ class LMCacheBackend:
         finally:
             self._manager.finish_write(written)
         if len(found) < len(keys):
-            raise StoreError(f"{objects.describe(what, name)}: LMCache has no room, or is writing it already")
+            raise StoreError(
+                f"{objects.describe(what, name, self._number)}: LMCache has no room, or is writing it already"
+            )
 
     def release(self, number: int) -> None:
         """See `Backend.release`."""
@@ -153,15 +171,23 @@ class LMCacheBackend:
         columns = [self._keys("image", name or nothing) for name in images]
         return [list(row) for row in zip(*columns, strict=True)]
 
-    def _prefetch(self, query: Query, rows: list[list[Any]], waited_for: Callable[[], bool]) -> list[set[int]]:
-        """By row, the indices that are locked now."""
+    def _read(self, keys: list[Any]) -> Rows | None:
+        """What memory holds under all of these, one after the other; None where it lacks one."""
+        _, found = self._manager.unsafe_read(keys)
+        if len(found) < len(keys):
+            return None
+        pieces = [np.asarray(one.get_tensor(0).numpy()) for one in found]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def _prefetch(self, rows: list[list[Any]], waited_for: Callable[[], bool]) -> list[set[int]]:
+        """By row, the indices that are locked now. StoreError once nobody waits for that any more."""
         groups = [self._group(row) for row in rows]
         task = self._manager.submit_prefetch_task(self._api.PrefetchTaskSpec(key_groups=groups))
         while not self._manager.wait_prefetch_status(task, _LOOK):
             if not waited_for():
                 with self._lock:
                     self._abandoned.append((task, rows))
-                raise StoreError(f"query {query.number} is not waited for any more")
+                raise StoreError("LMCache has not answered in time")
         return self._hits(task, rows)
 
     def _collect(self) -> None:
@@ -213,6 +239,12 @@ class LMCacheBackend:
             self._manager.delete_l1_keys(free)
             for _, below in self._manager.l2_adapters():
                 below.delete(free)
+
+
+def _within(seconds: float) -> Callable[[], bool]:
+    """True for so many seconds."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() < end
 
 
 def _locked(rows: list[list[Any]], hits: list[set[int]]) -> list[Any]:

@@ -60,10 +60,13 @@ class ExternalMover:
         patience: float = 10.0,
         threads: int = 2,
         clock: Clock | None = None,
+        rank: int = 0,
     ) -> None:
+        """`rank`: whose slots these are; errors name it."""
         self._backend, self._gate = backend, gate
         self._page_bytes, self._block = page_bytes, block
         self._patience = patience
+        self._rank = rank
         self._clock = clock or WallClock()
         self._tickets = Tickets(page_bytes)
         self._open: dict[int, _Job] = {}
@@ -209,7 +212,8 @@ class ExternalMover:
             parts: list[Rows] = []
             for name in move.names:
                 pages = (name.end - name.start) // self._block or len(move.source.slots)
-                parts.append(objects.read(self._backend.get(move.what, name), move.what, name, pages, self._page_bytes))
+                found = self._backend.get(move.what, name)
+                parts.append(objects.read(found, move.what, name, pages, self._page_bytes, self._rank))
                 at += pages
             if at != len(move.source.slots):
                 raise StoreError(f"{at} pages named, {len(move.source.slots)} asked for")
@@ -268,7 +272,8 @@ class ExternalMover:
         self._tickets.end(job.move, error, self._clock.now() - job.began)
 
     def _told(self, job: _Job) -> str:
-        return objects.describe(job.move.what, replace(job.move.names[-1], start=job.move.names[0].start))
+        whole = replace(job.move.names[-1], start=job.move.names[0].start)
+        return objects.describe(job.move.what, whole, self._rank)
 
 
 JobT = TypeVar("JobT", bound=Hashable)

@@ -40,9 +40,10 @@ def write(target: Rows, what: What, name: Name, rows: Rows) -> None:
     target[HEADER:] = flat
 
 
-def read(source: Rows, what: What, name: Name, pages: int, page_bytes: int) -> Rows:
-    """The pages, uint8 [pages, page_bytes], a view into `source`. StoreError unless it is whole and exactly what `name` says."""
-    where = describe(what, name)
+def read(source: Rows, what: What, name: Name, pages: int, page_bytes: int, rank: int = 0) -> Rows:
+    """The pages, uint8 [pages, page_bytes], a view into `source`. StoreError, which names the rank, unless it is whole and exactly what
+    `name` says."""
+    where = describe(what, name, rank)
     if source.ndim != 1 or len(source) != size_of(pages, page_bytes):
         raise StoreError(f"{where}: {source.size} bytes in place of {size_of(pages, page_bytes)}")
     head, flat = source[: _HEAD.size].tobytes(), source[HEADER:]

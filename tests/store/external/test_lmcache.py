@@ -64,6 +64,10 @@ class Manager:
         for key in keys:
             self.locked.remove(key)
 
+    def unsafe_read(self, keys: list[Any]) -> tuple[list[Any], list[Memory]]:
+        found = [key for key in keys if key in self.locked]  # LMCache shows what is locked alone
+        return found, [self.kept[key] for key in found]
+
     def reserve_write(self, keys: list[Any], layout: Any) -> dict[Any, Memory]:
         found = {key: Memory(layout) for key in keys[: self.room]}
         self.kept.update(found)
@@ -81,13 +85,13 @@ class Manager:
         return []
 
 
-def make(monkeypatch: pytest.MonkeyPatch, manager: Manager) -> LMCacheBackend:
+def make(monkeypatch: pytest.MonkeyPatch, manager: Manager, rank: int = 0) -> LMCacheBackend:
     class Key(tuple[Any, ...]):
         object_group_id = property(lambda self: self[3])
 
         @staticmethod
-        def ComputeKVRank(**_: int) -> int:
-            return 0
+        def ComputeKVRank(world_size: int, global_rank: int, **_: int) -> int:
+            return 10 * world_size + global_rank
 
     class Make:
         ObjectKey = Key
@@ -102,7 +106,7 @@ def make(monkeypatch: pytest.MonkeyPatch, manager: Manager) -> LMCacheBackend:
         lmcache, "_modules", lambda: (torch, Make, SimpleNamespace(StorageManager=lambda settings: manager))
     )
     monkeypatch.setattr(lmcache, "settings", lambda config: config)
-    return LMCacheBackend(None, "space", (1, 2), PAGE)  # an image is cut into two pieces
+    return LMCacheBackend(None, "space", (1, 2), PAGE, rank, 2)  # an image is cut into two pieces
 
 
 def test_no_piece_is_shown_that_has_not_been_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +131,36 @@ def test_pieces_that_could_not_be_made_are_never_shown(monkeypatch: pytest.Monke
     assert not manager.shown
 
 
+def test_what_this_rank_was_not_asked_for_is_brought_into_memory_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = Manager()
+    backend = make(monkeypatch, manager)
+    rows = np.arange(2 * PAGE, dtype=np.uint8).reshape(2, PAGE)
+    backend.put("image", IMAGE, rows)
+    found = backend.get("image", IMAGE)
+    assert not manager.locked
+    for memory in manager.kept.values():
+        memory.bytes[:] = 0  # nothing holds it any more
+    assert (objects.read(found, "image", IMAGE, 2, PAGE) == rows).all()
+
+
+def test_an_object_of_which_a_piece_is_gone_is_missing_and_names_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = Manager()
+    backend = make(monkeypatch, manager, rank=1)
+    backend.put("image", IMAGE, np.zeros((2, PAGE), np.uint8))
+    manager.shown.pop()
+    with pytest.raises(StoreError, match="state at token 16, rank 1: LMCache has it no more"):
+        backend.get("image", IMAGE)
+    assert not manager.locked
+
+
+def test_ranks_keep_their_parts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = Manager()
+    make(monkeypatch, manager, rank=0).put("kv", CHUNK, np.zeros((1, PAGE), np.uint8))
+    assert make(monkeypatch, manager, rank=1).find(Query(1, 0, (CHUNK,), ()), lambda: True).reach == 0
+    make(monkeypatch, manager, rank=1).put("kv", CHUNK, np.zeros((1, PAGE), np.uint8))
+    assert len(manager.shown) == 2
+
+
 def test_an_abandoned_lookup_is_collected_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = Manager()
     backend = make(monkeypatch, manager)
@@ -134,7 +168,7 @@ def test_an_abandoned_lookup_is_collected_once_it_has_ended(monkeypatch: pytest.
     backend.put("image", IMAGE, np.zeros((2, PAGE), np.uint8))
     manager.results.clear()
     manager.answers = False
-    with pytest.raises(StoreError, match="query 1 is not waited for"):
+    with pytest.raises(StoreError, match="not answered in time"):
         backend.find(Query(1, 0, (CHUNK,), (IMAGE,)), lambda: False)
     backend.forget("kv", [CHUNK])
     assert len(manager.locked) == 3 and not manager.deleted  # nothing that it may have locked
