@@ -86,9 +86,19 @@ ARCHS = ("qwen3_5", "qwen3_next", "qwen3_next moe", "qwen3_5_moe moe", "qwen3", 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", ["qwen3_5_moe moe", "llama"])
+def test_two_ranks_of_other_architectures_give_the_same_tokens(name: str, tmp_path: Path) -> None:
+    assert_same_tokens(name, tmp_path, ranks=(2,))
+
+
+@pytest.mark.long
 @pytest.mark.by_hand
 @pytest.mark.parametrize("name", ARCHS)
 def test_one_two_and_four_ranks_give_the_same_tokens(name: str, tmp_path: Path) -> None:
+    assert_same_tokens(name, tmp_path, ranks=(2, 4))
+
+
+def assert_same_tokens(name: str, tmp_path: Path, ranks: tuple[int, ...]) -> None:
     """Cold, from each tier, after a preemption and after a restart; with drafts where the architecture has a layer for them."""
     torch.set_num_threads(1)
     arch, _, experts = name.partition(" ")
@@ -99,15 +109,15 @@ def test_one_two_and_four_ranks_give_the_same_tokens(name: str, tmp_path: Path) 
     more = {"num_speculative_tokens": int(hybrid), "device_memory": 5 << 18 if hybrid else 7 << 18}
     with engine(model, 1, **more) as llm:
         alone = list(conversation(llm))
-    for ranks in (2, 4):
-        disk = f"{tmp_path / f'disk-{ranks}'}:64MiB"
-        with engine(model, ranks, disk_cache=disk, **more) as llm:
+    for count in ranks:
+        disk = f"{tmp_path / f'disk-{count}'}:64MiB"
+        with engine(model, count, disk_cache=disk, **more) as llm:
             shared = list(conversation(llm))
             stats = llm.stats()
         assert [answer.token_ids for answer in shared] == [answer.token_ids for answer in alone]
         assert shared[1].outcome.device >= 192 and shared[5].outcome.host >= 192
-        assert len(stats.ranks) == ranks and stats.preemptions and bool(stats.drafts) == hybrid and not stats.leases
-        if ranks == 2 or name == ARCHS[0]:
-            with engine(model, ranks, disk_cache=disk, **more) as llm:
+        assert len(stats.ranks) == count and stats.preemptions and bool(stats.drafts) == hybrid and not stats.leases
+        if count == 2 or name == ARCHS[0]:
+            with engine(model, count, disk_cache=disk, **more) as llm:
                 again = llm.generate(goes_on(alone[0]), LONG)[0]
             assert again.outcome.disk >= 192 and again.token_ids == alone[1].token_ids
