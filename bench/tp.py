@@ -154,7 +154,7 @@ def built(options: argparse.Namespace, folder: Path, **more: Any) -> tuple[Bench
         if options.layers:
             config["num_hidden_layers"] = options.layers
         if options.device == "cpu":
-            config |= {"hidden_size": 256, "vocab_size": 4096, "moe_intermediate_size": 64, "num_experts": 8,
+            config |= {"hidden_size": 256, "vocab_size": 4096, "moe_intermediate_size": 64, "num_experts": 16,
                        "shared_expert_intermediate_size": 64, "intermediate_size": 256, "dtype": "float32"}  # fmt: skip
         (model / "config.json").write_text(json.dumps(config))
     small = options.device == "cpu"

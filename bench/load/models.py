@@ -26,7 +26,8 @@ _COMMON = {
 OFFICIAL_FP8: dict[str, Any] = {
     "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
 }  # fmt: skip
-#: M has the shape of Qwen3.5-35B-A3B's text decoder, D that of Qwen3.5-4B's; M-FP8 is M with weights in FP8.
+#: M has the shape of Qwen3.5-35B-A3B's text decoder, D that of Qwen3.5-4B's; M-FP8 is M with weights in FP8. N is Qwen3-Next-80B-A3B, which
+#: needs two of the largest GPUs in bfloat16.
 CONFIGS: dict[str, dict[str, Any]] = {
     "M": {
         **_COMMON,
@@ -48,6 +49,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 9216,
         "tie_word_embeddings": True,
     },
+}
+CONFIGS["N"] = {
+    **CONFIGS["M"],
+    "model_type": "qwen3_next",
+    "architectures": ["Qwen3NextForCausalLM"],
+    "num_hidden_layers": 48,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "norm_topk_prob": True,
+    "rope_theta": 10_000_000,
+    "partial_rotary_factor": 0.25,
 }
 CONFIGS["M-FP8"] = {**CONFIGS["M"], "quantization_config": OFFICIAL_FP8}  # fmt: skip
 
