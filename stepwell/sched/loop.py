@@ -339,7 +339,8 @@ class EngineLoop:
             self._with_runner += now - began
             self.meter.computed(one.built.step, now - max(one.began, self._collected))
             self._collected = now
-            self._gain.saw(decode_time(one.built.step, result, now))
+            if self.config.drafts:
+                self._gain.saw(decode_time(one.built.step, result, now))
             dropped = finish(self.queues, self.directory, self.config, one.built, result, now)
             self.auditor.collect(self.directory, one.built, result, dropped)
             guide(one.built, self._guidance)

@@ -15,6 +15,7 @@ LEAST_BYTES = 1 << 20
 
 _WEIGHT = 0.1  # of what was just seen, against all before
 _FACTOR = 4.0  # one look changes what is believed by no more than its share of this
+_TELLING = 0.01  # a step of decodes has to take so much more or less than `costs` say before these are replaced: it is looked at each step
 
 
 class Meter:
@@ -25,6 +26,7 @@ class Meter:
 
     def __init__(self, costs: Costs, frozen: bool = False) -> None:
         self.costs = costs
+        self._decode_s = costs.decode_s
         self._frozen = frozen
 
     def computed(self, step: Step, seconds: float) -> None:
@@ -34,8 +36,10 @@ class Meter:
             return
         prompts = [work for work in step.parts if not work.drafts]
         if not prompts:
-            known = costs.decode_s or seconds
-            self.costs = replace(costs, decode_s=known * _drift(known, seconds))
+            known = self._decode_s or seconds
+            self._decode_s = known * _drift(known, seconds)
+            if abs(self._decode_s - costs.decode_s) > _TELLING * costs.decode_s:
+                self.costs = replace(costs, decode_s=self._decode_s)
             return
         if sum(len(work.tokens) for work in prompts) < LEAST_TOKENS:
             return

@@ -82,6 +82,12 @@ class DeviceArena:
     def page_bytes(self) -> int:
         return self.geometry.page_bytes
 
+    def touch(self, size: int) -> None:
+        """Have the system hand out the memory of the first `size` bytes now, where it would do so page by page as they are written: on a
+        CPU. Only before anything is written, since it clears them."""
+        if self.device.type == "cpu":
+            self.rows[: size // self.page_bytes].zero_()
+
     def read(self, slots: Ints) -> Rows:
         """Bytes of these pages for the host, [n, page_bytes]; a copy."""
         check_slots(slots, self.rows.shape[0], "the device")

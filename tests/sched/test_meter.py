@@ -51,6 +51,16 @@ def test_decodes_beside_a_prompt_are_not_counted_as_prefill() -> None:
     assert 0.01 < meter.costs.decode_s < 0.03
 
 
+def test_costs_stay_as_they_are_while_decodes_take_about_what_they_say() -> None:
+    meter = Meter(KNOWN)
+    for i in range(40):
+        meter.computed(Step((), ANSWERS), KNOWN.decode_s * (1.05 if i % 2 else 0.95))
+    assert meter.costs is KNOWN
+    for _ in range(40):
+        meter.computed(Step((), ANSWERS), KNOWN.decode_s * 1.05)
+    assert meter.costs.decode_s == pytest.approx(1.05 * KNOWN.decode_s, rel=0.012)
+
+
 def test_what_a_step_takes_before_its_first_token_is_no_slow_prefill() -> None:
     known = replace(KNOWN, prompt_step_s=0.5)
     meter = Meter(known)

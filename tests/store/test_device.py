@@ -120,6 +120,14 @@ def test_an_image_is_a_copy(live: LiveStates) -> None:
     assert live.recurrent[:, 1].all()
 
 
+def test_touched_pages_on_a_cpu_are_zero_and_the_others_are_left_alone() -> None:
+    geometry = SHAPE.geometry(block=4, widths=PRECISION.widths)
+    arena = DeviceArena(8, SHAPE, geometry, PRECISION, CPU)
+    arena.rows.fill_(1)
+    arena.touch(3 * geometry.page_bytes + 1)
+    assert not arena.rows[:3].any() and arena.rows[3:].all()
+
+
 def test_pages_on_a_cpu_take_no_memory_before_they_are_written() -> None:
     program = """
 import sys
@@ -132,6 +140,8 @@ geometry = SHAPE.geometry(block=4, widths=PRECISION.widths)
 before = resident()
 arena = DeviceArena(2**28 // geometry.page_bytes, SHAPE, geometry, PRECISION, CPU)
 print(resident() - before, bool(arena.rows[-1].any()))
+arena.touch(2**26)
+print(resident() - before)
 """
     # in a process of its own: the allocator of one that has run many tests may hand out memory that is there already
     command = [sys.executable, "-c", program]
@@ -139,3 +149,4 @@ print(resident() - before, bool(arena.rows[-1].any()))
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120, check=True
     ).stdout.split()
     assert int(told[0]) < 2**26 and told[1] == "False"
+    assert int(told[2]) >= int(told[0]) + 2**25  # once they are touched they do

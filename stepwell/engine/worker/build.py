@@ -57,6 +57,9 @@ from stepwell.store.streams import Behind, StreamCopier, cuda_lanes
 
 log = logging.getLogger("stepwell.engine")
 
+_TOUCHED = 1 << 30
+"""Bytes of a CPU's --device-memory, at most, that are taken at the start: the first prompts would pay for them, in some places milliseconds
+a MiB. What is only a share of the free memory is taken as it is used."""
 _SAMPLE = 0.01
 """Share of pages in host whose checksums are kept on CUDA: of all of them would be slower than the link."""
 
@@ -159,6 +162,7 @@ def build_worker(
         rings = model.shape.ring_bytes(depth, frame.precision.widths)
         sizes = sizes_of(config, model.max_positions, frame.geometry, device, rings, frame.ranks)
         arena = DeviceArena(sizes.pages, model.shape, sizes.geometry, frame.precision, device)
+        arena.touch(min(config.device_memory or 0, _TOUCHED))
         live = LiveStates(config.max_num_seqs, model.shape, sizes.geometry, frame.precision, device, depth)
     scales = None if naming is None else _scales(config, frame, naming, decoder, live, phases)
     runner = TorchRunner(decoder, arena, live, Sampler(model.eos_token_ids, masks), frame.drafts, scales=scales)
