@@ -29,9 +29,9 @@ from stepwell.sched.step import FIRST_DRAFT, LAST_DRAW
 
 
 class TorchBackend:
-    """A `Backend` without buffers of its own: every plan makes its tensors anew."""
+    """A `Backend` without buffers of its own: every plan makes its tensors anew, but for views of the live states that decoded last."""
 
-    __slots__ = ("_device", "_dtype", "_ranks", "_rotary", "_shape")
+    __slots__ = ("_device", "_dtype", "_in_place", "_on_cpu", "_ranks", "_rotary", "_shape")
 
     def __init__(self, config: HybridConfig, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE) -> None:
         """`config` is that of one rank."""
@@ -39,6 +39,8 @@ class TorchBackend:
         self._shape = config.shape
         self._dtype = dtype
         self._device = device
+        self._on_cpu = device.type == "cpu"
+        self._in_place: InPlace | None = None
         s = config.rope_stretch
         turned = frequencies(config.rotary_dim, config.rope_theta, s.factor, s.slowed)
         self._rotary = Rotary(config.shape.head_dim, turned, s.scale, device)
@@ -153,9 +155,9 @@ class TorchBackend:
         )
 
     def _tokens(self, batch: Batch, memory: Memory) -> Tensor:
-        tokens, counts = self._upload(batch.tokens), batch.counts[: batch.decodes]
-        if (batch.tokens[: int(counts.sum())] < 0).any():
-            slots = self._upload(np.repeat(batch.slots[: batch.decodes], counts))
+        tokens = self._upload(batch.tokens)
+        if batch.tokens.min() < 0:
+            slots = self._upload(np.repeat(batch.slots[: batch.decodes], batch.counts[: batch.decodes]))
             given = tokens[: len(slots)]
             given.copy_(torch.where(given == LAST_DRAW, memory.draws.index_select(0, slots), given))
             if memory.drafts.shape[1]:
@@ -165,18 +167,15 @@ class TorchBackend:
 
     def _steps(self, batch: Batch, memory: Memory) -> Steps:
         """The slots' counts move on here: passes are planned in the order in which they run."""
-        numbers = batch.slots[: batch.decodes]
-        slots, starts = self.upload((numbers, batch.starts[: batch.decodes]))
-        committed, pending = self._standing(slots, starts, memory)
+        numbers, counts = batch.slots[: batch.decodes], batch.counts[: batch.decodes]
+        slots, starts = self._upload(numbers), batch.starts[: batch.decodes]
         if not memory.rings:
-            memory.committed.index_copy_(0, slots, committed + 1)
-            assert (batch.counts[: batch.decodes] == 1).all(), "drafts need slots that keep inputs"
-            first, live = int(numbers[0]), memory.live
-            beside = int(numbers[-1]) - first == batch.decodes - 1 and live.recurrent.dtype == torch.float32
-            return Steps(batch.decodes, InPlace.of(live, first, batch.decodes) if beside else slots)
+            assert (counts == 1).all(), "drafts need slots that keep inputs"
+            self._fold_at_once(slots, starts, counts, memory)
+            return Steps(batch.decodes, self._states(numbers, memory.live) or slots)
+        committed, pending = self._standing(slots, self._upload(starts), memory)
         memory.committed.index_copy_(0, slots, committed + pending)
         memory.pending.index_fill_(0, slots, 1)
-        counts = batch.counts[: batch.decodes]
         width, ends = int(counts.max()), np.cumsum(counts)
         padded = np.arange(int(ends[-1])) + np.repeat(np.arange(batch.decodes) * width - (ends - counts), counts)
         whole = len(padded) == width * batch.decodes
@@ -187,28 +186,48 @@ class TorchBackend:
     def _folds(self, batch: Batch, memory: Memory, starts: list[int], counts: list[int]) -> Folds | None:
         if not counts:
             return None
-        slots = self._upload(batch.slots[batch.decodes :])
-        first, ends = self._upload(batch.starts[batch.decodes :]), batch.starts + batch.counts
-        committed, pending = self._standing(slots, first, memory)
-        none = torch.full_like(slots, -1)
-        memory.committed.index_copy_(0, slots, self._upload(ends[batch.decodes :]))
-        memory.pending.index_fill_(0, slots, 0)
+        slots, before = self._upload(batch.slots[batch.decodes :]), None
+        firsts, more = batch.starts[batch.decodes :], batch.counts[batch.decodes :]
+        if not memory.rings:
+            self._fold_at_once(slots, firsts, more, memory)
+        else:
+            committed, pending = self._standing(slots, self._upload(firsts), memory)
+            none = torch.full_like(slots, -1)
+            before = Lanes(slots, committed, pending, none, none)
+            memory.committed.index_copy_(0, slots, self._upload(firsts + more))
+            memory.pending.index_fill_(0, slots, 0)
         cuts = [(sequence - batch.decodes, after) for sequence, after in batch.cuts.pairs()]
         return Folds(
             slots=slots,
-            before=Lanes(slots, committed, pending, none, none) if memory.rings else None,
+            before=before,
             conv=ConvLayout.plan(counts, cuts, self._shape.conv_kernel, self._device),
             chunks=Chunks.plan(starts, counts, cuts, self._shape.value_heads, self._device),
         )
 
+    def _states(self, slots: Longs, live: States) -> InPlace | None:
+        """Views of these slots' states, if they lie side by side: mostly those of the pass before."""
+        first, count = int(slots[0]), len(slots)
+        if int(slots[-1]) - first != count - 1 or live.recurrent.dtype != torch.float32:
+            return None
+        if self._in_place is None or not self._in_place.shows(live, first, count):
+            self._in_place = InPlace.of(live, first, count)
+        return self._in_place
+
+    def _fold_at_once(self, slots: Tensor, starts: Longs, counts: Longs, memory: Memory) -> None:
+        """The states of slots without rings, which stand at `starts`, stand `counts` tokens further behind this pass."""
+        if self._on_cpu:
+            known = memory.committed.index_select(0, slots).numpy()
+            if (known != starts).any():
+                # a state from an image stands where the batch says, and nobody reads the last slot
+                wrong = (known >= 0) & (known != starts) & (slots.numpy() < len(memory.committed) - 1)
+                assert not wrong.any(), f"slots {slots[wrong]} stand at {known[wrong]}, not {starts[wrong]}"
+        memory.committed.index_copy_(0, slots, self._upload(starts + counts))
+
     def _standing(self, slots: Tensor, starts: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
         """Tokens that the slots' states have folded, and tokens pending in them. A state from an image stands where the batch says."""
         committed, pending = memory.committed.index_select(0, slots), memory.pending.index_select(0, slots)
-        on_cpu = self._device.type == "cpu"
-        if on_cpu and torch.equal(committed + pending, starts):
-            return committed, pending
         committed = torch.where(committed < 0, starts, committed)
-        if on_cpu:
+        if self._on_cpu:
             wrong = (committed + pending != starts) & (slots < len(memory.committed) - 1)
             assert not wrong.any(), (
                 f"slots {slots[wrong]} stand at {committed[wrong]} + {pending[wrong]}, not {starts[wrong]}"
@@ -216,4 +235,5 @@ class TorchBackend:
         return committed, pending
 
     def _upload(self, values: Longs) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        there = torch.from_numpy(values)
+        return there if self._on_cpu else there.to(self._device)

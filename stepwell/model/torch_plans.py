@@ -36,16 +36,25 @@ class Held:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InPlace:
-    """Decodes whose live states lie side by side in float32: views of them, one of each layer. What is written to a view stays."""
+    """Decodes whose live states lie side by side in float32: views of them, one of each layer. What is written to a view stays.
 
+    live, first, count   the views are of these states' slots `first` … `first + count − 1`
+    """
+
+    live: States
+    first: int
+    count: int
     windows: tuple[Tensor, ...]
     states: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, live: States, first: int, count: int) -> InPlace:
-        """Those of slots `first` … `first + count − 1`."""
         own = slice(first, first + count)
-        return cls(live.conv[:, own].unbind(0), live.recurrent[:, own].unbind(0))
+        return cls(live, first, count, live.conv[:, own].unbind(0), live.recurrent[:, own].unbind(0))
+
+    def shows(self, live: States, first: int, count: int) -> bool:
+        """Whether the views are of these."""
+        return self.live is live and self.first == first and self.count == count
 
 
 @dataclass(frozen=True, slots=True, eq=False)

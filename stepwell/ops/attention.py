@@ -12,7 +12,7 @@ together; a decode is a tile of one query.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -55,7 +55,8 @@ class TileGroup:
     tiles   how many; `queries` of each
     length  tokens to keep of the padded width (the longest tile's)
     hidden  int64 flat token indices beyond a tile's end; None where all lengths are equal
-    mask    [tiles, 1, heads of a KV head · queries, length], −∞ where a query does not see a token; None where all see all
+    mask    [tiles, 1, heads of a KV head · queries, length], −∞ where a query does not see a token; [1, 1, queries, length] of one tile
+            alone; None where all see all
     """
 
     rows: Tensor | None
@@ -80,6 +81,12 @@ class TileGroup:
         if self.queries == 1:
             rows = q.reshape(self.tiles, kv_heads, -1, dim)
             return F.scaled_dot_product_attention(rows, k, v, attn_mask=self.mask).reshape(count, heads, wide)
+        if self.tiles == 1:
+            # KV heads as a batch: neither keys nor the mask are there once for each head that reads them
+            rows = q.view(self.queries, kv_heads, -1, dim).permute(1, 2, 0, 3)
+            k, v = (y[0].unsqueeze(1).expand(-1, heads // kv_heads, -1, -1) for y in (k, v))
+            out = F.scaled_dot_product_attention(rows, k, v, attn_mask=self.mask)
+            return out.permute(2, 0, 1, 3).reshape(count, heads, wide)
         grouped = (self.tiles, self.queries, kv_heads, heads // kv_heads, dim)
         rows = q.reshape(grouped).permute(0, 2, 3, 1, 4).reshape(self.tiles, kv_heads, -1, dim)
         out = F.scaled_dot_product_attention(rows, k, v, attn_mask=self.mask)
@@ -107,9 +114,13 @@ class PagedAttention:
 
         share   query heads of each KV head; dtype: the queries' type
         """
-        parts = _groups(_tiles(starts, counts), block)
         total = sum(counts)
-        return cls(tuple(_plan_group(part, tables, block, share, device, dtype, total) for part in parts))
+        if total == len(counts) and _may_share(min(starts) + 1, max(starts) + 1, block):
+            return cls((_plan_decodes(tables, starts, block, device, dtype),))
+        parts = _groups(_tiles(starts, counts), block)
+        alone = [part[0] for part in parts if len(part) == 1 and part[0].rows > 1]
+        stairs = _Stairs.over(alone, device, dtype) if alone else None
+        return cls(tuple(_plan_group(part, tables, block, share, device, dtype, total, stairs) for part in parts))
 
     def __call__(self, q: Tensor, k_pages: Tensor, v_pages: Tensor) -> Tensor:
         """q [rows, heads, head_dim] → [rows, heads, numbers of a value]."""
@@ -152,6 +163,29 @@ def _rows(pages: Tensor) -> Tensor:
     return pages.as_strided(((pages.shape[0] - 1) * between + pages.shape[1], width), (width, 1))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stairs:
+    """Masks of tiles that are alone, all views of one tensor, since they differ by a shift:
+
+    ▁▁▁▁▁▁│██████    row i hides what is behind column `last` + i; of a tile whose first query stands at position p,
+    ▁▁▁▁▁▁▁│█████    token j is column `last` − p + j
+    """
+
+    last: int
+    hidden: Tensor
+
+    @classmethod
+    def over(cls, tiles: Sequence[Tile], device: torch.device, dtype: torch.dtype) -> _Stairs:
+        last, rows = max(t.end - t.rows for t in tiles), max(t.rows for t in tiles)
+        hidden = torch.full((rows, last + rows), float("-inf"), dtype=dtype, device=device)
+        return cls(last, hidden.triu_(last + 1))
+
+    def mask(self, tile: Tile) -> Tensor:
+        """[1, 1, queries, tokens]: 0 where a query of `tile` sees a token and −∞ where it does not."""
+        first = self.last - (tile.end - tile.rows)
+        return self.hidden[None, None, : tile.rows, first : first + tile.end]
+
+
 def _tiles(starts: Sequence[int], counts: Sequence[int]) -> list[list[Tile]]:
     """Round i holds the i-th tile of every sequence that has one; tiles of one sequence see too unequal lengths to be padded to one."""
     rounds: list[list[Tile]] = []
@@ -183,10 +217,33 @@ def _groups(rounds: Sequence[Sequence[Tile]], block: int) -> list[list[Tile]]:
 def _alike(group: Sequence[Tile], tile: Tile, block: int) -> bool:
     """Whether a longer tile may join the group."""
     if tile.rows == 1 or group[0].rows == 1:
-        return tile.rows == group[0].rows and tile.end <= 2 * group[0].end + _SLACK * block
+        return tile.rows == group[0].rows and _may_share(group[0].end, tile.end, block)
     every = (*group, tile)
     padded = max(t.rows for t in every) * tile.end * len(every)
     return padded <= _WASTE * sum(t.rows * t.end for t in every)
+
+
+def _may_share(shortest: int, longest: int, block: int) -> bool:
+    """Whether decodes of so many tokens may be padded to one length."""
+    return longest <= 2 * shortest + _SLACK * block
+
+
+def _plan_decodes(
+    tables: Sequence[Ints], starts: Sequence[int], block: int, device: torch.device, dtype: torch.dtype
+) -> TileGroup:
+    """One query a sequence, all in one group: most steps are nothing else, and make no tiles."""
+    ends = [start + 1 for start in starts]
+    length = max(ends)
+    width, even = -(-length // block), min(ends) == length
+    return TileGroup(
+        rows=None,
+        pages=_long(_pages(tables, ends, width, block), device),
+        tiles=len(ends),
+        queries=1,
+        length=length,
+        hidden=None if even else _long(_beyond(ends, width * block), device),
+        mask=None if even else _mask(_column(starts), length, 1, device, dtype),
+    )
 
 
 def _plan_group(
@@ -197,30 +254,40 @@ def _plan_group(
     device: torch.device,
     dtype: torch.dtype,
     total: int,
+    stairs: _Stairs | None,
 ) -> TileGroup:
-    queries, length = max(t.rows for t in tiles), max(t.end for t in tiles)
-    width = -(-length // block)
+    queries, ends = max(t.rows for t in tiles), [t.end for t in tiles]
+    length, own = max(ends), [tables[t.sequence] for t in tiles]
+    width, even = -(-length // block), min(ends) == length
     # no padding and nobody else: tiles are in the order of the batch
     whole = len(tiles) * queries == sum(t.rows for t in tiles) == total
-    even = min(t.end for t in tiles) == length
+    within = _within(tiles, queries)
+    if queries == 1 and even:
+        mask = None
+    elif len(tiles) == 1:
+        assert stairs is not None, "they are made for every tile that is alone"
+        mask = stairs.mask(tiles[0])
+    else:
+        position = _column([t.end - t.rows for t in tiles]) + within
+        mask = _mask(position, length, share, device, dtype)
     return TileGroup(
-        rows=None if whole else _long((_column(t.first for t in tiles) + _within(tiles, queries)).reshape(-1), device),
-        pages=_long(_pages(tiles, tables, width, block), device),
+        rows=None if whole else _long((_column([t.first for t in tiles]) + within).reshape(-1), device),
+        pages=_long(_pages(own, ends, width, block), device),
         tiles=len(tiles),
         queries=queries,
         length=length,
-        hidden=None if even else _long(_beyond(tiles, width * block), device),
-        mask=None if queries == 1 and even else _mask(tiles, queries, length, share, device, dtype),
+        hidden=None if even else _long(_beyond(ends, width * block), device),
+        mask=mask,
     )
 
 
-def _pages(tiles: Sequence[Tile], tables: Sequence[Ints], width: int, block: int) -> np.ndarray:
-    """`width` pages of each tile, padded with the first page of its sequence, [tiles · width]."""
-    if len(tiles) == 1:
-        return tables[tiles[0].sequence][:width]
-    pages = np.empty((len(tiles), width), np.int64)
-    for row, tile in enumerate(tiles):
-        used, table = -(-tile.end // block), tables[tile.sequence]
+def _pages(tables: Sequence[Ints], ends: Sequence[int], width: int, block: int) -> np.ndarray:
+    """`width` pages of each sequence of `ends[i]` tokens, padded with its first page, [sequences · width]."""
+    if len(tables) == 1:
+        return tables[0][:width]
+    pages = np.empty((len(tables), width), np.int64)
+    for row, (table, end) in enumerate(zip(tables, ends, strict=True)):
+        used = -(-end // block)
         pages[row, :used] = table[:used]
         pages[row, used:] = table[0]
     return pages.reshape(-1)
@@ -228,24 +295,22 @@ def _pages(tiles: Sequence[Tile], tables: Sequence[Ints], width: int, block: int
 
 def _within(tiles: Sequence[Tile], queries: int) -> Longs:
     """Which query of its tile each of `queries` is, [tiles, queries]; padding repeats the last one."""
-    within: Longs = np.minimum(np.arange(queries), _column(t.rows for t in tiles) - 1)
+    within: Longs = np.minimum(np.arange(queries), _column([t.rows for t in tiles]) - 1)
     return within
 
 
-def _beyond(tiles: Sequence[Tile], width: int) -> Longs:
-    """Flat indices of the tokens behind each tile's end, of `width` each."""
-    return np.flatnonzero(np.arange(width) >= _column(t.end for t in tiles))
+def _beyond(ends: Sequence[int], width: int) -> Longs:
+    """Flat indices of the tokens at and behind each end, of `width` each."""
+    return np.flatnonzero(np.arange(width) >= _column(ends))
 
 
-def _column(values: Iterable[int]) -> Longs:
-    return np.array([[value] for value in values], np.int64)
+def _column(values: Sequence[int]) -> Longs:
+    return np.array(values, np.int64)[:, None]
 
 
-def _mask(
-    tiles: Sequence[Tile], queries: int, length: int, share: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """0 where a query sees a token and −∞ where it does not; the queries once for each head that shares a KV head."""
-    position = _column(t.end - t.rows for t in tiles) + _within(tiles, queries)
+def _mask(position: Longs, length: int, share: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """0 where a query sees a token and −∞ where it does not, for queries at these positions [tiles, queries]; once for each of the `share`
+    heads that read a KV head."""
     last = _long(position, device)[:, None, :, None]
     beyond = torch.arange(length, device=device) > last
     mask = torch.zeros(beyond.shape, dtype=dtype, device=device).masked_fill_(beyond, float("-inf"))

@@ -140,49 +140,51 @@ def lay_out(step: Step, layout: Layout, wishes: Wishes) -> Laid:
         plain=not asked.special,
     )  # fmt: skip
     pages = tuple([cut.pages for _, cut in inner])
-    return Laid(batch, pages, tuple(cutting.live), _cutting(of, firsts, cutting.held), asked, works, sampled)
+    ahead = _cutting(of.slots, of.starts, firsts, cutting.held)
+    return Laid(batch, pages, tuple(cutting.live), ahead, asked, works, sampled)
 
 
 def _lay_out_decodes(step: Step, layout: Layout, wishes: Wishes) -> Laid:
     """The same where nothing but decodes is computed: each is one row, and draws. Most steps are such, and of few rows: a dozen small
-    arrays instead of fifty."""
-    decodes, count = step.decodes, len(step.decodes)
-    order = np.argsort(decodes.slots, kind="stable")
-    every, works = np.arange(count), order.tolist()
-    starts, none = decodes.starts[order].astype(np.int64), np.zeros(count, np.int64)
-    tables = [decodes.tables[i] for i in works]
-    of = _Sequences(
-        works=works,
-        tokens=decodes.tokens[order].astype(np.int64),
-        slots=decodes.slots[order].astype(np.int64),
-        starts=starts,
-        counts=np.ones(count, np.int64),
-        drafts=none,
-        known=decodes.known[order].astype(np.int64),
-        write_from=none,
-        tables=tables,
-        decodes=count,
+    arrays instead of fifty. A cut is the live state after the pass, unless inputs are held."""
+    decodes, going = step.decodes, wishes.going(step.decodes)
+    order, every = going.order, np.arange(len(decodes))
+    starts, indices = decodes.starts[order].astype(np.int64), decodes.indices[order].astype(np.int64)
+    tables = tuple([decodes.tables[i] for i in going.works])
+    pages, offset = np.divmod(starts, layout.block)
+    told = dict(decodes.histories)
+    asked = Asked(
+        works=going.works,
+        names=going.names,
+        params=going.params,
+        indices=indices,
+        histories=tuple([(at, told[i]) for at, i in enumerate(going.works) if i in told]) if told else (),
+        special=going.special(indices),
     )
-    asked, draws = _asked(step, of, every, none, wishes)
-    cutting = _cuts(step, of, layout.held)
-    at = (starts // layout.block).tolist()
     batch = Batch(
-        tokens=of.tokens,
+        tokens=decodes.tokens[order].astype(np.int64),
         positions=starts,
-        page=_longs([int(table[i]) for table, i in zip(tables, at, strict=True)]),
-        offset=starts % layout.block,
-        decodes=count,
-        slots=of.slots,
+        page=_longs([table[i] for table, i in zip(tables, pages.tolist(), strict=True)]),
+        offset=offset,
+        decodes=len(decodes),
+        slots=going.draws.slots,
         starts=starts,
-        counts=of.counts,
-        tables=tuple(tables),
-        known=of.known,
+        counts=np.ones(len(decodes), np.int64),
+        tables=tables,
+        known=decodes.known[order].astype(np.int64),
         cuts=_NO_CUTS,
         asked=every,
-        draws=draws,
+        draws=going.drawn(indices),
         plain=not asked.special,
     )
-    return Laid(batch, (), tuple(cutting.live), _cutting(of, every, cutting.held), asked, (), every)
+    if not decodes.cuts:
+        return Laid(batch, (), (), _NOTHING_AHEAD, asked, (), every)
+    row_of = dict(zip(going.works, range(len(decodes)), strict=True))
+    cuts = [(row_of[i], cut) for i, cut in decodes.cuts]
+    if layout.held:
+        return Laid(batch, (), (), _cutting(batch.slots, starts, every, cuts), asked, (), every)
+    ends = tuple([(int(batch.slots[row]), cut.pages) for row, cut in cuts])
+    return Laid(batch, (), ends, _NOTHING_AHEAD, asked, (), every)
 
 
 def _each_draft(rows: Longs, drafts: Longs) -> tuple[Longs, Longs]:
@@ -303,13 +305,13 @@ def _cuts(step: Step, of: _Sequences, held: bool) -> _Cuts:
     return out
 
 
-def _cutting(of: _Sequences, firsts: Longs, held: Sequence[tuple[int, Cut]]) -> Cutting:
+def _cutting(slots: Longs, starts: Longs, firsts: Longs, held: Sequence[tuple[int, Cut]]) -> Cutting:
+    """`held` cuts by sequence, whose slots, starts and first rows in the batch the arrays are."""
     if not held:
         return _NOTHING_AHEAD
     sequences, positions = _longs([row for row, _ in held]), _longs([cut.position for _, cut in held])
-    starts = of.starts[sequences]
-    after = positions - starts
-    ahead = Ahead(of.slots[sequences], starts, after)
+    after = positions - starts[sequences]
+    ahead = Ahead(slots[sequences], starts[sequences], after)
     return Cutting(ahead, firsts[sequences] + after - 1, tuple([cut.pages for _, cut in held]))
 
 

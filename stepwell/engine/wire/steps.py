@@ -164,12 +164,13 @@ class StepWriter:
 class _Rows:
     """What the rows of a step have in common with those of the next one, if the same sequences go on in the same slots.
 
-    sent     slots, as they came
+    sent     slots, as they came; `slots` and `column`: as numbers and as an array
     counts   pages of each table by now, int32; a step that was read has it, too, so it is replaced and never changed
     """
 
     sent: bytes
     slots: list[int]
+    column: Ints
     names: tuple[str, ...]
     roots: NDArray[np.int64]
     params: tuple[SamplingParams, ...]
@@ -198,7 +199,7 @@ class StepReader:
             self._histories.setdefault(rows.slots[piece.row], _Array()).put(piece)
         decodes = Decodes(
             names=rows.names,
-            slots=_ints(message.slots),
+            slots=rows.column,  # the same object from step to step, as names and params are
             roots=rows.roots,
             starts=starts,
             tokens=_ints(message.tokens) if message.tokens else np.full(len(starts), LAST_DRAW, np.int32),
@@ -213,7 +214,8 @@ class StepReader:
 
     def _lined_up(self, sent: bytes, news: list[Began]) -> _Rows:
         """The rows of these slots, after some of which there is news."""
-        slots = _ints(sent).tolist()
+        column = _ints(sent)
+        slots = column.tolist()
         for began in news:
             self._who[slots[began.row]] = began.who
         who = [self._who[slot] for slot in slots]
@@ -221,6 +223,7 @@ class StepReader:
         return _Rows(
             sent,
             slots,
+            column,
             tuple([name for name, _, _, _ in who]),
             np.array([root for _, root, _, _ in who], np.int64),
             tuple([params for _, _, params, _ in who]),

@@ -135,6 +135,24 @@ def test_decodes_alone_are_laid_out_as_works_would_be(held: bool) -> None:
     assert one.sampled.tolist() == other.sampled.tolist() and not one.inner and not one.scoring
 
 
+def test_answers_that_go_on_are_laid_out_as_if_for_the_first_time() -> None:
+    """What is remembered of them from step to step changes nothing but the time that it takes."""
+    wishes, layout = Wishes(8), Layout(BLOCK, SPARE, False)
+    two = Decodes(
+        *(DECODES.names[:2], DECODES.slots[:2], DECODES.roots[:2], DECODES.starts[:2], DECODES.tokens[:2]),
+        *(DECODES.tables[:2], DECODES.known[:2], DECODES.params[:2], DECODES.indices[:2]),
+    )
+    others = replace(DECODES, params=(PARAMS[2], PARAMS[0], PARAMS[1]))
+    for base in (DECODES, two, DECODES, others):
+        for more in range(4):
+            step = Step((), replace(base, starts=base.starts + np.int32(more), indices=base.indices + np.int32(more)))
+            known, fresh = lay_out(step, layout, wishes), laid_out(step)
+            assert (known.asked.works, known.asked.special) == (fresh.asked.works, fresh.asked.special)
+            for name in ("temperature", "top_p", "min_p", "top_k", "seed", "index", "slots"):
+                assert getattr(known.batch.draws, name).tolist() == getattr(fresh.batch.draws, name).tolist(), name
+            assert known.batch.tokens.tolist() == fresh.batch.tokens.tolist()
+
+
 def test_decodes_are_laid_out_as_the_works_they_stand_for() -> None:
     step = Step(WORKS, DECODES)
     one, other = laid_out(step), laid_out(Step(step.works))

@@ -41,13 +41,13 @@ class Crossing:
         self.inner = inner
         self.sizes: list[int] = []
         self._writer, self._reader = StepWriter(), StepReader()
-        self._before: list[tuple[Step, Step]] = []
+        self.read: list[tuple[Step, Step]] = []
 
     def launch(self, step: Step) -> Done:
         data = self._writer.write(step)
         read = self._reader.read(data)
-        self._before.append((step, read))
-        assert all(same(*pair) for pair in self._before[-3:]), "what was read stays as it is"
+        self.read.append((step, read))
+        assert all(same(*pair) for pair in self.read[-3:]), "what was read stays as it is"
         self.sizes.append(len(data))
         return Done(self.inner.launch(read).result())
 
@@ -90,6 +90,17 @@ def test_64_decodes_take_less_than_a_kibibyte() -> None:
         rig.submit(f"request-{number:032}", numbers(20 + number % 16, number), max_tokens=60)
     rig.run()
     assert max(wire.sizes[10:50]) < 1024
+
+
+def test_answers_that_go_on_are_read_as_the_same_objects() -> None:
+    """By which what lays out a step knows that they are the same (`stepwell.engine.compute.wishes.Going`)."""
+    rig, wire = crossing(pages=1200, host=0, seqs=8, budget=2000, block=16, grid=16, rolling=16, ahead=True)
+    for number in range(8):
+        rig.submit(f"request-{number:032}", numbers(17, number), max_tokens=50)
+    rig.run()
+    steps = [read.decodes for _, read in wire.read[10:40]]
+    for column in ("names", "slots", "params"):
+        assert len({id(getattr(decodes, column)) for decodes in steps}) == 1
 
 
 def test_a_step_that_names_unknown_values_is_refused() -> None:
