@@ -6,15 +6,15 @@
 Lengths are divided by --squeeze and times multiplied by --time-scale; blocks become smaller with them, so that prompts part where they
 parted. Each lane plays one conversation from its first turn to its last: both runs are asked for the same. TRACE may be `synthetic`.
 
-First the server is calibrated over HTTP: prompts of several lengths, decodes of several sizes, and prompts that are cached whole, whose
-time to the first token tells what a token costs that is only parsed and looked up. The simulation knows no HTTP, so its time to the first
-token gets that cost on top. Ends with one line of JSON:
+First the server is calibrated over HTTP (`load/calibrate.py`): compute, what a step takes longer in which prompts and decodes meet, and the
+front end, alone and with as many calls at once as there are lanes. The simulation builds its steps ahead, as an engine on a GPU does, and
+its calls pass such a front end. Ends with one line of JSON:
 
     live, simulated      requests, share of prompt tokens by tier, p50 and p90 of the time to the first token
     points_apart         between the hits over all tiers, in points
     tiers_apart          the largest of the same by tier
     ttft_p50_over        simulated over live less one, as a number above 0
-    calibrated           the cost model, and front_s, front_s_per_token
+    calibrated           the cost model, and the front end
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from load import runs
-from load.client import Client, Reply, drawn
+from load.calibrate import Calibrated, Sizes, calibrate
+from load.client import Client
 from rich.console import Console
 
 from stepwell.base.shapes import ModelShape
 from stepwell.base.units import parse_size
-from stepwell.bench.fit import Decode, Prefill, fit_costs, least_squares
 from stepwell.replay.cost import CostModel
 from stepwell.replay.formats import read_trace
+from stepwell.replay.front import Front
 from stepwell.replay.lanes import LaneRules, Lanes
 from stepwell.replay.live import LiveReplay, play_live
 from stepwell.replay.machine import MachineSizes
@@ -48,7 +47,6 @@ from stepwell.replay.trace import Conversation, Stream, Trace, Turn
 from stepwell.replay.wire import Server
 
 BLOCK = 16
-SHORTEST = 256  # of a prompt to calibrate with: a resume computes up to a grid of 64
 TIERS = ("device", "host", "disk")
 
 
@@ -71,18 +69,6 @@ class Squeeze:
         return replace(one, time=one.time * self.time, think=one.think * self.time, prompt=prompt, output=output)
 
 
-@dataclass(frozen=True, slots=True)
-class Calibrated:
-    """What compute and copies cost, and a call beside them: fixed, and for each token of its prompt."""
-
-    costs: CostModel
-    front_s: float
-    front_s_per_token: float
-
-    def front(self, prompt: int) -> float:
-        return self.front_s + self.front_s_per_token * prompt
-
-
 def chosen(trace: Trace, options: argparse.Namespace) -> Trace:
     """As many conversations as lanes, none of them with more or fewer requests than asked, squeezed."""
     squeeze = Squeeze(options.squeeze, options.time_scale)
@@ -101,33 +87,6 @@ def rules_of(options: argparse.Namespace) -> LaneRules:
     return LaneRules(options.lanes, (0.0, 0.0), cap, options.longest, once=True)
 
 
-async def calibrate(client: Client, base: CostModel, longest: int, vocab: int, seqs: int) -> Calibrated:
-    """Some ten seconds on a GPU. `longest`: tokens of the longest prompt; `seqs`: sequences that the server runs at once."""
-    rng = np.random.default_rng(1)
-    sizes = [size for part in (64, 32, 16, 8, 4, 2, 1) if (size := longest // part) >= SHORTEST]
-    cold, cached = [], []
-    for size in sizes:
-        prompt = drawn(rng, size, vocab)
-        cold.append((await client.ask(prompt, 1)).ttft)
-        cached.append(min([await client.ask(prompt, 1) for _ in range(3)], key=lambda reply: reply.ttft))
-    decodes = []
-    short, few = min(2048, longest // 8), max(2, seqs // 4)
-    for batch, context in ((1, short), (few, short), (seqs, short), (1, longest // 4), (few, longest // 8)):
-        found = await runs.decode(client, rng, batch, context, 256, vocab)
-        decodes.append(Decode(batch, context, 1e-3 * found["itl_ms_p50"]))
-    columns = np.stack([np.ones(len(sizes)), np.array(sizes, np.float64)], 1)
-    per_token = float(least_squares(columns, np.array([reply.ttft for reply in cached]))[1])
-    prefills = [Prefill(size, took - per_token * size) for size, took in zip(sizes, cold, strict=True)]
-    costs = fit_costs(base, prefills, decodes, 1e-3)
-    return Calibrated(costs, float(np.median([beside(costs, reply, per_token) for reply in cached])), per_token)
-
-
-def beside(costs: CostModel, reply: Reply, per_token: float) -> float:
-    """What a call with a cached prompt took beside its one pass, whatever grows with the prompt left out."""
-    read = reply.cached["cached_tokens"]
-    return max(0.0, reply.ttft - per_token * reply.prompt - costs.pass_seconds([(read, reply.prompt - read)], 0, 0))
-
-
 def sizes_of(options: argparse.Namespace, costs: CostModel) -> MachineSizes:
     """The server's memory in tokens of KV."""
     shape = ModelShape.from_config(json.loads((options.model / "config.json").read_text()))
@@ -141,12 +100,12 @@ def sizes_of(options: argparse.Namespace, costs: CostModel) -> MachineSizes:
         block=BLOCK,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        ahead=True,
     )
 
 
-def told(summary: Summary, front: Calibrated | None = None) -> dict[str, Any]:
-    """Figures of a run; with `front` on top of each time to the first token."""
-    waits = [row.ttft + (front.front(row.prompt) if front else 0.0) for row in summary.rows if row.ttft is not None]
+def told(summary: Summary) -> dict[str, Any]:
+    """Figures of a run."""
     shares = {name: summary.share(tokens) for name, tokens in summary.sources()}
     return {
         "requests": summary.requests,
@@ -154,9 +113,16 @@ def told(summary: Summary, front: Calibrated | None = None) -> dict[str, Any]:
         "seconds": round(summary.course.end_s, 1),
         "bound": round(summary.share(summary.bound), 5),
         **{name: round(share, 5) for name, share in shares.items()},
-        "ttft_s": quantiles(waits),
+        "ttft_s": quantiles([row.ttft for row in summary.rows if row.ttft is not None]),
         "itl_s": quantiles(summary.itl),
     }
+
+
+def note(folder: Path | None, name: str, summary: Summary) -> None:
+    """One line for each request, in the order of ending."""
+    if folder is not None:
+        rows = (json.dumps(asdict(row)) + "\n" for row in summary.rows)
+        (folder / f"{name}.jsonl").write_text("".join(rows))
 
 
 def compared(live: dict[str, Any], foretold: dict[str, Any]) -> dict[str, float]:
@@ -176,28 +142,38 @@ def main() -> None:
     shape = ModelShape.from_config(json.loads((options.model / "config.json").read_text()))
     base = replace(CostModel(), kv_bytes_per_token=shape.geometry(BLOCK).page_bytes // BLOCK)
     found: dict[str, Any] = {}
-    calibrated = Calibrated(base, 0.0, 0.0)
-    if options.profile is not None:
-        known = json.loads(options.profile.read_text())
-        calibrated = Calibrated(CostModel(**known.pop("costs")), **known)
+    calibrated = Calibrated(base, Front()) if options.profile is None else read(options.profile)
     if options.url is not None:
         if options.profile is None:
             calibrated = asyncio.run(_calibrated(options, base))
+            print(json.dumps(asdict(calibrated)))
         text, phases = Text(0, options.vocab), Phases(0.0, options.most)
         server = Server(options.url, timeout=options.most)
-        found["live"] = told(play_live(LiveReplay(Lanes(trace.conversations, rules), server, text, phases), (), errors))
+        played = play_live(LiveReplay(Lanes(trace.conversations, rules), server, text, phases), (), errors)
+        found["live"] = told(played)
+        print(json.dumps({"live": found["live"]}))
+        note(options.rows, "live", played)
     machine = sizes_of(options, calibrated.costs)
-    foretold = simulated(Setting(trace, rules, Phases(0.0, 1e6), calibrated.costs), machine, errors)
-    found["simulated"] = told(foretold, calibrated)
+    setting = Setting(trace, rules, Phases(0.0, 1e6), calibrated.costs, front=calibrated.front)
+    foretold = simulated(setting, machine, errors)
+    found["simulated"] = told(foretold)
+    note(options.rows, "simulated", foretold)
     found["calibrated"] = asdict(calibrated)
     if "live" in found:
         found |= compared(found["live"], found["simulated"])
     print(json.dumps(found))
 
 
+def read(file: Path) -> Calibrated:
+    """`calibrated` of an earlier run."""
+    known = json.loads(file.read_text())
+    return Calibrated(CostModel(**known["costs"]), Front(**known["front"]))
+
+
 async def _calibrated(options: argparse.Namespace, base: CostModel) -> Calibrated:
     async with Client(options.url, options.served, options.most) as client:
-        return await calibrate(client, base, options.calibrate, options.vocab, options.max_num_seqs)
+        sizes = Sizes(options.calibrate, options.max_num_seqs, options.lanes, options.vocab)
+        return await calibrate(client, Server(options.url, timeout=options.most), base, sizes)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -212,6 +188,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-num-batched-tokens", type=int, default=16_384)
     parser.add_argument("--profile", type=Path, help="`calibrated` of an earlier run, as JSON, in place of calibrating")
     parser.add_argument("--calibrate", type=int, default=65_536, help="tokens of the longest prompt to calibrate with")
+    parser.add_argument(
+        "--rows", type=Path, help="folder for live.jsonl and simulated.jsonl: what became of each request"
+    )
     parser.add_argument("--lanes", type=int, default=32)
     parser.add_argument("--requests", type=int, nargs=2, default=(20, 40), help="fewest and most of a conversation")
     parser.add_argument("--squeeze", type=int, default=8, help="divides lengths; 64 has to be a multiple")

@@ -30,6 +30,7 @@ class CostModel:
     sequence_s            for each sequence of a pass
     kv_s_per_token        reading one token's KV in a decode
     overhead_s            fixed for each pass: scheduling, launches
+    apart_s               on top, of a step in which prompts and decodes meet: they are passes of their own there; 0: one pass takes both
     kv_bytes_per_token    sizes pages and images
     to_device, …          bytes/s from host to device, device to host, disk to host, host to disk
     copy_latency_s        fixed for each copy
@@ -41,6 +42,7 @@ class CostModel:
     sequence_s: float = 50e-6
     kv_s_per_token: float = 2.2e-9
     overhead_s: float = 0.002
+    apart_s: float = 0.0
     kv_bytes_per_token: int = 7_800
     to_device: float = 47.5 * _GIB
     to_host: float = 49.7 * _GIB
@@ -59,13 +61,17 @@ class CostModel:
         tokens = len(decoding)
         other = self.overhead_s + self.sequence_s * len(step)
         other += self.kv_s_per_token * (int(decoding.starts.sum()) + tokens * (1 + (passes - 1) / 2))
+        carried = tokens
         for work in step.parts:
             count = len(work.tokens)
             if decodes(work):
                 other += self.kv_s_per_token * (work.start + count + (passes - 1) / 2)
+                carried += 1
             else:
                 other += self.attention_s_per_pair * count * (work.start + count / 2)
             tokens += count
+        if 0 < carried < len(step):
+            other += self.apart_s
         return passes * (other + max(self.weights_s, tokens / self.prefill_tokens_per_s))
 
     def weighed(self) -> Costs:
@@ -88,6 +94,8 @@ class CostModel:
         tokens = sequences + sum(count for _, count in prefills)
         other = self.overhead_s + self.sequence_s * (sequences + len(prefills)) + self.kv_s_per_token * context
         other += self.attention_s_per_pair * sum(count * (start + count / 2) for start, count in prefills)
+        if prefills and sequences:
+            other += self.apart_s
         return other + max(self.weights_s, tokens / self.prefill_tokens_per_s)
 
     def copy_seconds(self, move: Move, page_bytes: int) -> float:

@@ -35,13 +35,12 @@ class LeapingLoop(EngineLoop):
         self, cache: CacheConfig, config: SchedConfig, runner: LeapingRunner, mover: Mover, clock: Clock, costs: Costs
     ) -> None:
         super().__init__(cache, config, runner, mover, clock, costs)
-        assert not self.config.async_scheduling, "a leap ends before the next step is built"
         self._leaper = runner
         self._most = 1
 
     def step(self, most: int = 1, *, wait: float = IDLE_WAIT) -> list[Event]:
-        """One turn, of at most so many decode passes."""
-        self._most = most
+        """One turn, of at most so many decode passes; of one where steps are built ahead, since a leap ends before the next is built."""
+        self._most = 1 if self.config.async_scheduling else most
         return super().step(wait=wait)
 
     def _build(self) -> Built | None:

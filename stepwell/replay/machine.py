@@ -22,6 +22,7 @@ class MachineSizes:
 
     decode_rung_tokens  None: the fewest that the block allows, 16 or more
     coalesce            requests wait for what others are computing, where that is sooner
+    ahead               a step is built and launched while the one before computes, as an engine on a GPU does
     policy              what goes first, by name (`stepwell.cache.evict.policy`), or the peer whose engine runs instead of ours
     peer_failure_rate   of each leg of a peer's load
     """
@@ -37,6 +38,7 @@ class MachineSizes:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 16_384
     coalesce: bool = True
+    ahead: bool = False
     policy: str = DEFAULT
     peer_failure_rate: float = 0.0
 
@@ -56,6 +58,30 @@ class MachineSizes:
             image_bytes=self.rung_tokens * kv_bytes_per_token,
         )
 
+    def cache(self, kv_bytes_per_token: int) -> CacheConfig:
+        """The rules of a cache of these sizes."""
+        return CacheConfig(
+            self.geometry(kv_bytes_per_token),
+            device_pages=self.device_tokens // self.block,
+            host_slots=self.host_tokens // self.block,
+            disk_slots=self.disk_tokens // self.block,
+            chunk=ceil_to(256, self.block),
+            interval=self.interval,
+            policy=policy_named(self.policy),
+        )
+
+    def rules(self) -> SchedConfig:
+        """The scheduler's rules; costs stay as they are given."""
+        every = self.decode_rung_tokens
+        return SchedConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            decode_rung_tokens=rolling_every(self.block) if every is None else every,
+            coalesce=self.coalesce,
+            async_scheduling=self.ahead,
+            deterministic=True,
+        )
+
 
 class Machine:
     """One engine that lets virtual time pass. `clock` is its own and starts at 0."""
@@ -63,30 +89,13 @@ class Machine:
     __slots__ = ("clock", "costs", "links", "loop", "runner")
 
     def __init__(self, sizes: MachineSizes, costs: CostModel) -> None:
-        geometry = sizes.geometry(costs.kv_bytes_per_token)
-        cache = CacheConfig(
-            geometry,
-            device_pages=sizes.device_tokens // sizes.block,
-            host_slots=sizes.host_tokens // sizes.block,
-            disk_slots=sizes.disk_tokens // sizes.block,
-            chunk=ceil_to(256, sizes.block),
-            interval=sizes.interval,
-            policy=policy_named(sizes.policy),
-        )
-        every = sizes.decode_rung_tokens
-        rules = SchedConfig(
-            max_num_seqs=sizes.max_num_seqs,
-            max_num_batched_tokens=sizes.max_num_batched_tokens,
-            decode_rung_tokens=rolling_every(sizes.block) if every is None else every,
-            coalesce=sizes.coalesce,
-            deterministic=True,
-        )
+        cache = sizes.cache(costs.kv_bytes_per_token)
         self.costs = costs
         self.clock = VirtualClock()
         self.runner = CostRunner(self.clock, costs)
         self.links = Links(self.clock, costs)
-        mover = VirtualMover(self.clock, self.links, geometry.page_bytes)
-        self.loop = LeapingLoop(cache, rules, self.runner, mover, self.clock, costs.weighed())
+        mover = VirtualMover(self.clock, self.links, cache.geometry.page_bytes)
+        self.loop = LeapingLoop(cache, sizes.rules(), self.runner, mover, self.clock, costs.weighed())
 
     @property
     def steps(self) -> int:

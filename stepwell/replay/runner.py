@@ -6,15 +6,21 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from stepwell.base.clock import VirtualClock
+from stepwell.base.clock import Clock
 from stepwell.cache.moves import Report, Task, Tier, moves_of
 from stepwell.replay.cost import CostModel, direction
 from stepwell.sched.step import Step, StepResult
 
 ANSWER_TOKEN = 1
 """Every sampled token. Replayed requests run to their recorded length, so none of them ends an answer."""
+
+
+class Advancing(Clock, Protocol):
+    """A clock that can be told to stand at a time, or wait for it."""
+
+    def advance_to(self, when: float) -> None: ...
 
 
 class CostRunner:
@@ -25,7 +31,7 @@ class CostRunner:
 
     __slots__ = ("_clock", "_costs", "_free_at", "passes", "steps")
 
-    def __init__(self, clock: VirtualClock, costs: CostModel) -> None:
+    def __init__(self, clock: Advancing, costs: CostModel) -> None:
         self._clock = clock
         self._costs = costs
         self._free_at = 0.0
@@ -46,7 +52,7 @@ class CostRunner:
 class Timed:
     """A step that ends at `ends`."""
 
-    clock: VirtualClock
+    clock: Advancing
     ends: float
     told: StepResult
 
@@ -70,7 +76,7 @@ class Links:
 
     __slots__ = ("_clock", "_costs", "_free_at", "bytes_moved", "images")
 
-    def __init__(self, clock: VirtualClock, costs: CostModel) -> None:
+    def __init__(self, clock: Advancing, costs: CostModel) -> None:
         self._clock = clock
         self._costs = costs
         self._free_at: dict[Way, float] = {}
@@ -93,7 +99,7 @@ class VirtualMover:
 
     __slots__ = ("_clock", "_done", "_links", "_page_bytes", "_serial")
 
-    def __init__(self, clock: VirtualClock, links: Links, page_bytes: int) -> None:
+    def __init__(self, clock: Advancing, links: Links, page_bytes: int) -> None:
         self._clock = clock
         self._links = links
         self._page_bytes = page_bytes

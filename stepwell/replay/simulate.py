@@ -140,7 +140,7 @@ class Simulation:
         prompt = self.text.prompt(request.conversation, request.stream, request.index, request.edition)
         params = SamplingParams(max_tokens=request.output, ignore_eos=True)
         self._open[request.id] = request
-        self.ledger.send(request, now)
+        self.ledger.send(request, min(request.time, now))  # it may have come while a step was computing
         try:
             self.machine.loop.submit(Request(request.id, prompt, params, session=request.session))
         except (RequestError, CapacityError):

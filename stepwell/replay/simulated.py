@@ -9,6 +9,7 @@ from rich.console import Console
 
 from stepwell.cache.moves import Tier
 from stepwell.replay.cost import CostModel
+from stepwell.replay.front import Front, Fronted
 from stepwell.replay.future import least_prefill
 from stepwell.replay.lanes import LaneRules
 from stepwell.replay.machine import MachineSizes
@@ -23,7 +24,8 @@ from stepwell.replay.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is played, and how; `told` says so in the words of the command line. `future`: work out the bound that knows the future."""
+    """What is played, and how; `told` says so in the words of the command line. `future`: work out the bound that knows the future.
+    `front`: what its calls pass through on their way; None: they reach the scheduler at once."""
 
     trace: Trace
     rules: LaneRules
@@ -32,11 +34,14 @@ class Setting:
     idle_gap_cap: float | None = None
     future: bool = False
     told: tuple[tuple[str, str], ...] = ()
+    front: Front | None = None
 
 
 def simulated(setting: Setting, sizes: MachineSizes, console: Console | None = None) -> Summary:
     """Play it on a machine of `sizes`, with a progress bar on `console`. Raises StepwellError."""
     source = source_from(setting.trace, setting.rules, setting.idle_gap_cap)
+    if setting.front is not None:
+        source = Fronted(source, setting.front)
     machine = machine_for(sizes, setting.costs, setting.rules.seed)
     simulation = Simulation(source, machine, Text(setting.rules.seed), setting.phases)
     wall = timed_run(simulation, console)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,18 @@ def test_a_decode_pays_for_the_weights_and_its_context() -> None:
     assert COSTS.step_seconds(Step((decode,))) == pytest.approx(0.003 + 0.01 + 1000 * 1e-5)
     both = COSTS.step_seconds(Step((decode, work(1999, 1, 1))))
     assert both == pytest.approx(0.004 + 0.01 + 3000 * 1e-5)
+
+
+def test_prompts_beside_decodes_may_take_a_pass_of_their_own() -> None:
+    dearer = replace(COSTS, apart_s=0.25)
+    prompt, decode = work(0, 200, None), work(999, 1, 3)
+    for step in (Step((prompt,)), Step((decode, decode))):
+        assert dearer.step_seconds(step) == COSTS.step_seconds(step)
+    assert dearer.step_seconds(Step((prompt, decode))) == pytest.approx(
+        COSTS.step_seconds(Step((prompt, decode))) + 0.25
+    )
+    assert dearer.pass_seconds([(0, 200)], 1, 1000) == pytest.approx(COSTS.pass_seconds([(0, 200)], 1, 1000) + 0.25)
+    assert dearer.pass_seconds([(0, 200)], 0, 0) == COSTS.pass_seconds([(0, 200)], 0, 0)
 
 
 def test_repeated_decodes_cost_what_the_single_ones_do() -> None:

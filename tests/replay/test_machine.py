@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stepwell.base.errors import ConfigError
@@ -51,6 +53,15 @@ def test_with_room_for_everything_the_bound_is_near(trace: Trace) -> None:
     assert found.admitted.device + found.admitted.recomputed == found.admitted.prompt
     assert found.admitted.device <= found.bound, "no cache reuses more than an infinite one"
     assert 0 <= found.excess < 0.5
+
+
+def test_a_machine_that_builds_its_steps_ahead_answers_the_same_requests_later(trace: Trace) -> None:
+    at_once, ahead = (replay(trace, Machine(replace(AMPLE, ahead=value), CostModel())) for value in (False, True))
+    assert ahead.failed == 0
+    assert ahead.admitted.device + ahead.admitted.recomputed == ahead.admitted.prompt
+    assert abs(ahead.excess - at_once.excess) < 0.05
+    slower, faster = (sum(one.ttft) / len(one.ttft) for one in (ahead, at_once))
+    assert slower > faster, "whoever comes while a step computes waits for the one behind it too"
 
 
 def test_a_small_device_serves_from_host_too(trace: Trace) -> None:

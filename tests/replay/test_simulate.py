@@ -97,7 +97,10 @@ def test_a_cache_that_forgets_nothing_reaches_the_bound_exactly(trace: Trace) ->
     assert found.failed == 0
     assert found.requests < found.played
     assert found.measured_s == pytest.approx(2000.0, abs=1.0)
-    assert all(0 < seconds <= 0.5 for seconds in found.ttft)
+    assert all(0.5 <= seconds <= 1.0 for seconds in found.ttft), (
+        "its own step, and what was left of the one that it came in"
+    )
+    assert max(found.ttft) > 0.75
 
 
 def test_a_replay_is_the_same_again(trace: Trace) -> None:
