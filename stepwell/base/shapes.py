@@ -172,8 +172,6 @@ class ModelShape:
             raise ConfigError(
                 f"--tensor-parallel-size {ranks}: a {self.model_type} norms over all heads at once, on one device: give 1"
             )
-        if ranks > 1 and self.latent:
-            raise ConfigError(f"--tensor-parallel-size {ranks}: a {self.model_type} is served on one device: give 1")
         for name, count in (
             ("num_attention_heads", self.heads),
             ("linear_num_key_heads", self.key_heads if self.linear_layers else 0),

@@ -128,10 +128,10 @@ def _latent(s: ModelShape, latent: Latent) -> Iterator[tuple[str, Shape]]:
     yield "self_attn.o_proj.weight", (s.hidden, s.heads * latent.value)
 
 
-_GATED = Mixture().matrices
+GATED = Mixture().matrices
 
 
-def _mlp(prefix: str, hidden: int, width: int, matrices: tuple[str, str, str] = _GATED) -> Iterator[tuple[str, Shape]]:
+def _mlp(prefix: str, hidden: int, width: int, matrices: tuple[str, str, str] = GATED) -> Iterator[tuple[str, Shape]]:
     gate, up, down = matrices
     yield f"{prefix}{gate}.weight", (width, hidden)
     yield f"{prefix}{up}.weight", (width, hidden)

@@ -2,6 +2,8 @@
 
     attention    query heads with their gates; key and value heads, each on several ranks where there are fewer heads than ranks
     delta rule   queries, keys, values and gates by heads, each by itself; the convolution's channels alike, decay and bias by value head
+                 where it decays by channel (KDA), the narrow halves of low-rank matrices are whole, the wide ones cut by heads
+    latents      queries and what turns them by heads; the latent itself, which has no heads, is made and kept on every rank
     MLPs         their width: a rank has its part of every expert
     head         rows, so words of the vocabulary; the embedding is whole on every rank, and so are norms and routers
 
@@ -10,10 +12,11 @@ Matrices that lead back to the residual stream are cut by columns. What each ran
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 
-from stepwell.base.shapes import ModelShape
+from stepwell.base.shapes import Latent, ModelShape
 from stepwell.base.units import ceil_div
 from stepwell.model import names
 from stepwell.model.cuts import Cut, Spans
@@ -25,10 +28,18 @@ def share(name: str, shape: ModelShape, rank: int, ranks: int) -> Cut | None:
         return None
     if name == names.HEAD:
         return Cut(0, (words(shape.vocab, rank, ranks),))
-    for ending, cut in _ENDINGS.items():
+    for ending, cut in _endings(name, shape).items():
         if name.endswith(ending):
             return cut(shape, rank, ranks)
     return None
+
+
+def _endings(name: str, shape: ModelShape) -> dict[str, _Share]:
+    if shape.latent is None:
+        return _ENDINGS
+    # both kinds of layers call their matrices alike
+    layer = _LAYER.match(name)
+    return _CHANNELS if layer and shape.layer_types[int(layer[1])] == "linear_attention" else _LATENT
 
 
 def words(vocab: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -61,11 +72,12 @@ def _kv(s: ModelShape, rank: int, ranks: int) -> Cut:
     return Cut(0, ((first * s.head_dim, (first + heads) * s.head_dim),))
 
 
-def _mlp(name: str, width: Callable[[ModelShape], int]) -> dict[str, _Share]:
+def _mlp(name: str, width: Callable[[ModelShape], int], matrices: tuple[str, ...] = names.GATED) -> dict[str, _Share]:
+    gate, up, down = matrices
     return {
-        f"{name}gate_proj.weight": _along(0, width),
-        f"{name}up_proj.weight": _along(0, width),
-        f"{name}down_proj.weight": _along(1, width),
+        f"{name}{gate}.weight": _along(0, width),
+        f"{name}{up}.weight": _along(0, width),
+        f"{name}{down}.weight": _along(1, width),
     }
 
 
@@ -100,3 +112,37 @@ _ENDINGS: dict[str, _Share] = {
     **_mlp(".", lambda s: s.expert_width),
 }
 """By how names end; the first that fits counts, so that what is left for the last is an expert with tensors of its own."""
+
+
+def _heads_of(part: Callable[[Latent], int]) -> Callable[[ModelShape], int]:
+    def size(s: ModelShape) -> int:
+        assert s.latent is not None
+        return s.heads * part(s.latent)
+
+    return size
+
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_MIXTURE: dict[str, _Share] = {
+    **_mlp("shared_experts.", lambda s: s.shared_width),
+    **_mlp("mlp.", lambda s: s.mlp_width),
+    **_mlp(".", lambda s: s.expert_width, ("w1", "w3", "w2")),
+}
+_LATENT: dict[str, _Share] = {
+    "self_attn.q_proj.weight": _along(0, _heads_of(lambda latent: latent.own + latent.shared)),
+    "self_attn.kv_b_proj.weight": _along(0, _heads_of(lambda latent: latent.own + latent.value)),
+    "self_attn.o_proj.weight": _along(1, _heads_of(lambda latent: latent.value)),
+    **_MIXTURE,
+}
+"""Of a layer whose attention keeps latents."""
+_CHANNELS: dict[str, _Share] = {
+    **{f"self_attn.{name}.weight": _along(0, _keys) for name in ("q_proj", "k_proj", "q_conv1d", "k_conv1d")},
+    **{f"self_attn.{name}.weight": _along(0, _values) for name in ("v_proj", "v_conv1d", "g_b_proj")},
+    "self_attn.f_b_proj.weight": _along(0, _keys),
+    "self_attn.b_proj.weight": _along(0, lambda s: s.value_heads),
+    "self_attn.A_log": _along(2, lambda s: s.value_heads),
+    "self_attn.dt_bias": _along(0, lambda s: s.value_heads * s.decays),
+    "self_attn.o_proj.weight": _along(1, _values),
+    **_MIXTURE,
+}
+"""Of a layer whose delta rule decays by channel."""

@@ -145,9 +145,7 @@ def test_a_recurrence_that_is_not_served_is_named(model: Path, own: dict[str, An
         HybridConfig.from_dict(config | {"linear_attn_config": config["linear_attn_config"] | own})
 
 
-def test_it_is_served_on_one_device_without_scales_of_latents(model: Path) -> None:
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: a kimi_linear is served on one device"):
-        HybridConfig.from_file(model).shape.shard(2)
+def test_it_is_served_without_scales_of_latents(model: Path) -> None:
     with (
         pytest.raises(ConfigError, match="--calculate-kv-scales"),
         Engine.of(model, None, kv_cache_dtype="fp8", calculate_kv_scales=True),

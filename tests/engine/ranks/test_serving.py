@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("model"), hidden=256, layers=4, vocab=VOCAB, mtp=True)
 
 
-def engine(model: Path, ranks: int, **more: Any) -> LLM:
+def engine(model: Path, ranks: int, kv_heads: int = KV_HEADS, **more: Any) -> LLM:
     """As many pages whatever the ranks: each has its part of every page, two ranks of four the same part."""
     given = {"num_speculative_tokens": 1, "device_memory": 5 << 18, **more}
     return LLM(
@@ -44,7 +44,7 @@ def engine(model: Path, ranks: int, **more: Any) -> LLM:
         max_num_seqs=3,
         max_num_batched_tokens=128,
         max_model_len=400,
-        **{**given, "device_memory": given["device_memory"] // min(ranks, KV_HEADS)},
+        **{**given, "device_memory": given["device_memory"] // min(ranks, kv_heads)},
     )
 
 
@@ -82,7 +82,9 @@ def test_two_ranks_answer_as_one_does_from_every_tier(model: Path, tmp_path: Pat
     assert again.outcome.disk >= 192 and again.token_ids == alone[1].token_ids
 
 
-ARCHS = ("qwen3_5", "qwen3_next", "qwen3_next moe", "qwen3_5_moe moe", "qwen3", "qwen3_moe moe", "llama")
+ARCHS = (
+    "qwen3_5", "qwen3_next", "qwen3_next moe", "qwen3_5_moe moe", "qwen3", "qwen3_moe moe", "llama", "kimi_linear moe"
+)  # fmt: skip
 
 
 @pytest.mark.long
@@ -103,10 +105,14 @@ def assert_same_tokens(name: str, tmp_path: Path, ranks: tuple[int, ...]) -> Non
     torch.set_num_threads(1)
     arch, _, experts = name.partition(" ")
     hybrid = arch not in ("qwen3", "qwen3_moe", "llama")
-    made: Any = {"arch": arch, "experts": 4 if experts else 0, "mtp": hybrid}
+    drafts = hybrid and arch != "kimi_linear"
+    made: Any = {"arch": arch, "experts": 4 if experts else 0, "mtp": drafts}
     model = write_checkpoint(tmp_path / "model", hidden=256, layers=4, vocab=VOCAB, **made)
-    # where no layer is recurrent, pages are of four layers, not of one, and no images are among them
-    more = {"num_speculative_tokens": int(hybrid), "device_memory": 5 << 18 if hybrid else 7 << 18}
+    # where no layer is recurrent, pages are of four layers, not of one, and no images are among them; latents are small, and on every rank
+    memory = 5 << 18 if drafts else 7 << 18
+    more: Any = {"num_speculative_tokens": int(drafts), "device_memory": memory}
+    if hybrid and not drafts:
+        more |= {"device_memory": 48 * 2560, "kv_heads": 1}
     with engine(model, 1, **more) as llm:
         alone = list(conversation(llm))
     for count in ranks:
@@ -116,7 +122,8 @@ def assert_same_tokens(name: str, tmp_path: Path, ranks: tuple[int, ...]) -> Non
             stats = llm.stats()
         assert [answer.token_ids for answer in shared] == [answer.token_ids for answer in alone]
         assert shared[1].outcome.device >= 192 and shared[5].outcome.host >= 192
-        assert len(stats.ranks) == count and stats.preemptions and bool(stats.drafts) == hybrid and not stats.leases
+        assert len(stats.ranks) == count and bool(stats.drafts) == drafts and not stats.leases
+        assert stats.preemptions or (count == 4 and not drafts)  # a rank's part of an image takes few pages then
         if count == 2 or name == ARCHS[0]:
             with engine(model, count, disk_cache=disk, **more) as llm:
                 again = llm.generate(goes_on(alone[0]), LONG)[0]
