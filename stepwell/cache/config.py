@@ -24,7 +24,8 @@ class CacheConfig:
     interval                   tokens between insurance rungs
     min_load_tokens            load from a tier only what gains at least this much; None: decide by expected time
     clean_share                share of a tier kept free or already copied below
-    copy_idle                  copy to free slots of host while nothing else is to be done, so that a load finds room at once
+    copy_idle                  copy to free slots of host while the engine is idle, or computes prompts and nobody waits: a load then
+                               finds room at once
     write_idle                 write to disk while nothing else is to be done, so that little is lost with the process
     ghost_blocks               evicted blocks that are remembered by their tokens alone, to say what was lost
     ghost_nodes                ends of evicted paths that are remembered so: a path of one block takes as much memory as a long one

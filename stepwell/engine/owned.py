@@ -28,6 +28,9 @@ from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Guidance, Mover, Runner
 from stepwell.store.disk.health import DiskStats
 
+LOCKING_REST = 1.0
+"""Seconds between two looks at how much of host an idle engine has by now, while more of it is being made ready."""
+
 
 class Growing(Protocol):
     """Host memory of which more and more can be used."""
@@ -95,8 +98,14 @@ class OwnedLoop(EngineLoop):
         self._pinning = pinning
         self._counts = counts
         self._scores = scores
-        self.rest = rest
+        self._rest = rest
         self._teller = None if publisher is None else Teller(self.directory, publisher)
+
+    @property
+    def rest(self) -> float | None:
+        """Seconds at most after which to ask for `stats` while nothing is to be done; None: not at all. More of host becomes ready, or
+        ranks may go."""
+        return self._rest if self._pinning is None else min(LOCKING_REST, self._rest or LOCKING_REST)
 
     def prepare(self, request: Request) -> bool:
         """Whether `request` can be taken without holding up the others; begins what is missing for that. Ask again, then submit."""
@@ -158,6 +167,8 @@ class OwnedLoop(EngineLoop):
             self._pinning = None
 
     def stats(self) -> EngineStats:
+        if self._pinning is not None:
+            self._widen(self._pinning)
         stats = super().stats()
         if (counts := self._counts) is not None:
             stats = replace(stats, compiled=counts.compiled(), device_bytes=counts.device_bytes(), ranks=counts.ranks())

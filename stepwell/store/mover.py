@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 
 from stepwell.base.errors import StoreError
-from stepwell.base.units import ceil_div
 from stepwell.cache.moves import Extent, LiveState, Move, Report, Task, moves_of
 from stepwell.store.copier import BegunCopy, Copier
 from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
 
 IN_FLIGHT = 2
 """One copies, the next is queued behind it. A third gains nothing once each is large enough to hide the call of the next."""
+
+SWITCH_SECONDS = 5e-4
+"""For `sys.setswitchinterval` of a process with a mover. A thread that has copies to begin waits so long for the interpreter at most; with
+Python's own 5 ms a link of 50 GiB/s would rest for 250 MiB."""
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +132,7 @@ class _Lane:
         self._thread.start()
 
     def put(self, moves: Sequence[Move]) -> None:
-        parts = [part for move in moves for part in _parts(move, self._pages)]
+        parts = [_Part(move, _Whole(move, 1)) for move in moves]
         with self._changed:
             self._parts.extend(parts)
             self._changed.notify()
@@ -156,21 +159,25 @@ class _Lane:
                 must_wait = False
 
     def _take(self, wait: bool) -> list[_Part]:
-        """The next parts that go together. None: nothing is queued, and with `wait` nothing ever will be."""
+        """The next parts that go together, cut where the call is full. None: nothing is queued, and with `wait` nothing ever will be."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._parts or self._closing)
             taken: list[_Part] = []
             room = self._pages
             while self._parts and (not taken or self._joins(taken[0], room)):
-                taken.append(self._parts.popleft())
-                room -= len(taken[-1].move.source.slots)
+                part = self._parts.popleft()
+                if 0 < room < len(part.move.source.slots) and _can_part(part.move):
+                    part, rest = _cut(part, room)
+                    self._parts.appendleft(rest)
+                taken.append(part)
+                room -= len(part.move.source.slots)
             return taken
 
     def _joins(self, first: _Part, room: int) -> bool:
-        """Whether the next part goes together with `first`, which leaves room for so many pages."""
+        """Whether the next part, or as much of it as there is room for, goes together with `first`."""
         move = self._parts[0].move
-        return _alike(first.move, move) and len(move.source.slots) <= room
+        return _alike(first.move, move) and (len(move.source.slots) <= room or (room > 0 and _can_part(move)))
 
     def _begin(self, parts: list[_Part], flying: deque[_InFlight]) -> None:
         why = "the copy worker was closed before this copy began" if self._closing else ""
@@ -212,25 +219,22 @@ class _Lane:
             self._tickets.end(whole.move, whole.error, 0.0 if whole.error else whole.seconds)
 
 
-def _parts(move: Move, pages: int) -> list[_Part]:
-    """The move in parts of like length, at most `pages` pages (0: of any length). An image that goes to a live state is one."""
-    source, target, count = move.source, move.target, len(move.source.slots)
-    if not pages or count <= pages or isinstance(target, LiveState) or len(target.slots) != count:
-        return [_Part(move, _Whole(move, 1))]
-    size = ceil_div(count, ceil_div(count, pages))
-    cuts = range(0, count, size)
-    whole = _Whole(move, len(cuts))
-    return [
-        _Part(
-            replace(
-                move,
-                source=Extent(source.tier, source.slots[at : at + size]),
-                target=Extent(target.tier, target.slots[at : at + size]),
-            ),
-            whole,
-        )
-        for at in cuts
-    ]
+def _can_part(move: Move) -> bool:
+    """Whether a move may be copied in parts: an image that goes to a live state may not, nor what cannot be copied at all."""
+    return not isinstance(move.target, LiveState) and len(move.target.slots) == len(move.source.slots)
+
+
+def _cut(part: _Part, pages: int) -> tuple[_Part, _Part]:
+    """The first `pages` pages of a part, and the rest: two parts of the same whole."""
+    part.of.left += 1
+    return _sliced(part, slice(None, pages)), _sliced(part, slice(pages, None))
+
+
+def _sliced(part: _Part, some: slice) -> _Part:
+    move = part.move
+    assert isinstance(move.target, Extent)
+    source, target = (Extent(side.tier, side.slots[some]) for side in (move.source, move.target))
+    return _Part(replace(move, source=source, target=target), part.of)
 
 
 def _alike(one: Move, other: Move) -> bool:

@@ -13,7 +13,7 @@ from stepwell.base.errors import RequestError
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.disk.archive import Archive, WriteBudget
 from stepwell.cache.moves import Tier
-from stepwell.engine.owned import OwnedLoop
+from stepwell.engine.owned import LOCKING_REST, OwnedLoop
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
 from stepwell.server.observe.disk_metrics import disk_metrics
@@ -96,6 +96,21 @@ def test_host_that_grows_no_more_is_all_that_there_is() -> None:
     growing.ready = 12
     made.step()
     assert host.total == 10
+
+
+def test_an_idle_engine_tells_how_much_of_host_it_has_by_now() -> None:
+    """Otherwise whoever looks at the metrics would take a host that is still growing for one that is ready."""
+    sizes, growing = telltale.geometry(), Growing(3)
+    memory = telltale.Memory(sizes, 16, 64, 4)
+    made = OwnedLoop(
+        CacheConfig(sizes, 16, 64, interval=32, host_ready=3), SchedConfig(2, 32, 400, 4), telltale.TellTaleRunner(memory, sizes),
+        InstantMover(memory.copy), Ticking(), DEAR, pinning=growing, rest=9.0,
+    )  # fmt: skip
+    assert made.rest == LOCKING_REST
+    growing.ready = 40
+    assert made.stats().tiers[Tier.HOST].total == 40
+    growing.ready, growing.ended = 64, True
+    assert made.stats().tiers[Tier.HOST].total == 64 and made.rest == 9.0
 
 
 def test_locking_of_host_memory_gives_way_to_whoever_waits_for_copies_and_to_idle_ones() -> None:

@@ -255,6 +255,18 @@ def test_small_moves_of_one_way_go_together_up_to_a_size() -> None:
     assert {report.ticket: report.seconds for report in reports} == {0: 1.0, 1: 0.5, 2: 0.5, 3: 1.0, 8: 1.0, 9: 1.0}
 
 
+def test_calls_are_full_wherever_moves_end() -> None:
+    """A short call would leave the link idle while the next one is made."""
+    copier = Batches()
+    with CopyMover(copier) as mover:
+        mover.start([save(t, ints(*range(5 * t, 5 * t + 5)), ints(*range(5 * t, 5 * t + 5))) for t in range(3)])
+        copier.permit.set()
+        reports = finish(mover)
+    assert copier.begun == [[0], [0, 1], [1, 2], [2]]
+    assert copier.moved == {t: [(slot, slot) for slot in range(5 * t, 5 * t + 5)] for t in range(3)}
+    assert {report.ticket: report.seconds for report in reports} == {0: 1.25, 1: 1.25, 2: 1.5}
+
+
 def test_one_of_several_that_cannot_begin_fails_alone() -> None:
     copier = Batches(failing=2)
     with CopyMover(copier) as mover:

@@ -171,7 +171,7 @@ def _lose_end(directory: Directory, used: float) -> None:
 
 
 IDLE_PARTS = 8
-"""Parts of the device, one of which at most is being copied down while nothing else is to be done,"""
+"""Parts of the device, one of which at most is being copied down while nobody needs the link,"""
 IDLE_SECONDS = 0.05
 """and seconds that this may take: a request that comes meanwhile and needs these pages has to wait for the copies under way."""
 
@@ -217,7 +217,7 @@ def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
 
 
 def copy_idle(directory: Directory, costs: Costs) -> Demotion:
-    """Copies into free slots of host while nothing else is to be done, the least valuable of the device first. They are a part of what
+    """Copies into free slots of host while nobody needs the link, the least valuable of the device first. They are a part of what
     there is to copy: to be called again as they land, until nothing is under way and nothing was refused.
 
     Host loses nothing for them, and holds nothing twice for long: the device makes room by dropping what is below it as well, which

@@ -39,6 +39,7 @@ from stepwell.engine.process.stats import stats_message
 from stepwell.sched.outlook import Outlook
 from stepwell.sched.request import Event, Request
 from stepwell.sched.stats import EngineStats
+from stepwell.store.mover import SWITCH_SECONDS
 
 log = logging.getLogger("stepwell.engine")
 
@@ -315,6 +316,7 @@ def main() -> int:
     """Entry of the engine process. Returns its exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_SECONDS)
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=messages.Start)
     set_up(start.log_level, start.log_format)
     private.take(start.directory)

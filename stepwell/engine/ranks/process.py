@@ -47,6 +47,7 @@ from stepwell.engine.worker.build import Frame, Worker, build_worker, device_of
 from stepwell.engine.worker.kv_scales import Naming
 from stepwell.ops.ranks import ALONE, ProcessRanks
 from stepwell.store.disk.store import DiskStore
+from stepwell.store.mover import SWITCH_SECONDS
 
 log = logging.getLogger("stepwell.engine")
 
@@ -60,6 +61,7 @@ def main() -> int:
     """Entry of a rank's process. Returns its exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_SECONDS)
     begin = msgspec.json.decode(sys.stdin.buffer.readline(), type=Begin)
     set_up(begin.log_level, begin.log_format)
     threading.Thread(target=_end_with_engine, args=(begin.directory,), daemon=True).start()

@@ -185,9 +185,9 @@ def build_worker(
         pinning = _pinning(config, host, device, owned)
     copier = _copier(arena, host, live, lambda: runner.drafted)
     copies = owned.enter_context(CopyMover(copier))
-    if not config.deterministic:
-        with phases("measuring copies"):
-            costs = measure_copies(costs, copies, sizes, pinning.ready if pinning else sizes.slots)
+    with phases("measuring copies"):
+        measured = measure_copies(costs, copies, sizes, pinning.ready if pinning else sizes.slots)
+    costs = costs if config.deterministic else measured
     mover: Mover = copies
     if tier is not None:
         mover = owned.enter_context(RoutingMover(copies, disk_mover(tier.store, arena, host, live)))

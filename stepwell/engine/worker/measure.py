@@ -9,9 +9,10 @@ from typing import TypeAlias
 import numpy as np
 
 from stepwell.base.clock import WallClock
+from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.config import Costs
-from stepwell.cache.moves import Extent, Move, Tier
+from stepwell.cache.moves import Extent, LiveState, Move, Tier
 from stepwell.engine.worker.sizes import Sizes
 from stepwell.sched.request import SamplingParams
 from stepwell.sched.step import Fresh, FromImage, Runner, Sample, StateStart, Step, Work
@@ -90,28 +91,35 @@ class _Probe:
 
 
 def measure_copies(costs: Costs, mover: CopyMover, sizes: Sizes, slots: int) -> Costs:
-    """`costs` with the speed of loads from host, over its first `slots`: pages go down and come up again, in moves of a chunk each."""
+    """`costs` with the speed of loads from host, over its first `slots`: pages go down and come up again, in moves of a chunk each.
+
+    Then a live state is loaded from them: on a GPU, what a process does for the first time takes it tens of milliseconds, which the first
+    prompt that resumes from host would have to wait.
+    """
     count = min(sizes.pages, slots, max(1, _COPY_BYTES // sizes.geometry.page_bytes))
     if not count:
         return costs
     every = np.arange(count, dtype=np.int32)
-    took = 0.0
-    for source, target in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DEVICE)):
-        moves = [
-            Move(
-                -1 - at,
-                "kv",
-                Extent(source, every[at : at + _COPY_PAGES]),
-                Extent(target, every[at : at + _COPY_PAGES]),
-                0,
-            )
-            for at in range(0, count, _COPY_PAGES)
-        ]
-        mover.start(moves)
-        mover.drain()
-        reports = mover.poll()
-        if not all(report.ok for report in reports):
-            return costs
-        took = sum(report.seconds for report in reports)
+    _copied(mover, _chunks(Tier.DEVICE, Tier.HOST, every))
+    took = _copied(mover, _chunks(Tier.HOST, Tier.DEVICE, every))
+    if sizes.geometry.image_pages:
+        image = Extent(Tier.HOST, np.resize(every, sizes.geometry.image_pages))  # any bytes will do
+        _copied(mover, [Move(-1, "image", image, LiveState(0), 0)])
+    if took is None:
+        return costs
     device, _, disk = costs.bytes_per_s
     return replace(costs, bytes_per_s=(device, count * sizes.geometry.page_bytes / max(took, 1e-6), disk))
+
+
+def _chunks(source: Tier, target: Tier, slots: Ints) -> list[Move]:
+    """A move for each chunk of `slots`, to slots of the same numbers."""
+    parts = [slots[at : at + _COPY_PAGES] for at in range(0, len(slots), _COPY_PAGES)]
+    return [Move(-1 - i, "kv", Extent(source, part), Extent(target, part), 0) for i, part in enumerate(parts)]
+
+
+def _copied(mover: CopyMover, moves: list[Move]) -> float | None:
+    """Carry out these moves; the seconds that their bytes took, None if one of them failed."""
+    mover.start(moves)
+    mover.drain()
+    reports = mover.poll()
+    return sum(report.seconds for report in reports) if all(report.ok for report in reports) else None
