@@ -94,7 +94,7 @@ def test_it_goes_on_beside_prompts_that_are_computed_while_nobody_waits(ahead: b
         rig.step()
     assert rig.loop.serving, "not only when it has ended"
     rig.land()
-    rig.submit("waits", numbers(800, 8))  # more than there is room for
+    rig.submit("waits", numbers(780, 8))  # more than there is room for
     rig.step()
     assert rig.loop.queues.waiting and not any(goes_down(move) for move in rig.mover.pending.values())
     rig.loop.abort("waits")
