@@ -100,7 +100,7 @@ def options_from(
         _limits(values),
         Patience(values["queue_timeout"], values["request_timeout"]),
         Endings(values["drain_timeout"], values["shutdown_timeout"], values["keep_alive_timeout"]),
-        Keys(values["api_key"] or (), values["salt_per_key"]),
+        Keys(values["api_key"] or (), values["salt_per_key"], values["metrics_key"]),
         _origins(values["allowed_origins"] or ()),
         values["allow_cache_reset"],
         values["log_format"],

@@ -212,6 +212,9 @@ class ServeSettings:
         _server("A key that callers must send; may be given several times. Better from the environment or a file."),
     ] = None
     salt_per_key: Annotated[bool, _server("Each key has a cache of its own.")] = False
+    metrics_key: Annotated[
+        str | None, _server("A key that /metrics needs, and that opens nothing else. Default: none is needed.")
+    ] = None
     allowed_origins: Annotated[
         list[str] | None, _server("Web origin that may call (CORS), or *; may be given several times.")
     ] = None

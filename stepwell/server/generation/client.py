@@ -14,6 +14,7 @@ import zmq
 from stepwell.base.clock import Clock, WallClock
 from stepwell.base.errors import EngineDead, StepwellError
 from stepwell.base.geometry import Ints
+from stepwell.cache.disk.names import tenant_of
 from stepwell.cache.reuse.explain import Explanation, Ladder
 from stepwell.engine.config import EngineFacts
 from stepwell.engine.process import messages
@@ -98,7 +99,7 @@ class EngineClient:
         self._end_ahead()
         answers = self._send(requests)
         for request in requests:
-            self.in_flight.sent(request.id, len(request.prompt))
+            self.in_flight.sent(request.id, len(request.prompt), tenant_of(request.salt))
         answers.limit(self._patience)
         return answers
 

@@ -24,10 +24,12 @@ log = logging.getLogger("stepwell.access")
 _PATH_TOLD = 200
 """Characters of a path that a line of the log has."""
 
-OPEN_PATHS = PAGE_PATHS | {"/health", "/ping", "/ready", "/metrics"}
-"""Answered without a key: probes, numbers without text, and a page that asks for the key itself."""
+METRICS_PATH = "/metrics"
+OPEN_PATHS = PAGE_PATHS | {"/health", "/ping", "/ready", METRICS_PATH}
+"""Answered without an API key: probes, sums without text (unless they have a key of their own), and a page that asks for the key itself."""
 
 _CALLER = "stepwell.caller"
+_CHALLENGE = {"www-authenticate": "Bearer"}
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -78,11 +80,15 @@ class Gate:
 
     def _refusal(self, scope: Scope, headers: Headers, request_id: str) -> Problem | None:
         """Why this call goes no further; otherwise its caller is noted."""
-        owner = self._keys.owner(headers.get("authorization"), headers.get("x-api-key"))
+        sent = headers.get("authorization"), headers.get("x-api-key")
+        if scope["path"] == METRICS_PATH and not self._keys.may_read_metrics(*sent):
+            message = "the key of the metrics is needed: send 'Authorization: Bearer KEY' with what --metrics-key says"
+            return Problem(401, message, None, "invalid_api_key", _CHALLENGE)
+        owner = self._keys.owner(*sent)
         if owner is None:
             if scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
                 message = "a key is needed: send 'Authorization: Bearer KEY' or 'x-api-key: KEY' with one of the server's keys"
-                return Problem(401, message, None, "invalid_api_key", {"www-authenticate": "Bearer"})
+                return Problem(401, message, None, "invalid_api_key", _CHALLENGE)
             owner = ""
         scope[_CALLER] = Caller(request_id, self._keys.salt_of(owner), owner)
         if not self._door.open and scope["method"] == "POST":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stepwell.base.errors import ConfigError
@@ -28,16 +28,17 @@ class Caller:
 class Keys:
     """The keys of a server; none: everyone may call. They are kept as digests."""
 
-    def __init__(self, keys: Sequence[str] = (), salt_per_key: bool = False) -> None:
+    def __init__(self, keys: Sequence[str] = (), salt_per_key: bool = False, metrics_key: str | None = None) -> None:
+        """`metrics_key` opens /metrics and nothing else; None: everyone may read it."""
         for key in keys:
-            if len(key) < MIN_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
-                raise ConfigError(
-                    f"an --api-key must have {MIN_LENGTH} printable characters or more and no space: choose another"
-                )
+            _expect_key(key, "--api-key")
+        if metrics_key is not None:
+            _expect_key(metrics_key, "--metrics-key")
         if salt_per_key and not keys:
             raise ConfigError("--salt-per-key needs at least one --api-key: give one, or leave it out")
         self._digests = tuple(dict.fromkeys(map(_digest, keys)))
         self._salted = salt_per_key
+        self._metrics = None if metrics_key is None else _digest(metrics_key)
 
     @property
     def required(self) -> bool:
@@ -52,17 +53,32 @@ class Keys:
         """Who sends these `Authorization` and `x-api-key` headers, of which one is enough; None where no key fits."""
         if not self._digests:
             return ""
-        scheme, _, bearer = (authorization or "").partition(" ")
-        for key in (bearer if scheme.lower() == "bearer" else "", api_key or ""):
-            given = _digest(key.strip())
+        for given in _given(authorization, api_key):
             found = [hmac.compare_digest(given, digest) for digest in self._digests]  # all of them, whichever fits
             if any(found):
                 return given.hex()[:32]
         return None
 
+    def may_read_metrics(self, authorization: str | None, api_key: str | None = None) -> bool:
+        """Whether these headers open /metrics."""
+        metrics = self._metrics
+        return metrics is None or any([hmac.compare_digest(given, metrics) for given in _given(authorization, api_key)])
+
     def salt_of(self, owner: str) -> str:
         """The salt of one whom `owner` has named."""
         return owner if self._salted else ""
+
+
+def _expect_key(key: str, flag: str) -> None:
+    if len(key) < MIN_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{flag} must have {MIN_LENGTH} printable characters or more and no space: choose another")
+
+
+def _given(authorization: str | None, api_key: str | None) -> Iterator[bytes]:
+    """Digests of what two headers bring."""
+    scheme, _, bearer = (authorization or "").partition(" ")
+    for key in (bearer if scheme.lower() == "bearer" else "", api_key or ""):
+        yield _digest(key.strip())
 
 
 def _digest(key: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from stepwell.base.clock import Clock
@@ -20,6 +21,7 @@ class Progress:
 
     prompt: int
     began: float
+    tenant: str = ""
     outcome: AdmissionOutcome | None = None
     generated: int = 0
     loads: bool = False
@@ -49,8 +51,9 @@ class InFlight:
         """Sequences that have not been admitted."""
         return self._queued
 
-    def sent(self, request_id: str, prompt: int) -> None:
-        self._open[request_id] = Progress(prompt, self._clock.now())
+    def sent(self, request_id: str, prompt: int, tenant: str = "") -> None:
+        """A sequence of `tenant` with a prompt of so many tokens is on its way."""
+        self._open[request_id] = Progress(prompt, self._clock.now(), tenant)
         self._queued += 1
 
     def loading(self, request_id: str) -> None:
@@ -82,14 +85,15 @@ class InFlight:
         self._open.clear()
         self._queued = 0
 
-    def rows(self, most: int) -> list[dict[str, Any]]:
-        """The oldest `most` sequences, for display; ages in seconds.
+    def rows(self, most: int, tenant: str = "") -> list[dict[str, Any]]:
+        """The oldest `most` sequences of `tenant`, or of all if it is empty, for display; ages in seconds. O(sequences).
 
         Ids are cut: a whole one may be all that is needed to ask for a stored response.
         """
         now = self._clock.now()
         rows = []
-        for request_id, progress in zip(self._open, list(self._open.values())[:most], strict=False):
+        shown = ((name, one) for name, one in self._open.items() if not tenant or one.tenant == tenant)
+        for request_id, progress in islice(shown, most):
             outcome = progress.outcome
             rows.append(
                 {

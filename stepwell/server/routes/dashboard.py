@@ -37,19 +37,19 @@ class DashboardRoutes:
         return EventStream(self._states(caller_of(request).salt, _seconds(window)), _nothing, {})
 
     async def _states(self, owner: str, seconds: float) -> AsyncIterator[bytes]:
-        """The whole window first, then what has changed since; ends with the server. Of paths, those of `owner` alone where
-        every key has a cache of its own."""
+        """The whole window first, then what has changed since; ends with the server. If every key has a cache of its own, paths and
+        requests are those of `owner` alone; all else are sums over all callers."""
         seen = -1
         while True:
             ladders = await self._ladders.rows(owner)
             window = self._parts.metrics.recent.window(seconds)
-            yield b"data: " + orjson.dumps({**self._state(window, seen), "ladders": ladders}) + b"\n\n"
+            yield b"data: " + orjson.dumps({**self._state(window, seen, owner), "ladders": ladders}) + b"\n\n"
             if self._parts.client.dead is not None:
                 return
             seen = window.now - 1
             await asyncio.sleep(_EVERY)
 
-    def _state(self, window: Window, after: int) -> dict[str, Any]:
+    def _state(self, window: Window, after: int, owner: str) -> dict[str, Any]:
         parts, stats = self._parts, self._parts.client.stats
         copied = stats.copied or [0] * len(COPIES)
         return {
@@ -67,7 +67,7 @@ class DashboardRoutes:
             "copied": [[source, target, count] for (source, target), count in zip(COPIES, copied, strict=True)],
             "totals": parts.metrics.totals(),
             "joint": stats.joint,
-            "requests": parts.client.in_flight.rows(_ROWS),
+            "requests": parts.client.in_flight.rows(_ROWS, owner),
             "open": parts.client.open,
         }
 

@@ -48,6 +48,16 @@ def test_probes_numbers_and_the_page_need_no_key(locked: Running) -> None:
         assert httpx.get(locked.url + path).status_code == 200, path
 
 
+def test_metrics_may_need_a_key_of_their_own(tokenizer: Tokenizer) -> None:
+    secret = {"authorization": "Bearer scrape-me-please"}
+    with running(tokenizer, keys=Keys([KEY], metrics_key="scrape-me-please")) as server:
+        refused = [httpx.get(server.url + "/metrics", headers=headers) for headers in ({}, MINE)]
+        assert all(answer.status_code == 401 and "--metrics-key" in answer.text for answer in refused)
+        assert "stepwell_prompt_tokens" in httpx.get(server.url + "/metrics", headers=secret).text
+        assert httpx.get(server.url + "/v1/models", headers=secret).status_code == 401
+        assert httpx.get(server.url + "/health").status_code == 200
+
+
 def test_each_key_has_a_cache_of_its_own_whatever_it_names(locked: Running) -> None:
     url = locked.url + "/v1/completions"
     for headers in (MINE, THEIRS):

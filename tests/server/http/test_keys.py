@@ -56,3 +56,13 @@ def test_keys_that_cannot_be_sent_or_are_guessed_are_refused(keys: list[str]) ->
 def test_a_salt_per_key_needs_keys() -> None:
     with pytest.raises(ConfigError, match="--salt-per-key"):
         Keys([], salt_per_key=True)
+
+
+def test_metrics_may_have_a_key_that_opens_nothing_else() -> None:
+    assert Keys([FIRST]).may_read_metrics(None)
+    keys = Keys([FIRST], metrics_key=SECOND)
+    assert keys.may_read_metrics(f"Bearer {SECOND}") and keys.may_read_metrics(None, SECOND)
+    assert not any(keys.may_read_metrics(header) for header in (None, "", f"Bearer {FIRST}", SECOND))
+    assert keys.owner(f"Bearer {SECOND}") is None
+    with pytest.raises(ConfigError, match="--metrics-key must have"):
+        Keys(metrics_key="short")

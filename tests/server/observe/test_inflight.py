@@ -45,3 +45,11 @@ def test_an_id_is_not_shown_whole() -> None:
     calls = InFlight(clock)
     calls.sent("resp_0123456789abcdef0123456789abcdef", 10)
     assert calls.rows(1)[0]["id"] == "resp_0123456789a"
+
+
+def test_rows_of_one_tenant_are_its_own() -> None:
+    flying = InFlight(VirtualClock())
+    for i, tenant in enumerate(("one", "two", "one", "")):
+        flying.sent(f"r{i}", 10, tenant)
+    assert [row["id"] for row in flying.rows(9, "one")] == ["r0", "r2"]
+    assert [row["id"] for row in flying.rows(1, "two")] == ["r1"] and len(flying.rows(9)) == 4

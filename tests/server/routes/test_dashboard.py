@@ -180,14 +180,19 @@ def test_paths_are_asked_for_only_while_somebody_looks_and_told_without_names(to
     assert "a-session" not in json.dumps(told)
 
 
-def test_keys_with_caches_of_their_own_see_their_own_paths(tokenizer: Tokenizer) -> None:
+def test_keys_with_caches_of_their_own_see_their_own_paths_and_requests(tokenizer: Tokenizer) -> None:
     loop = ScriptedLoop()
     keys = Keys([KEY, KEY + "-other"], salt_per_key=True)
     with running(tokenizer, loop=loop, keys=keys) as server:
-        state(server, MINE)
-        state(server, {"authorization": f"Bearer {KEY}-other"})
+        body = {"prompt": [SLOW, 40], "stream": True, "cache_salt": "mine"}
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, headers=MINE) as stream:
+            lines = stream.iter_lines()  # kept: the connection goes with it
+            next(lines)
+            told = [state(server, headers) for headers in (MINE, {"authorization": f"Bearer {KEY}-other"})]
     mine, other = (owner for _, owner in loop.watched)
     assert mine and other and mine != other
+    assert [len(one["requests"]) for one in told] == [1, 0]
+    assert all(one["open"] == 1 for one in told), "sums are the whole server's"
 
 
 def test_an_engine_that_has_no_time_holds_up_nothing(tokenizer: Tokenizer) -> None:
