@@ -41,7 +41,7 @@ from stepwell.server.http.parts import Parts
 from stepwell.server.http.starting import Front, Starting
 from stepwell.server.observe import descriptors, journal
 from stepwell.server.observe.metrics import Metrics
-from stepwell.server.prompt.templates import TemplateProcesses, started
+from stepwell.server.prompt.templates import Templates, started
 from stepwell.server.read.defaults import SamplingDefaults, print_defaults, read_defaults, with_ends
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     await asyncio.wait((task,))
 
 
-async def _start(options: ServeOptions, client: EngineClient) -> tuple[EngineFacts, Tokenizer, TemplateProcesses]:
+async def _start(options: ServeOptions, client: EngineClient) -> tuple[EngineFacts, Tokenizer, Templates]:
     """The engine, and meanwhile the tokenizer with its template; what cannot be had is told at once. Raises ConfigError, EngineDead."""
     ready, reading = asyncio.ensure_future(client.ready()), asyncio.ensure_future(_read_texts(options))
     try:
@@ -222,7 +222,7 @@ async def _start(options: ServeOptions, client: EngineClient) -> tuple[EngineFac
     return facts, tokenizer, templates
 
 
-async def _read_texts(options: ServeOptions) -> tuple[Tokenizer, TemplateProcesses]:
+async def _read_texts(options: ServeOptions) -> tuple[Tokenizer, Templates]:
     """The tokenizer, and processes for its chat template, both seen to work."""
     tokenizer = await _beside(lambda: Tokenizer.load(options.config.model, options.template.text))
     return tokenizer, await started(tokenizer.chat)

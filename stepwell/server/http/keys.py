@@ -62,7 +62,7 @@ class Keys:
     def may_read_metrics(self, authorization: str | None, api_key: str | None = None) -> bool:
         """Whether these headers open /metrics."""
         metrics = self._metrics
-        return metrics is None or any([hmac.compare_digest(given, metrics) for given in _given(authorization, api_key)])
+        return metrics is None or any(hmac.compare_digest(given, metrics) for given in _given(authorization, api_key))
 
     def salt_of(self, owner: str) -> str:
         """The salt of one whom `owner` has named."""

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import BinaryIO
 
 from stepwell.base.errors import RequestError
@@ -19,7 +20,7 @@ from stepwell.engine.text.chat_template import ChatTemplate, TakesTooMuch
 from stepwell.server.prompt import template_wire as wire
 
 _MEMORY = 2 * 2**30
-"""Bytes of address space, many times what the largest body takes by default."""
+"""Bytes of address space beyond what is mapped before the first conversation: many times what the largest body takes by default."""
 _GROWTH, _ROOM = 8, 4 * 2**20
 """A text may have this many characters for each byte of its conversation, and these besides: for what a template says by itself."""
 
@@ -30,6 +31,7 @@ def serve(jobs: BinaryIO, answers: BinaryIO) -> None:
     if start is None:
         return
     template = ChatTemplate.alone(start.sources, start.special)
+    limit_memory(_MEMORY)
     _send(answers, wire.Ready())
     while (asked := wire.job(jobs)) is not None:
         signal.setitimer(signal.ITIMER_PROF, start.seconds)  # its signal ends the process
@@ -49,6 +51,18 @@ def rendered(template: ChatTemplate, job: wire.Job, size: int) -> wire.Text | wi
     return wire.Text(text)
 
 
+def hide_torch() -> None:
+    """From now on this process finds no PyTorch. Transformers imports it wherever it is, though a template needs none of it: seconds, and
+    with CUDA some gigabytes of address space."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def limit_memory(more: int) -> None:
+    """Let this process map so many bytes more than it has now, which Linux tells in /proc."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + more, mapped + more))
+
+
 def _send(stream: BinaryIO, answer: wire.Answer) -> None:
     try:
         frame = wire.framed(answer)
@@ -61,7 +75,7 @@ def _send(stream: BinaryIO, answer: wire.Answer) -> None:
 def main() -> None:
     """Entry of the process. Signals of the terminal are the server's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    hide_torch()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer

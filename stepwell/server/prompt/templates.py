@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import subprocess
 from collections import deque
@@ -22,6 +23,8 @@ from stepwell.engine.text.chat_template import ChatTemplate, TakesTooMuch
 from stepwell.server.prompt import template_wire as wire
 from stepwell.server.prompt.beside import Beside
 from stepwell.server.prompt.template_wire import Job
+
+log = logging.getLogger("stepwell.server")
 
 SECONDS = 5.0
 """Processor time that one conversation may take: a megabyte takes everyday templates some hundredths of one."""
@@ -37,6 +40,9 @@ class Templates(Protocol):
     async def render(self, job: Job, size: int) -> str:
         """The text of a conversation of about `size` bytes. Raises RequestError where there is none."""
 
+    def close(self) -> None:
+        """Render nothing any more."""
+
 
 class InPlace:
     """Renders in this process: long conversations in a thread, all for as long as the template likes."""
@@ -47,6 +53,9 @@ class InPlace:
 
     async def render(self, job: Job, size: int) -> str:
         return await self._beside.run(size, lambda: job.rendered(self._template))
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
 
 
 class TemplateProcesses:
@@ -82,11 +91,19 @@ class TemplateProcesses:
             process.close()
 
 
-async def started(template: ChatTemplate) -> TemplateProcesses:
-    """Processes that have been seen to render. Raises ConfigError where the template takes too much for a greeting."""
+async def started(template: ChatTemplate) -> Templates:
+    """Processes that have been seen to render; this process, with a warning, where none can be had. Raises ConfigError where the template
+    takes too much for a greeting."""
     templates = TemplateProcesses(template, Beside())
     try:
         await templates.start()
+    except ConfigError:
+        templates.close()
+        raise
+    except StepwellError as error:
+        templates.close()
+        log.warning("%s: it is rendered by the server itself, and may take what it likes", error)
+        return InPlace(template, Beside())
     except BaseException:
         templates.close()
         raise
@@ -223,5 +240,5 @@ class _Process:
         try:
             await link.ask(self._start)
         except (_Ended, _Again) as error:
-            raise ConfigError(f"no process can read the chat template (status {process.returncode})") from error
+            raise StepwellError(f"no process can read the chat template (status {process.returncode})") from error
         return link

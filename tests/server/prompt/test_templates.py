@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +17,7 @@ import uvloop
 from stepwell.base.errors import ConfigError, RequestError
 from stepwell.engine.text.chat_template import ChatTemplate, TakesTooMuch
 from stepwell.engine.text.tokenizer import Tokenizer
+from stepwell.server.prompt import templates
 from stepwell.server.prompt.beside import Beside
 from stepwell.server.prompt.template_process import rendered
 from stepwell.server.prompt.template_wire import Job, Refused
@@ -159,3 +162,37 @@ def test_a_call_whose_template_never_ends_is_refused_and_others_are_answered_mea
         assert "the chat template takes more than 1 s, or more memory" in refused.json()["error"]["message"]
         assert say("a").status_code == 200
     templates.close()
+
+
+def test_a_process_has_no_torch_and_its_bound_counts_from_what_is_mapped() -> None:
+    program = """
+import mmap, resource, sys
+from stepwell.server.prompt.template_process import hide_torch, limit_memory
+large = mmap.mmap(-1, 5 * 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)  # as libraries of CUDA do
+hide_torch()
+import importlib.util
+assert importlib.util.find_spec("torch") is None
+from stepwell.engine.text.chat_template import ChatTemplate
+limit_memory(2**28)
+print(ChatTemplate.alone("{{ messages[0].content }}", {}).render([{"role": "user", "content": "said"}]))
+try:
+    bytes(2**29)
+except MemoryError:
+    print("bounded")
+assert not [name for name, module in sys.modules.items() if name.startswith("torch") and module is not None]
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["said", "bounded"], done.stderr
+
+
+def test_where_no_process_can_be_had_the_server_renders_itself(
+    traps: ChatTemplate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(templates, "_MODULE", "stepwell.nowhere")
+
+    async def run() -> str:
+        found = await asyncio.wait_for(templates.started(traps), 60)
+        return await found.render(Job([user("a")]), 1)
+
+    assert uvloop.run(run()) == "<s>a"
+    assert "no process can read the chat template" in caplog.text
