@@ -66,20 +66,16 @@ class Board:
 
     def decodes(self, slots: Ints) -> npt.NDArray[np.bool_]:
         """For each of `slots`, whether its next step is a token, the last of a prompt or one of an answer."""
-        decodes: npt.NDArray[np.bool_] = self.launched[slots] + 1 >= self.given[slots]
-        return decodes
+        return np.asarray(self.launched[slots] + 1 >= self.given[slots])
 
     def lacks_page(self, slots: Ints, block: int) -> npt.NDArray[np.bool_]:
         """For each of `slots` that decodes, whether its next token is the first on a page that it does not have yet."""
-        lacking: npt.NDArray[np.bool_] = self.launched[slots] >= self.named[slots] * block
-        return lacking
+        return np.asarray(self.launched[slots] >= self.named[slots] * block)
 
     def ends_block(self, slots: Ints, block: int) -> npt.NDArray[np.bool_]:
         """For each of `slots` that decodes, whether its next token is the last of a block."""
-        ends: npt.NDArray[np.bool_] = (self.launched[slots] + 1) % block == 0
-        return ends
+        return np.asarray((self.launched[slots] + 1) % block == 0)
 
     def is_calm(self, slots: Ints) -> npt.NDArray[np.bool_]:
         """For each of `slots`, whether its next decode is one of many."""
-        calm: npt.NDArray[np.bool_] = self.launched[slots] < self.calm[slots]
-        return calm
+        return np.asarray(self.launched[slots] < self.calm[slots])

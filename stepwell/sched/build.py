@@ -25,7 +25,7 @@ from stepwell.cache.tree import ROLLING, RungKind
 from stepwell.sched.compose import Built, Share, compose
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.drafts import drafts_of, is_idle
-from stepwell.sched.job import Leaving, Running
+from stepwell.sched.job import Running
 from stepwell.sched.queues import Queues, enqueue, leave
 from stepwell.sched.step import Guidance, Unguided
 from stepwell.sched.suspend import let_go_all, suspend
@@ -306,7 +306,7 @@ def release(queues: Queues, directory: Directory, running: Running) -> None:
     """Take out a request that has ended. All that it holds is let go: at once, or with the last launched step that names it."""
     if running.in_flight:
         leave(queues, running)
-        queues.leaving.append(Leaving(running))
+        queues.leaving.append(running)
         return
     _release(queues, directory, running)
     queues.slots.append(running.slot)
@@ -319,7 +319,7 @@ def dismiss(queues: Queues, directory: Directory, share: Share) -> None:
     for _, _, pages in share.rungs:
         directory.give(DEVICE, pages)
     if not running.in_flight:
-        queues.leaving = [leaving for leaving in queues.leaving if leaving.running is not running]
+        queues.leaving.remove(running)
         _let_go(directory, running)
         queues.slots.append(running.slot)
 

@@ -73,7 +73,7 @@ def _hand_out(queues: Queues, built: Built, result: StepResult, errors: Collecti
     lineup, rows = built.lineup, built.calm.tolist()
     surprised = set(errors)
     if queues.leaving:
-        surprised.update(lineup.at.get(leaving.running.slot, -1) for leaving in queues.leaving)
+        surprised.update(lineup.at.get(leaving.slot, -1) for leaving in queues.leaving)
     if surprised:  # before tokens are counted: a row in error has none
         rows = [row for row in rows if row not in surprised]
     drawn = list(chain.from_iterable(_at(rows, result.sampled[: len(lineup.names)])))

@@ -256,10 +256,3 @@ class Running:
     def in_flight(self) -> bool:
         """Whether a launched step names it."""
         return self.launched > self.computed
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Leaving:
-    """Has ended, and holds what it held until the last launched step that names it has been collected."""
-
-    running: Running

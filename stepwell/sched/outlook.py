@@ -84,14 +84,14 @@ def explained(
     prompt: Ints,
     read: bool,
 ) -> Explanation:
-    """Why `prompt` would be resumed where it would, and whether it would wait for what another request computes. Costs two plans."""
+    """Why `prompt` would be resumed where it would, and whether it would wait for what another request computes. Costs one plan."""
     read = config.cache and read
-    told = explain(directory, salt, prompt, costs, read)
-    plan = directory.plan(salt, prompt, costs, read)
-    if not read or isinstance(plan, Wait):
-        return told
-    lead = Coalescing(queues, directory.config, config, costs, now).find(salt, prompt, (inf, 0), plan)
-    return told if lead is None else replace(told, waits_for=lead.position)
+    answer = directory.plan(salt, prompt, costs, read)
+    explanation = explain(directory, salt, prompt, answer)
+    if not read or isinstance(answer, Wait):
+        return explanation
+    lead = Coalescing(queues, directory.config, config, costs, now).find(salt, prompt, (inf, 0), answer)
+    return explanation if lead is None else replace(explanation, waits_for=lead.position)
 
 
 def queue_seconds(queues: Queues, directory: Directory, config: SchedConfig, costs: Costs) -> float:

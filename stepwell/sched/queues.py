@@ -27,7 +27,7 @@ from stepwell.cache.reuse.explain import RecentPaths
 from stepwell.cache.reuse.outcome import AdmissionCounts
 from stepwell.sched.board import Board
 from stepwell.sched.drafts import DraftCounts
-from stepwell.sched.job import Draining, Job, Leaving, Parked, Running, Suspended, Waiting
+from stepwell.sched.job import Draining, Job, Parked, Running, Suspended, Waiting
 from stepwell.sched.request import Event, Request, SamplingParams
 
 
@@ -164,7 +164,7 @@ class Queues:
     running: list[Running] = field(default_factory=list)
     lineup: Lineup | None = None
     _line: Ints | None = None
-    leaving: list[Leaving] = field(default_factory=list)
+    leaving: list[Running] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     drafts: DraftCounts = field(default_factory=DraftCounts)
     moves: list[Move] = field(default_factory=list)
@@ -197,7 +197,7 @@ class Queues:
 
     def is_leaving(self, running: Running) -> bool:
         """Whether `running` has ended and is only held for a launched step."""
-        return any(leaving.running is running for leaving in self.leaving)
+        return running in self.leaving
 
     def find_waiting(self, request_id: str) -> Waiting | None:
         return next((w for w in self.waiting if w.job.request.id == request_id), None)

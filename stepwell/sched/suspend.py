@@ -17,7 +17,7 @@ from stepwell.base.geometry import Ints
 from stepwell.base.units import floor_to
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import DEVICE
-from stepwell.sched.job import Running, Suspended, Waiting
+from stepwell.sched.job import Running, Suspended
 from stepwell.sched.queues import Queues
 from stepwell.sched.step import Carry
 
@@ -55,15 +55,19 @@ def let_go(directory: Directory, suspended: Suspended) -> None:
 
 def let_go_all(queues: Queues, directory: Directory) -> bool:
     """Release what every suspended request kept, so that each resumes at a rung. Returns False if there was none."""
-    suspended = [(index, waiting) for index, waiting in enumerate(queues.waiting) if waiting.suspended is not None]
-    for index, waiting in suspended:
-        _strip(queues, directory, index, waiting)
+    suspended = [index for index, waiting in enumerate(queues.waiting) if waiting.suspended is not None]
+    for index in suspended:
+        let_go_at(queues, directory, index)
     return bool(suspended)
 
 
 def let_go_at(queues: Queues, directory: Directory, index: int) -> None:
     """Release what the suspended request at `index` of the queue kept, so that it resumes at a rung."""
-    _strip(queues, directory, index, queues.waiting[index])
+    waiting = queues.waiting[index]
+    assert waiting.suspended is not None
+    let_go(directory, waiting.suspended)
+    queues.slots.append(waiting.suspended.slot)
+    queues.waiting[index] = replace(waiting, suspended=None)
 
 
 def any_suspended(queues: Queues) -> bool:
@@ -74,16 +78,9 @@ def free_slot(queues: Queues, directory: Directory) -> bool:
     """Take a live slot from the youngest suspended request; False if there is none."""
     for index in reversed(range(len(queues.waiting))):
         if queues.waiting[index].suspended is not None:
-            _strip(queues, directory, index, queues.waiting[index])
+            let_go_at(queues, directory, index)
             return True
     return False
-
-
-def _strip(queues: Queues, directory: Directory, index: int, waiting: Waiting) -> None:
-    assert waiting.suspended is not None
-    let_go(directory, waiting.suspended)
-    queues.slots.append(waiting.suspended.slot)
-    queues.waiting[index] = replace(waiting, suspended=None)
 
 
 def _unawait(directory: Directory, suspended: Suspended) -> None:

@@ -55,7 +55,7 @@ def holders(loop: EngineLoop) -> list[tuple[str, BlockTable]]:
     queues = loop.queues
     tables = [(r.job.request.id, r.table) for r in queues.running]
     tables += [(name, parked.loading.held.table) for name, parked in queues.parked.items()]
-    tables += [(f"leaving {x.running.job.request.id}", x.running.table) for x in queues.leaving]
+    tables += [(f"leaving {x.job.request.id}", x.table) for x in queues.leaving]
     tables += [(f"draining {d.loading.held.request_id}", d.loading.held.table) for d in queues.draining]
     return tables
 
@@ -63,7 +63,7 @@ def holders(loop: EngineLoop) -> list[tuple[str, BlockTable]]:
 def computing(loop: EngineLoop, slot: int) -> Running | None:
     """Who runs in a live slot, or has ended while a launched step still names it."""
     queues = loop.queues
-    return next((r for r in (*queues.running, *(x.running for x in queues.leaving)) if r.slot == slot), None)
+    return next((r for r in (*queues.running, *queues.leaving) if r.slot == slot), None)
 
 
 def cached_items(loop: EngineLoop) -> Iterator[Item]:
@@ -337,7 +337,7 @@ def check_holds(loop: EngineLoop) -> None:
     for running in queues.running:
         _check_table(loop, running)
     slots = [r.slot for r in queues.running] + [p.slot for p in queues.parked.values()]
-    slots += [d.slot for d in queues.draining] + [x.running.slot for x in queues.leaving] + queues.slots
+    slots += [d.slot for d in queues.draining] + [x.slot for x in queues.leaving] + queues.slots
     slots += [w.suspended.slot for w in queues.waiting if w.suspended is not None]
     require(5, sorted(slots) == list(range(loop.config.max_num_seqs)), f"live slots are not held once each: {slots}")
 

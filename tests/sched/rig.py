@@ -245,7 +245,7 @@ class Rig:
         q = self.loop.queues
         held = [r.table for r in q.running]
         held += [p.loading.held.table for p in q.parked.values()]
-        held += [x.running.table for x in q.leaving]
+        held += [x.table for x in q.leaving]
         held += [d.loading.held.table for d in q.draining]
         return [(table.private.copy(), table.promised) for table in held]
 

@@ -116,7 +116,7 @@ class TestEnds:
     def test_what_it_holds_is_let_go_with_the_extra_step(self) -> None:
         rig = self.stopping()
         (leaving,) = rig.loop.queues.leaving
-        table, slot = leaving.running.table, leaving.running.slot
+        table, slot = leaving.table, leaving.slot
         assert slot not in rig.loop.queues.slots and len(table.private)
         free = set(rig.directory.pools[Tier.DEVICE].free_slots.tolist())
         assert free.isdisjoint(table.pages.tolist())
@@ -204,7 +204,7 @@ class TestAbort:
         rig.step()
         rig.loop.abort("a")
         assert rig.loop.busy and rig.loop.serving
-        pages = rig.loop.queues.leaving[0].running.table.pages
+        pages = rig.loop.queues.leaving[0].table.pages
         assert not set(pages.tolist()) & set(rig.directory.pools[Tier.DEVICE].free_slots.tolist())
         rig.run()
         assert rig.answer("a") == [] and rig.end("a").reason == "abort"

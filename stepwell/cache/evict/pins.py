@@ -59,21 +59,6 @@ class Pins:
     caps    slots that may go last, by tier         guarded   slots that do
     """
 
-    __slots__ = (
-        "_block",
-        "_ends",
-        "_image_pages",
-        "_serial",
-        "_tenant_share",
-        "at",
-        "caps",
-        "guarded",
-        "known",
-        "pages",
-        "pages_of",
-        "pins_of",
-    )
-
     def __init__(self, geometry: Geometry, totals: Mapping[Tier, int], tenant_share: float = 1.0) -> None:
         self._block = geometry.block
         self._image_pages = geometry.image_pages

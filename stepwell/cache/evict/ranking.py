@@ -48,21 +48,6 @@ class Ranking:
     settle   called before candidates are looked at: ranks what has changed since
     """
 
-    __slots__ = (
-        "_ageing",
-        "_count",
-        "_entries",
-        "_last",
-        "_latest",
-        "_queues",
-        "_settle",
-        "_spares",
-        "_tier",
-        "_value",
-        "_weights",
-        "live",
-    )
-
     def __init__(
         self,
         tier: Tier,
@@ -85,18 +70,16 @@ class Ranking:
         self._settle = settle
         self.live = live
 
-    def consider(self, item: Item) -> bool:
-        """Consider `item` from now on, if it is a candidate at all; False if it is not."""
-        if not self.live(item):
-            return False
-        self._push(item, *self._rank(item))
-        return True
+    def consider(self, item: Item) -> None:
+        """Consider `item` from now on, if it is a candidate at all."""
+        if self.live(item):
+            self._push(item, *self._rank(item))
 
     def add(self, item: Item, items: int) -> None:
         """Consider `item`, which is a candidate; `items` are there in all."""
         self._push(item, *self._rank(item))
         if self._entries > 4 * items + 1024:
-            self.trim(items)
+            self._rebuild()
 
     def pop(self) -> Item | None:
         """Take out the least valuable candidate; None if there is none. Amortised O(log n)."""
@@ -188,13 +171,12 @@ class Ranking:
     def __len__(self) -> int:
         return self._entries
 
-    def trim(self, live_items: int) -> None:
-        """Rebuild when stale entries dominate, so that memory follows what is cached."""
-        if self._entries > 4 * live_items + 1024:
-            known = list(self._last)
-            self.clear()
-            for item in known:
-                self.consider(item)
+    def _rebuild(self) -> None:
+        """Drop stale entries, which dominate, so that memory follows what is cached."""
+        known = list(self._last)
+        self.clear()
+        for item in known:
+            self.consider(item)
 
     def forget(self, item: Item) -> None:
         """Take `item` out, if it is there. O(1): its entry in the queue is passed over later."""
@@ -229,21 +211,6 @@ class Candidates:
 
     What was added is ranked when somebody next asks for a candidate: a request changes the same few items many times over.
     """
-
-    __slots__ = (
-        "_fresh",
-        "_image_tokens",
-        "_tiers",
-        "_writes",
-        "backlog",
-        "dirty",
-        "drops",
-        "items",
-        "latest",
-        "lower",
-        "regret",
-        "twice",
-    )
 
     def __init__(
         self,

@@ -18,8 +18,6 @@ from stepwell.cache.tree import Item
 class Tenants:
     """Slots of copies by tenant and tier, and the tenants that hold `share` of a tier or more: at most 1 / `share` of them."""
 
-    __slots__ = ("_over", "_share", "_totals", "held")
-
     def __init__(self, totals: Mapping[Tier, int], share: float) -> None:
         self._share = share
         self._totals = dict(totals)
@@ -60,8 +58,6 @@ class FairRanking(Ranking):
 
     Each candidate stands in the ranking of all and in its tenant's; taking it from one takes it out of the other.
     """
-
-    __slots__ = ("_of", "_rules", "_tenants")
 
     def __init__(
         self,

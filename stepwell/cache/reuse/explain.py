@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 from stepwell.base.geometry import Ints
-from stepwell.cache.config import Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import Tier
 from stepwell.cache.reuse.admission import outcome_of
 from stepwell.cache.reuse.outcome import AdmissionOutcome
-from stepwell.cache.reuse.plan import Option, Plan
-from stepwell.cache.reuse.survey import Survey
+from stepwell.cache.reuse.plan import Option, Plan, Wait
 from stepwell.cache.tree import TIERS, Node, RungKind
 
 
@@ -72,37 +70,25 @@ class Explanation:
     waits_for: int | None = None
 
 
-def explain(directory: Directory, salt: str, prompt: Ints, costs: Costs, read: bool = True) -> Explanation:
-    """Answer for `prompt` under `salt` at this moment."""
-    answer = directory.plan(salt, prompt, costs, read)
+def explain(directory: Directory, salt: str, prompt: Ints, answer: Plan | Wait) -> Explanation:
+    """What `answer`, just planned for `prompt` under `salt`, means."""
     found = answer.survey if isinstance(answer, Plan) else directory.survey(salt, prompt)
-    starts: tuple[PlannedStart, ...] = ()
-    outcome = None
-    if isinstance(answer, Plan):
-        starts = tuple(_start(option) for option in answer.options)
-        grid = directory.config.geometry.rung_grid
-        outcome = outcome_of(answer, "", grid, 0, answer.reason, answer.skipped)
-        needed, available = answer.need, None
-    else:
-        needed, available = answer.needed, answer.available
+    planned = answer if isinstance(answer, Plan) else None
+    grid = directory.config.geometry.rung_grid
     return Explanation(
         tokens=found.tokens,
         matched=found.matched,
         device=found.device,
         union=found.union,
-        hit=_hit(found),
+        hit=found.hit.position if found.hit is not None else 0,
         rungs=tuple((f.position, _name(f.tier)) for f in found.resume_points),
         lost_rungs=found.lost_rungs,
         diverged_at=found.diverged_at,
-        starts=starts,
-        pages_needed=needed,
-        pages_available=available,
-        outcome=outcome,
+        starts=tuple(map(_start, planned.options)) if planned else (),
+        pages_needed=answer.need if isinstance(answer, Plan) else answer.needed,
+        pages_available=None if isinstance(answer, Plan) else answer.available,
+        outcome=outcome_of(planned, "", grid, 0, planned.reason, planned.skipped) if planned else None,
     )
-
-
-def _hit(found: Survey) -> int:
-    return found.hit.position if found.hit is not None else 0
 
 
 def _start(option: Option) -> PlannedStart:

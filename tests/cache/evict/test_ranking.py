@@ -326,14 +326,16 @@ class TestRanking:
         ranking.consider(items[0])
         assert ranking.pop() is items[1]
 
-    def test_trimming_keeps_every_candidate(self) -> None:
+    def test_dropping_stale_entries_keeps_every_candidate(self) -> None:
         shelf = directory(host=0)
         items = self.items(shelf, 3)
         ranking = self.ranking(shelf, {id(i) for i in items})
-        for _ in range(1000):
+        for use in range(1000):
             for item in items:
+                item.node.used = float(use)
                 ranking.consider(item)
-        ranking.trim(3)
+        assert len(ranking) == 3000
+        ranking.add(items[0], 3)
         assert len(ranking) == 3 and ranking.items() == {id(i) for i in items}
         assert ranking.pop() is items[0]
 
