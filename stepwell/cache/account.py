@@ -1,7 +1,7 @@
-"""What each copy is, what each slot is for, and the sums of all that.
+"""The state of every copy, the use of every slot, all sums of these, and leases.
 
-A copy changes its life (`stepwell.cache.life`) in one place, `Account.transition`, which keeps every count and index that follows from
-it. So the equations below hold between any two calls; `stepwell.cache.check` verifies them all.
+A copy changes its state (`stepwell.cache.life`) in one place, `Account.transition`, which updates every count and index that depends on
+it. So the equations below hold between any two calls; `stepwell.cache.check` verifies all of them.
 
     of a tier    total    =  free + cached + Σ moving[·, tier] + private          private: owned by requests
                  cached   =  Σ slots of copies from CONDEMNED on                  leased: those of them that are locked
@@ -50,7 +50,7 @@ from stepwell.cache.tree import Item, Node
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A hold on one tier's bytes: of an image, or of all KV from the root to the end of `item.node`. Closing twice is harmless."""
+    """A hold on bytes in one tier: of an image, or of all KV from the root to the end of `item.node`. `Directory.release` ends it."""
 
     item: Item
     tier: Tier
@@ -59,7 +59,7 @@ class Lease:
 
 @dataclass(slots=True)
 class CopyInFlight:
-    """A copy between tiers under way: what it reads (both halves, where a node was split meanwhile), and the hold on that."""
+    """A copy between tiers under way: the items that it reads (both halves if a node was split meanwhile), and the lease on them."""
 
     lease: Lease
     items: list[Item]
@@ -71,7 +71,7 @@ class Account:
     def __init__(self, config: CacheConfig, archive: Archive | None = None) -> None:
         self.config = config
         self.archive = archive or Archive()
-        self.journal: Journal | None = None  # what can be read is noted there, where somebody wants to know
+        self.journal: Journal | None = None  # set if somebody follows what becomes readable
         sizes = zip(NATIVE, (config.device_pages, config.host_slots, config.disk_slots), strict=True)
         ready = {HOST: config.host_ready}
         self.pools = {tier: Pool(size, ready.get(tier)) for tier, size in sizes if size}
@@ -98,7 +98,7 @@ class Account:
         return self.candidates.items
 
     def use(self, tier: Tier) -> TierUse:
-        """How the slots of `tier` are used; all zero where the tier is not there."""
+        """How the slots of `tier` are used. All zero for a tier that does not exist. O(1)."""
         if tier not in self.pools:
             return TierUse(0, 0, 0, 0, 0)
         pool, cached = self.pools[tier], self.cached[tier]
@@ -108,7 +108,7 @@ class Account:
         return TierUse(pool.total, pool.free - dormant, cached + dormant, self.leased[tier], clean, pinned)
 
     def widen(self, tier: Tier, count: int) -> None:
-        """`count` more slots of `tier` may be used from now on, numbered on from the last."""
+        """Add `count` slots to `tier`, numbered on from the last."""
         self.pools[tier].widen(count)
         self.pins.widen(tier, self.pools[tier].total)
         if self.tenants is not None:
@@ -116,21 +116,21 @@ class Account:
         self.epoch += 1
 
     def settle(self, tier: Tier) -> None:
-        """No more slots of `tier` will come: what is larger than those that there are waits for none."""
+        """Declare that `tier` will not grow any more: nothing waits for its growth from now on."""
         self.pools[tier].settle()
 
     def ticket(self) -> int:
-        """A number for one copy, never used again."""
+        """A fresh number for one copy."""
         self.tickets += 1
         return self.tickets
 
-    # ---- the one way in which a copy changes ----------------------------------------------------------------
+    # ---- the only place where a copy changes ----------------------------------------------------------------
 
     def transition(self, item: Item, tier: Tier, to: Life, slots: Ints | None = None) -> None:
-        """Let the copy of `item` in `tier` be `to`, with every count and index that depends on it. O(path) at most.
+        """Set the state of the copy of `item` in `tier` to `to`, and update every count and index that depends on it. O(path) at most.
 
-        slots   where it is, if it was nowhere and is somewhere from now on
-        Raises IllegalTransition, and changes nothing, where `to` cannot follow, the copy is locked and would go, or slots are missing.
+        slots   the slots of the copy, if it had none and has some from now on
+        Raises IllegalTransition, and changes nothing, if `to` cannot follow, a locked copy would go, or slots are missing.
         """
         before, was = item.at[tier], item.life[tier]
         self._permit(item, tier, to, slots)
@@ -146,10 +146,10 @@ class Account:
             self.journal.note(item, tier, to >= HERE)
         if changed:
             self._count(item, tier, -len(before) if before is not None else 0 if after is None else len(after))
-        if below:  # what host could do without does not depend on the device
+        if below:  # what host can drop does not depend on the device
             self.backed += self._backed(item) - backed
         self.weigh(item)
-        self.epoch += changed or to == CONDEMNED  # what can be read, or is leased, has changed
+        self.epoch += changed or to == CONDEMNED  # what can be read or is leased has changed
         self.requeue(item)
 
     def _permit(self, item: Item, tier: Tier, to: Life, slots: Ints | None) -> None:
@@ -164,7 +164,7 @@ class Account:
         )
 
     def _count(self, item: Item, tier: Tier, gained: int) -> None:
-        """The copy in `tier` has come (`gained` slots) or gone (less than none)."""
+        """Update the counts for a copy that came to `tier` (`gained` slots) or left it (negative)."""
         self.cached[tier] += gained
         if self.tenants is not None:
             self.tenants.moved(item.tenant, tier, gained)
@@ -186,12 +186,12 @@ class Account:
             self.ghost_blocks += blocks
 
     def _backed(self, item: Item) -> int:
-        """Slots of `item` in host that can be dropped without losing anything that is meant to be kept."""
+        """Number of host slots of `item` that are safe to drop."""
         slots = item.at[HOST]
         return len(slots) if slots is not None and self.candidates.safe(item, HOST) else 0
 
     def weigh(self, item: Item) -> None:
-        """Bring the standing of `item` up to date with its locks and lives, and with it that of the KV above."""
+        """Recompute the standing of `item` from its locks and states, and that of the KV above it. O(path) at most."""
         self._stand(item, self._standing(item))
 
     def _standing(self, item: Item) -> Standing:
@@ -219,14 +219,14 @@ class Account:
     # ---- what happens to copies -----------------------------------------------------------------------------
 
     def give(self, tier: Tier, slots: Ints, forget: bool = True) -> None:
-        """Free slots that are no longer needed. With `forget`, the disk store is told as well; without, it knows already."""
+        """Free `slots` of `tier`. With `forget`, the disk store is told to forget what is in them."""
         self.pools[tier].give(slots)
         if tier == DISK and forget:
             self.archive.forget(slots)
         self.epoch += 1
 
     def place(self, item: Item, tier: Tier, slots: Ints) -> None:
-        """A copy of `item` is in these slots of `tier` from now on. On the device it is worth more than when copies of it were refused."""
+        """Add a readable copy of `item` in these slots of `tier`. On the device, it may be copied down again."""
         self.transition(item, tier, HERE, slots)
         if tier == DEVICE:
             self.reconsider(item)
@@ -234,27 +234,27 @@ class Account:
                 self.reconsider(item.node.rung.image)
 
     def vacate(self, item: Item, tier: Tier) -> None:
-        """Forget the unlocked copy of `item` in `tier` and give its slots back."""
+        """Remove the unlocked copy of `item` in `tier` and free its slots."""
         slots, told = item.at[tier], item.life[tier] == CONDEMNED  # the disk forgets what is condemned at once
         self.transition(item, tier, ABSENT)
         assert slots is not None, f"{item!r} has gone from {tier.name.lower()}, where it was nowhere"
         self.give(tier, slots, forget=not told)
 
     def refuse(self, item: Item, tier: Tier) -> None:
-        """No copy of `item` will be made in `tier`, unless there is one or it is on its way: the one above it may be dropped as it is."""
+        """Decide that `item` gets no copy in `tier`, so the copy above may be dropped. No effect if one is there or on its way."""
         if item.life[tier] == ABSENT:
             self.transition(item, tier, REFUSED)
             if item.node.parent is not None:
                 self.requeue(item.node.parent.kv)
 
     def reconsider(self, item: Item) -> None:
-        """`item` is worth more than when its copy was refused, if it was: try again."""
+        """Allow copies of `item` in tiers that refused one, because it has gained value since."""
         for tier in self.pools if REFUSED in item.life else ():
             if item.life[tier] == REFUSED:
                 self.transition(item, tier, ABSENT)
 
     def depart(self, item: Item, source: Tier, target: Tier) -> Pending:
-        """Begin to copy from `source` to free slots of `target`, which has room. The caller leases the source, and calls `arrive`."""
+        """Begin a copy from `source` to free slots of `target`, which has room. The caller leases the source, later calls `arrive`."""
         slots = item.at[source]
         assert slots is not None and item.pending is None, f"{item!r} cannot leave {source.name.lower()} just now"
         pending = item.pending = Pending(self.ticket(), source, target, self.pools[target].take(len(slots)))
@@ -264,8 +264,8 @@ class Account:
         return pending
 
     def arrive(self, item: Item, good: bool) -> None:
-        """End the copy of `item` that is under way. A good one is found from now on; the slots of any other go, and no further copy
-        downwards is made."""
+        """End the copy of `item` that is under way. After a good one, its target can be read. Otherwise the target slots are freed, and no
+        further copy to a tier below the device is tried."""
         pending = item.pending
         assert pending is not None, f"nothing of {item!r} is under way"
         tier = pending.tier
@@ -288,7 +288,7 @@ class Account:
 
 
 def lock(account: Account, lease: Lease) -> None:
-    """Hold what `lease` names."""
+    """Lock what `lease` names. O(path)."""
     if lease.item.what == "kv":
         lock_path(account, lease.item.node, None, lease.tier)
         return
@@ -301,8 +301,7 @@ def lock(account: Account, lease: Lease) -> None:
 
 
 def unlock(account: Account, lease: Lease) -> list[Item]:
-    """Let go of what `lease` names. Returns the items whose copy is condemned and held by nobody any more, deepest first; the caller drops
-    them."""
+    """Unlock what `lease` names. Returns the condemned items that have no lock any more, deepest first; the caller drops them. O(path)."""
     if lease.item.what == "kv":
         return _unlock_path(account, lease.item.node, lease.tier)
     item, tier = lease.item, lease.tier
@@ -320,7 +319,7 @@ def unlock(account: Account, lease: Lease) -> list[Item]:
 def lock_path(account: Account, node: Node | None, top: Node | None, tier: Tier) -> None:
     """Lock all KV from `node` up to below `top`, which is locked already (None: to the root).
 
-    What `Account.weigh` would say of each is known: HELD, if it was FREE; and so it is with the next above, which is locked too.
+    `Account.weigh` need not be called for each: a FREE item becomes HELD, and so does the next one above, which is locked too.
     """
     on_device, leased, freed = tier == DEVICE, 0, 0
     while node is not None and node is not top:
@@ -330,7 +329,7 @@ def lock_path(account: Account, node: Node | None, top: Node | None, tier: Tier)
         if locks == 1 and slots is not None:
             leased += len(slots)
             if on_device and kv.at[HOST] is not None and not kv.below[HOST]:
-                account.requeue(kv)  # host may do without its copy now
+                account.requeue(kv)  # host can drop its copy now
             if on_device and kv.standing is FREE:
                 freed += len(slots)
                 kv.standing = HELD
@@ -342,7 +341,7 @@ def lock_path(account: Account, node: Node | None, top: Node | None, tier: Tier)
 
 
 def _unlock_path(account: Account, node: Node | None, tier: Tier) -> list[Item]:
-    """Take one lock off all KV from `node` up: from the end, so that each knows what its children say by the time it is looked at."""
+    """Remove one lock from all KV from `node` up. Goes upwards, so that the standing of children is known before that of their parent."""
     condemned: list[Item] = []
     on_device, leased, freed = tier == DEVICE, 0, 0
     while node is not None:
@@ -357,7 +356,7 @@ def _unlock_path(account: Account, node: Node | None, tier: Tier) -> list[Item]:
                 freed += len(slots)
                 kv.standing = FREE
                 above.kv.held_up -= 1
-            if not kv.below[tier] or (kv.standing is DIRTY and not kv.soiled):  # no candidate else
+            if not kv.below[tier] or (kv.standing is DIRTY and not kv.soiled):  # otherwise no candidate
                 account.requeue(kv)
             if kv.life[tier] is CONDEMNED:
                 condemned.append(kv)

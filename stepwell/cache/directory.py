@@ -1,8 +1,8 @@
-"""The one owner of everything cached: tree, pools, leases, and what each slot is for.
+"""The single owner of everything cached: tree, pools, leases, and what each slot is used for.
 
 Every slot of a tier is free, cached (owned by the tree) or private (owned by a request or by a copy in flight). A lease locks
-what it names, and on the way up to the root all KV above it; locked bytes are never dropped. Totals are kept as things change,
-so planning reads them in O(1); `check` recomputes them.
+an item and, for KV, everything above it up to the root; locked bytes are never dropped. Totals are updated with every change, so that
+planning reads them in O(1); `check` recomputes them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Directory(Account):
         super().__init__(config, archive)
         self.external = external
         self.tree = Tree(config.geometry.block)
-        self.reserved = self.condemnations = 0  # the latter counts quarantines
+        self.reserved = self.condemnations = 0  # pages promised; number of quarantines
         self.leases: set[Lease] = set()
         self.in_flight: dict[int, CopyInFlight] = {}
         self.overdue: dict[int, CopyInFlight] = {}
@@ -51,7 +51,7 @@ class Directory(Account):
 
     @property
     def spendable(self) -> int:
-        """Device pages that a new request may count on: free, or cached and unleased, less those promised to others."""
+        """Device pages that a new request can have: free ones, and cached ones without a lease, less those promised to others."""
         device = DEVICE
         return self.pools[device].free + self.cached[device] - self.leased[device] - self.reserved
 
@@ -61,7 +61,7 @@ class Directory(Account):
     def plan(
         self, salt: str, prompt: Ints, costs: Costs, read: bool = True, external_hit: ExternalHit | None = None
     ) -> Plan | Wait:
-        """How a request for `prompt` would start now, given what an external store has. Changes nothing, counters included."""
+        """How a request for `prompt` would start now; `external_hit` is what an external store has of it. Changes nothing."""
         found = self.survey(salt, prompt) if read else Survey(len(prompt), (), 0, 0, 0, (), None)
         external_hit = None if self.is_distrusted(salt, external_hit) else external_hit
         answer = plan(found, salt, self.epoch, self.room(), self.config, costs, external_hit)
@@ -76,14 +76,14 @@ class Directory(Account):
         )
 
     def plan_return(self, salt: str, tokens: Ints, computed: int, costs: Costs) -> Plan | Wait | None:
-        """How a suspended request goes on after `computed` tokens; None where it is better off at a rung."""
+        """How a suspended request continues after `computed` tokens. None if resuming at a rung is faster, or its KV is gone."""
         found = self.survey(salt, tokens)
         return plan_return(found, computed, salt, self.epoch, self.room(), self.config, costs)
 
     # ---- leases -------------------------------------------------------------------------------------------
 
     def lease(self, item: Item, tier: Tier) -> Lease:
-        """Hold an image, or the KV of the whole path down to a node."""
+        """Lease an image, or the KV of the whole path down to a node. The caller ends it with `release`. O(path)."""
         lease = Lease(item, tier)
         self.leases.add(lease)
         self.epoch += 1
@@ -97,26 +97,26 @@ class Directory(Account):
         self.epoch += 1
 
     def release(self, lease: Lease) -> None:
-        """End a lease. No other call does."""
+        """End a lease; nothing else does. A second time changes nothing. O(path)."""
         if not lease.open:
             return
         lease.open = False
         self.leases.remove(lease)
         self.epoch += 1
-        for held in unlock(self, lease):  # only now: a copy must not go while what hangs on it is still locked
-            if attached(held):  # else it has joined what was dropped before it
+        for held in unlock(self, lease):  # only now: a copy must not go while copies below it are still locked
+            if attached(held):  # else its node was joined with one that was dropped before
                 self.drop(held, lease.tier)
         self.tidy(lease.item.node)
 
     def miss(self, ticket: int) -> None:
-        """Stop waiting for a copy between tiers: it moves from `in_flight` to `overdue`. It may still be writing, so it holds what it
-        reads and fills until it is reported. Does nothing for a ticket that is not in flight."""
+        """Stop waiting for a copy between tiers: it moves from `in_flight` to `overdue`. The copy may still be writing, so its source stays
+        leased and its target taken until it is reported. Ignores tickets that are not in flight."""
         flight = self.in_flight.pop(ticket, None)
         if flight is not None:
             self.overdue[ticket] = flight
 
     def coming(self, source: Tier) -> int:
-        """Slots of `source` that copies downwards are reading and that become clean once these are reported, overdue ones left out.
+        """Slots of `source` that become clean when the copies downwards under way are reported. Overdue copies do not count.
         O(overdue copies)."""
         moving = sum(slots for (start, target), slots in self.moving.items() if start == source < target)
         pending = (item.pending for flight in self.overdue.values() for item in flight.items)
@@ -126,7 +126,7 @@ class Directory(Account):
     # ---- pages --------------------------------------------------------------------------------------------
 
     def grow(self, table: BlockTable, count: int) -> None:
-        """Append `count` free pages; promised ones first. The caller has made sure that they are free."""
+        """Append `count` free pages to `table`, promised ones first. The caller has made sure that so many are free."""
         table.append(self.pools[DEVICE].take(count))
         used = min(count, table.promised)
         table.promised -= used
@@ -150,14 +150,14 @@ class Directory(Account):
         self.epoch += 1
 
     def close(self, table: BlockTable) -> None:
-        """Give back what the table alone owns, and its reservation."""
+        """Free the private pages of `table`, and its reservation."""
         self.give(DEVICE, table.private)
         self.promise(table, 0)
 
     # ---- content ------------------------------------------------------------------------------------------
 
     def drop(self, item: Item, tier: Tier) -> None:
-        """Forget the unlocked copy of `item` in `tier`."""
+        """Drop the unlocked copy of `item` in `tier`, and tidy up its node."""
         self.vacate(item, tier)
         node = item.node
         if item.what == "kv" and node.rung is not None:
@@ -167,8 +167,8 @@ class Directory(Account):
         self.tidy(node)
 
     def condemn(self, item: Item, tier: Tier) -> None:
-        """Make this copy unfindable; it is dropped when its last lease ends. The disk forgets its own copy at once. A copy that is being
-        written from this one is forgotten when the write ends, so the next process does not find it either."""
+        """Make this copy unreachable for new requests; it is dropped when its last lease ends. The disk forgets its own copy at once, and a
+        copy that is being written from this one too, so that the next process does not find it either."""
         slots = item.at[tier]
         if slots is None or not item.has(tier):
             return
@@ -182,14 +182,14 @@ class Directory(Account):
             self.drop(item, tier)
 
     def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
-        """A new child of `parent`, with no copy of its KV yet."""
+        """Add a child to `parent`, with no copy of its KV yet; returns it."""
         self.reconsider(parent.kv)
         self.candidates.items += 1
         self.ghost_blocks += len(tokens) // self.tree.block
         return self.tree.attach(parent, tokens, now)
 
     def add_rung(self, node: Node, kind: RungKind, now: float) -> Rung:
-        """A rung at the end of `node`, with no image yet."""
+        """Add a rung at the end of `node`, with no image yet; returns it."""
         assert node.rung is None
         self.reconsider(node.kv)
         self.candidates.items += 1
@@ -198,7 +198,7 @@ class Directory(Account):
         return node.rung
 
     def lengthen(self, node: Node, tokens: Ints, pages: Ints) -> None:
-        """Let a leaf on the device alone, which one lease holds, go on by `tokens`, whose KV is in `pages`."""
+        """Append `tokens`, whose KV is in `pages`, to a leaf that is on the device alone and has one lease."""
         here = node.kv.at[DEVICE]
         assert here is not None and not node.children and node.kv.locks[DEVICE] == 1
         before = node.end
@@ -213,7 +213,7 @@ class Directory(Account):
             self.journal.note_grown(node, before, DEVICE)
 
     def exchange(self, rung: Rung, pages: Ints) -> Ints:
-        """Let the unlocked image of `rung` on the device be in `pages`, as many as it has; returns those it was in."""
+        """Move the unlocked device image of `rung` to `pages`, as many as it has now. Returns the old pages, for the caller to free."""
         old = rung.image.at[DEVICE]
         assert old is not None and len(old) == len(pages)
         rung.image.at[DEVICE] = pages
@@ -221,7 +221,7 @@ class Directory(Account):
         return old
 
     def remove_rung(self, rung: Rung) -> None:
-        """Remove an unlocked rung with all its copies on purpose: it does not count as lost."""
+        """Remove an unlocked rung and all its copies. It does not count as lost, since it is removed on purpose."""
         node = rung.image.node
         for tier in self.pools:
             if rung.image.at[tier] is not None:
@@ -230,7 +230,7 @@ class Directory(Account):
         self.tidy(node)
 
     def _take_rung(self, node: Node) -> None:
-        """The rung at `node` goes, and with it the pins that end there."""
+        """Remove the rung at `node`, and the pins that end there."""
         node.rung = None
         self.candidates.items -= 1
         for pin in list(self.pins.at.get(node, ())):
@@ -240,7 +240,7 @@ class Directory(Account):
     # ---- shape --------------------------------------------------------------------------------------------
 
     def split(self, node: Node, at: int) -> Node:
-        """Cut `node` at `at`; returns the upper half, which shares leases and copies in flight."""
+        """Cut `node` at position `at`. Returns the upper half, which shares leases and copies in flight with the lower."""
         upper = self.tree.split(node, at)
         self.candidates.items += 1
         if upper.kv.pending is not None:
@@ -252,7 +252,7 @@ class Directory(Account):
         return upper
 
     def node_at(self, node: Node, position: int) -> Node:
-        """The node on the way up from `node` that ends at `position`, cut there if need be."""
+        """The node that ends at `position` on the path to `node`; cuts the one around it if there is none."""
         for above in node.up():
             if above.end == position:
                 return above
@@ -261,7 +261,7 @@ class Directory(Account):
         raise AssertionError(f"{position} is not on the path to {node!r}")
 
     def pages_of(self, node: Node, end: int) -> Ints:
-        """Device pages of [0, end) on the path to `node`. O(path)."""
+        """Device pages of the KV of [0, end) on the path to `node`, in order. O(path)."""
         parts: list[Ints] = []
         while (above := node.parent) is not None:
             if node.start < end:
@@ -273,9 +273,10 @@ class Directory(Account):
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
     def tidy(self, node: Node) -> None:
-        """Remove what is of no use at `node`: a rung without an image, an empty leaf, a needless boundary.
+        """Remove a rung without an image, a vacant leaf or a needless boundary at `node`.
 
-        The tokens of evicted leaves stay, so that a loss can be named, up to the configured number of blocks and of leaves.
+        The tokens of evicted leaves stay in the tree, up to `CacheConfig.ghost_blocks` and `ghost_nodes`, so that outcomes can tell
+        evicted prompts from new ones.
         """
         if self.tree.condemned and self.tree.is_condemned(node):
             self._dissolve(node)
@@ -295,7 +296,7 @@ class Directory(Account):
                 self._reshape(parent)
 
     def _dissolve(self, node: Node) -> None:
-        """Remove what a condemned subtree holds for nobody: rungs without an image, vacant leaves, at last its root."""
+        """Remove rungs without an image and vacant leaves of a condemned subtree, and finally its root."""
         if node.rung is not None and node.rung.image.idle:
             self._take_rung(node)
         while (parent := node.parent) is not None and node.vacant:

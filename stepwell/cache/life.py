@@ -1,9 +1,9 @@
-"""The life of one copy: what there is of an item in a tier.
+"""The states of one copy: what a tier has of an item.
 
                       begins                    landed
        ┌─────────┐ ───────────▶ ┌──────────┐ ───────────▶ ┌──────┐  a copy up or down begins  ┌─────────┐
        │ ABSENT  │ ◀─────────── │ ARRIVING │              │ HERE │ ─────────────────────────▶ │ LEAVING │
-       └─────────┘   in vain    └──────────┘              └──────┘ ◀───────────────────────── └─────────┘
+       └─────────┘   failed     └──────────┘              └──────┘ ◀───────────────────────── └─────────┘
          │  ▲  ▲  ▲                  ▲                     ▲ │ │          it has ended             │
          │  │  │  └──────────────────┼─ dropped, unlocked ─┼─┘ │ condemned                        │ condemned
          │  │  │                     │                     │   ▼                                  │
@@ -14,10 +14,9 @@
        │ REFUSED │ ──────────────────┘      not worth a copy, or one has failed: what is above may go without
        └─────────┘
 
-An item has one life per tier. ABSENT is also how a copy ends. Only HERE and LEAVING can be read by whoever comes. A copy that is
-locked (leased) is HERE, LEAVING or CONDEMNED, and stays where it is. Computing is no state of a copy: what a request
-computes are its own pages until they are published. A tier with an index of its own would answer a lookup while the copy is ABSENT, and
-its answer makes it HERE.
+An item has one state (its life) per tier. A copy ends as it began, ABSENT. New requests can read HERE and LEAVING only. A locked (leased)
+copy is HERE, LEAVING or CONDEMNED, and stays where it is. Being computed is no state of a copy: pages belong to the request that
+computes them until they are published.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from stepwell.cache.moves import Tier
 
 
 class Life(IntEnum):
-    """In this order: from CONDEMNED on there are slots, from HERE on they may be read."""
+    """States in this order: from CONDEMNED on the copy has slots, from HERE on they may be read."""
 
     ABSENT = 0
     REFUSED = 1
@@ -50,12 +49,12 @@ LEGAL: dict[Life, tuple[Life, ...]] = {
     HERE: (ABSENT, LEAVING, CONDEMNED),
     LEAVING: (HERE, CONDEMNED),
 }
-"""From each state those that may follow."""
+"""The states that may follow each state."""
 
 
 class Standing(IntEnum):
-    """What stands in the way of dropping a device copy: nothing there; nothing; a lease, or a child's copy that is in the way; that it is
-    the only copy that is meant to be kept."""
+    """What keeps a device copy from being dropped. GONE: there is none. FREE: nothing. HELD: a lease, or a child that cannot be dropped.
+    DIRTY: it must be copied down first."""
 
     GONE = 0
     FREE = 1
@@ -67,7 +66,7 @@ GONE, FREE, HELD, DIRTY = Standing
 
 
 class IllegalTransition(Exception):
-    """A copy was to become what cannot follow what it is: a fault of the engine's own. Says which copy, and what holds it."""
+    """A copy was to change to a state that cannot follow its own: an error in the engine. The message names the copy and its locks."""
 
 
 @dataclass(slots=True, eq=False)

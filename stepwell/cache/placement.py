@@ -1,4 +1,4 @@
-"""Where rungs stand: where a prompt leaves them, which of them a new one makes less valuable, and the gap that a loss would leave.
+"""Where rungs are placed: where a prompt leaves them, which older ones a new one supersedes, and the gap that a loss would leave.
 
     0 ──────── above ──────── rung ──────── below ──────── line      a fork between `rung` and `below` would start at `above`
                  └───────────── gap ──────────┘
@@ -46,8 +46,8 @@ def prompt_rungs(
 
 
 def overtaken(node: Node) -> tuple[list[Rung], list[Rung]]:
-    """The rungs above a new one at `node`, nearest first, `OLD` of them at most; and those of answers that its path has left out: the
-    next turn has come, and did not repeat them. Neither reaches past a fork: a branch of another kind, or one of too many to look at."""
+    """Rungs that a new one at `node` supersedes: those above it, nearest first, at most `OLD`; and rungs of answers that the next turn
+    did not repeat. Stops at a fork into other kinds of branches, or into too many."""
     above: list[Rung] = []
     answers: list[Rung] = []
     below = node
@@ -66,8 +66,8 @@ def overtaken(node: Node) -> tuple[list[Rung], list[Rung]]:
 
 
 def answer_rungs(node: Node) -> list[Rung] | None:
-    """The rungs of a branch that a finished answer alone left behind: unleased, without a fork, each node but the last one ending at a
-    waypoint. None for any other branch, and for one of too many nodes to look at. O(its nodes)."""
+    """The rungs of a branch that consists of one finished answer: unleased, without a fork, and each node but the last ends at a waypoint.
+    None for any other branch, and for one of more than `_FAR` nodes. O(its nodes)."""
     found: list[Rung] = []
     for _ in range(_FAR):
         if any(node.kv.locks) or node.awaited or len(node.children) > 1:
@@ -85,9 +85,9 @@ def answer_rungs(node: Node) -> list[Rung] | None:
 
 
 def left_by(node: Node) -> list[list[Node]]:
-    """The branches at the parent of `node`, a new child, that its path has left: for each its nodes, `_FAR` at most, from the top.
+    """The sibling branches of `node`, a new child, which its conversation has left: for each its nodes from the top, at most `_FAR`.
 
-    A branch that is in use, has been left before, or is an answer does not count, nor does any where many paths part or at the root.
+    Leaves out branches that are leased, were left before, or are an answer. Empty at the root, and where more than `_FEW` branches part.
     """
     parent = node.parent
     if parent is None or parent.parent is None or len(parent.children) > _FEW:
@@ -97,7 +97,7 @@ def left_by(node: Node) -> list[list[Node]]:
 
 
 def _idle(top: Node) -> list[Node]:
-    """The nodes from `top` down that nobody holds, `_FAR` at most."""
+    """The unlocked nodes from `top` down, at most `_FAR`."""
     found: list[Node] = []
     stack = [top]
     while stack and len(found) < _FAR:
@@ -109,10 +109,9 @@ def _idle(top: Node) -> list[Node]:
 
 
 def needed(rung: Rung, image_tokens: int) -> bool:
-    """Whether forks of the line would lose much without `rung`: more than an eighth of the line, and more than its image is large.
+    """True if a fork of its line would recompute much without `rung`: more than an eighth of the line, and more than its image is large.
 
-    Where it is not, dropping it leaves no fork that loses more than an eighth. False for the rung of an answer, and for one whose KV is
-    nowhere. O(nodes between its neighbours), `_FAR` at most to each side.
+    False for the rung of an answer, and for a rung whose KV is in no tier. O(nodes between its neighbours), at most `_FAR` to each side.
     """
     node = rung.image.node
     if rung.kind in (ROLLING, WAYPOINT) or node.kv.best() is None:
@@ -121,7 +120,7 @@ def needed(rung: Rung, image_tokens: int) -> bool:
 
 
 def gap(rung: Rung) -> int:
-    """Tokens from the rung above `rung`, or the line's start, to the one below it, or the line's end."""
+    """Number of tokens between the rungs above and below `rung`; the start and end of the line stand in for missing ones."""
     node = rung.image.node
     end = max(rung.line, node.end)
     start = 0
@@ -149,6 +148,6 @@ def _used(node: Node) -> float:
 
 
 _FEW = 8
-"""Children of a node that are looked at one by one."""
+"""Most children of a node that are looked at one by one."""
 _FAR = 512
-"""Nodes that are looked at one by one."""
+"""Most nodes that are looked at one by one."""

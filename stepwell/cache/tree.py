@@ -6,7 +6,7 @@ sits only at the end of a node. Two kinds of things have bytes, the KV of a node
     root ──[ tokens 0…64 ]── node ──[ 64…8192 ]── node ⟂ rung at 8192
                                 └──[ 64…96  ]── node
 
-Structure only: who may drop, copy or lease what is decided elsewhere.
+This module holds structure alone. What may be dropped, copied or leased is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TOKEN_BYTES = 4
 DIGEST = 32
 """Bytes of the digest of a block."""
 MOST_JOINED = 8192
-"""Tokens of a run that is joined of two: so that joining copies little, and a long run does not go all at once."""
+"""Most tokens of a node made by joining two: joining then copies little, and eviction does not drop a very long run at once."""
 
 
 class RungKind(IntEnum):
-    """Why a rung was left. Rolling rungs are replaced by the next one of the same request; of a long answer some of them stay as
-    waypoints, for whoever goes on from the middle of it."""
+    """Why a rung was left. The next rolling rung of a request replaces the one before. In a long answer some of them stay as waypoints, for
+    requests that continue from the middle of it."""
 
     PROMPT_END = 0
     INTERVAL = 1
@@ -49,16 +49,16 @@ PROMPT_END, INTERVAL, BRANCH, ROLLING, WAYPOINT = RungKind
 class Item:
     """The copies of one thing: one life per tier (`stepwell.cache.life`). `Account` alone changes them.
 
-    life      per tier: what there is of it
-    at        per tier: its slots from CONDEMNED on, else None
-    locks     per tier: leases; what is locked is never dropped
-    pending   the one copy between tiers that may be under way
-    standing  what stands in the way of dropping the device copy
-    below     per tier: children with KV there, so that a node of many children need not ask them all
-    held_up   children whose standing is HELD or DIRTY: none above them can go either; `soiled` counts the DIRTY ones
-    pins      pins that it is part of (`stepwell.cache.evict.pins`); guarded: the tiers, as bits, in which it goes last for that
-    tenant    whose it is (`stepwell.cache.evict.tenants`)
-    digests   of KV: of its blocks, from the first on as far as they are known (`stepwell.cache.changes`)
+    life      per tier: state of the copy there
+    at        per tier: slots of the copy from CONDEMNED on, else None
+    locks     per tier: number of leases; a locked copy is never dropped
+    pending   the copy between tiers that is under way; at most one at a time
+    standing  what keeps the device copy from being dropped
+    below     per tier: number of children with KV there
+    held_up   number of children whose standing is HELD or DIRTY: this item cannot be dropped before them; `soiled`: DIRTY ones alone
+    pins      number of pins on it (`stepwell.cache.evict.pins`); guarded: tiers, as bits, in which it is therefore dropped last
+    tenant    owner of its salt (`stepwell.cache.evict.tenants`)
+    digests   of KV: digests of its blocks, from the first on, as far as they have been computed (`stepwell.cache.changes`)
     """
 
     __slots__ = (
@@ -94,26 +94,26 @@ class Item:
         self.tenant: str = "" if node.parent is None else node.parent.kv.tenant
 
     def has(self, tier: Tier) -> bool:
-        """Whether a copy in `tier` may be read."""
+        """True if the copy in `tier` may be read."""
         return self.life[tier] >= HERE
 
     def size(self, tier: Tier) -> int:
-        """Slots of the copy in `tier`."""
+        """Number of slots of the copy in `tier`; 0 if there is none."""
         slots = self.at[tier]
         return 0 if slots is None else len(slots)
 
     def goes_last(self, tier: Tier) -> bool:
-        """Whether the copy in `tier` goes after all others, since a pin guards it."""
+        """True if a pin guards the copy in `tier`: it is dropped after all others."""
         return self.guarded >> tier & 1 == 1
 
     @property
     def copies(self) -> int:
-        """Tiers in which it has slots."""
+        """Number of tiers in which it has slots."""
         device, host, disk = self.at
         return (device is not None) + (host is not None) + (disk is not None)
 
     def best(self, below: Tier | None = None) -> Tier | None:
-        """The fastest tier with a readable copy, of those below `below`, if one is given."""
+        """The fastest tier with a readable copy, or None. With `below`, only tiers below that one count."""
         life = self.life
         for tier in TIERS if below is None else TIERS[below + 1 :]:
             if life[tier] >= HERE:
@@ -122,7 +122,7 @@ class Item:
 
     @property
     def idle(self) -> bool:
-        """No copy, no lease, nothing in flight."""
+        """True if it has no copy, no lease and nothing in flight."""
         return self.pending is None and not self.copies and not any(self.locks)
 
     def __repr__(self) -> str:
@@ -131,14 +131,14 @@ class Item:
 
 
 OLD = 3
-"""Depth of a rung that nobody is likely to resume from."""
+"""Depth of a rung that no request is likely to resume from."""
 
 
 class Rung:
     """A checkpoint of the recurrent state at the end of a node.
 
-    depth   rungs left below it on its path since it was last used, `OLD` at most: 0 is the tip of a path
-    line    tokens of the longest prompt known to run through it
+    depth   number of rungs left below it on its path since it was last used, at most `OLD`; 0 at the tip of a path
+    line    tokens of the longest known prompt that contains its path
     """
 
     __slots__ = ("depth", "image", "kind", "line", "used", "uses")
@@ -153,17 +153,17 @@ class Rung:
 
     @property
     def given_up(self) -> bool:
-        """True for the rung of an answer that nobody is expected to go on from, and for a waypoint that nobody has gone on from."""
+        """True for a rung at the end of an answer that clients are not expected to send back, and for an unused waypoint."""
         return self.depth == OLD and (self.kind == WAYPOINT or (self.kind == ROLLING and REFUSED in self.image.life))
 
     @property
     def superseded(self) -> bool:
-        """Whether two deeper ones of its path serve the turns to come, or it is of an answer left out; never so at a known fork."""
+        """True if two deeper rungs of its path serve the next turns better, or its answer was not sent back. Never at a known fork."""
         return self.depth >= 2 and self.kind != BRANCH
 
 
 class Node:
-    """A run of whole blocks below `parent`: tokens of positions [start, end), as the bytes `raw`, which compare fastest."""
+    """A run of whole blocks below `parent`: the tokens of positions [start, end). `raw` holds them as bytes, which compare fastest."""
 
     __slots__ = ("awaited", "children", "end", "kv", "left", "lost", "parent", "raw", "rung", "start", "used", "uses")
 
@@ -180,9 +180,9 @@ class Node:
         self.lost: tuple[int, ...] = ()
         """Positions in (start, end] where a rung once stood."""
         self.left = 0
-        """0 on a path that goes on; where its path went on elsewhere, 1 to 4: the more, the less likely that anyone goes back."""
+        """0 while its path goes on. 1 to 4 once its conversation went on along another branch; the higher, the less likely is a return."""
         self.awaited = 0
-        """Suspended requests that go on at `end` with a state of their own."""
+        """Number of suspended requests that will continue at `end` with a state of their own."""
 
     @property
     def tokens(self) -> Ints:
@@ -191,7 +191,7 @@ class Node:
 
     @property
     def vacant(self) -> bool:
-        """A leaf that holds nothing, for nobody."""
+        """True for a leaf without copies and leases."""
         return not self.children and self.rung is None and self.kv.idle
 
     def up(self) -> Iterator[Node]:
@@ -211,7 +211,7 @@ class Node:
 
 
 class Root(Node):
-    """The empty prefix of one salt, or what stands in its place above a condemned subtree (see `Tree.expel`)."""
+    """The empty prefix of one salt, or the root of a condemned subtree (see `Tree.expel`)."""
 
     __slots__ = ("salt",)
 
@@ -222,14 +222,14 @@ class Root(Node):
 
 
 GONE_NODE = Node(None, 0, b"", 0.0)
-"""What the KV of a node that has left the tree belongs to. Were that still the node, each would keep the other alive until the garbage
-collector walks through the whole tree to find them."""
+"""Stands for the node of KV whose node has left the tree. A reference to the real node would be a cycle, which only a full garbage
+collection of the whole tree would find."""
 
 
 class Tree:
-    """Roots by salt, and the operations that change shape but not content.
+    """Roots by salt, and the operations that change the shape of the tree but not its content.
 
-    condemned  roots of subtrees that nothing finds any more, each kept only as long as something in it is held
+    condemned  roots of subtrees that lookups no longer reach; each stays only as long as something in it is leased
     """
 
     __slots__ = ("block", "condemned", "roots")
@@ -240,34 +240,34 @@ class Tree:
         self.condemned: dict[Root, None] = {}
 
     def root(self, salt: str, now: float) -> Root:
-        """The root of this salt, made if need be. Different salts share nothing."""
+        """The root of this salt; creates it if there is none. Different salts share nothing."""
         node = self.roots.get(salt)
         if node is None:
             node = self.roots[salt] = Root(salt, now)
         return node
 
     def key(self, tokens: Ints, at: int) -> bytes:
-        """What a child is filed under: its first block, exactly."""
+        """Key of the child whose first block is that of `tokens` at position `at`."""
         return tokens[at : at + self.block].tobytes()
 
     def head(self, node: Node) -> bytes:
-        """What `node` is filed under."""
+        """Key of `node` among its parent's children."""
         return node.raw[: self.block * TOKEN_BYTES]
 
     def attach(self, parent: Node, tokens: Ints, now: float) -> Node:
-        """A new child holding a copy of `tokens` (whole blocks, at least one)."""
+        """Add a child with a copy of `tokens` (whole blocks, at least one); returns it."""
         node = Node(parent, parent.end, tokens.tobytes(), now)
         parent.children[self.head(node)] = node
         return node
 
     def detach(self, node: Node) -> None:
-        """Take a childless node out of the tree. Whoever remembers it still does not keep its tokens."""
+        """Remove a node without children from the tree and free its tokens, even if something still refers to the node."""
         assert node.parent is not None and not node.children
         del node.parent.children[self.head(node)]
         _leave(node)
 
     def expel(self, top: Node, now: float) -> Root:
-        """Move `top`, a child of a root, with all below it under a new root of its own, where no prompt leads. Leases move with it."""
+        """Move the subtree of `top`, a child of a root, under a new root that lookups do not reach. Leases stay valid. Returns the root."""
         old = top.parent
         assert isinstance(old, Root) and old not in self.condemned, f"{top!r} is not the beginning of a findable path"
         new = Root(old.salt, now)
@@ -287,7 +287,7 @@ class Tree:
         return new
 
     def uproot(self, root: Root) -> None:
-        """Forget a root that has no children and that nobody holds."""
+        """Remove a root without children and leases."""
         assert not root.children
         self.condemned.pop(root, None)
         if self.roots.get(root.salt) is root:
@@ -295,7 +295,7 @@ class Tree:
         _leave(root)
 
     def is_condemned(self, node: Node) -> bool:
-        """Whether `node` is part of a condemned subtree. O(1) while there is none, else O(depth)."""
+        """True if `node` is part of a condemned subtree. O(1) while there is none, else O(depth)."""
         if not self.condemned:
             return False
         *_, top = node.up()
@@ -319,13 +319,13 @@ class Tree:
         return upper
 
     def lengthen(self, node: Node, tokens: Ints) -> None:
-        """Let a leaf go on by `tokens` (whole blocks)."""
+        """Append `tokens` (whole blocks) to a leaf."""
         assert not node.children and len(tokens) % self.block == 0
         node.raw += tokens.tobytes()
         node.end += len(tokens)
 
     def joinable(self, node: Node) -> bool:
-        """Whether `node` and its parent say the same about every tier, so that one node can stand for both."""
+        """True if `node` and its parent have the same state in every tier, so that one node can replace both."""
         parent = node.parent
         if parent is None or parent.parent is None or len(parent.children) != 1:
             return False
@@ -343,7 +343,7 @@ class Tree:
         )
 
     def join(self, node: Node) -> None:
-        """Fold the parent into `node`. No lease and no pin ends at the parent: it has as many as its only child."""
+        """Merge the parent into `node`. No lease and no pin ends at the parent: it has as many as its only child. O(tokens)."""
         parent = node.parent
         assert parent is not None and parent.parent is not None
         for tier in TIERS:
@@ -373,14 +373,14 @@ class Tree:
 
 
 def _leave(node: Node) -> None:
-    """`node` is no part of the tree any more: nothing that still names it keeps its tokens, and nothing of it keeps it."""
+    """Cut the references of a node that has left the tree, so that its memory is freed at once."""
     node.parent = None
     node.raw = b""
     node.kv.node = GONE_NODE
 
 
 def _divide(lower: Item, upper: Item, blocks: int) -> None:
-    """Hand the first `blocks` slots of every extent, the leases and the pending copy to the upper half, which lives as the lower."""
+    """Give the upper half the first `blocks` slots in every tier, and the same states, locks, pins and pending copy as the lower."""
     for tier in TIERS:
         slots = lower.at[tier]
         if slots is not None:

@@ -1,14 +1,14 @@
-"""Room on the device: drop what is safe to drop, and copy down what is not, when a request asks and ahead of need.
+"""Room on the device: drop what is safe to drop, and copy down the rest, when a request needs pages and ahead of need.
 
 The least valuable share of each tier is kept clean (free, or copied below already), so that taking a page does not wait for a copy.
-Where that is not enough, room is made from the lowest tier up:
+If that is not enough, room is made from the lowest tier up:
 
     device ──copy──▶ host ──write──▶ disk        a copy that finds no room in host waits for the writes that make some
 
-A copy down has a `Price`: what may go in the tier below to make room for it. Ahead of need nobody waits, so with a disk nothing is lost
-for it; without one, host lets the least valuable end of its KV go for an image that leaves a wide gap. A request that needs pages waits
-too, as long as copies are under way that will free them. Only copies are lost where none is and none can begin: the disk is full of
-better things, its budget is spent, it fails, or it does not answer (`Directory.overdue`).
+A copy down has a `Price`: what may be dropped in host to make room for it. Ahead of need, no only copy is dropped if there is a disk;
+without one, host drops the least valuable end of its KV for an image whose loss would leave a wide gap. A request that needs pages
+waits as long as copies under way will free them. Only copies are dropped if none is under way and none can begin: the disk is full of
+more valuable items, its write budget is spent, it fails, or it does not answer (`Directory.overdue`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from stepwell.cache.tree import Item
 
 
 def free_pages(directory: Directory, pages: int, force: bool = False) -> bool:
-    """Free device pages until `pages` are, dropping clean candidates; with `force`, dirty ones too.
+    """Drop clean candidates until `pages` device pages are free; with `force`, dirty ones too. Returns whether so many are free.
 
-    Succeeds with `force` whenever `free + idle ≥ pages`.
+    With `force` it succeeds whenever `free + idle ≥ pages`. O(log n) for each item dropped.
     """
     pool = directory.pools[DEVICE]
     while pool.free < pages:
@@ -44,8 +44,8 @@ def free_pages(directory: Directory, pages: int, force: bool = False) -> bool:
 
 
 def dirty_leaf(directory: Directory, tier: Tier) -> Item | None:
-    """The least valuable dirty candidate without deeper KV in the tier; None if there is none. One that leaves a wide gap is returned only
-    if there is no other. All others stay candidates."""
+    """Take out the least valuable dirty candidate without deeper KV in `tier`. None if there is none. One that leaves a wide gap is taken
+    only if there is no other. All others stay candidates."""
     ranking = directory.candidates.dirty.get(tier)
     if ranking is None:
         return None
@@ -63,11 +63,11 @@ def dirty_leaf(directory: Directory, tier: Tier) -> Item | None:
 
 
 class Price(IntEnum):
-    """What may go in host to make room for a copy from the device.
+    """What may be dropped in host to make room for a copy from the device.
 
-    NOTHING    the copy takes free slots alone, and leaves host its clean share
-    SAFE       what can be dropped without losing what is meant to be kept
-    ANY        only copies as well, the least valuable first: somebody waits, and waiting longer would change nothing
+    NOTHING    the copy takes free slots only, and leaves host its clean share
+    SAFE       host copies that are safe to drop
+    ANY        only copies too, the least valuable first: a request waits, and waiting longer would not help
     """
 
     NOTHING = 0
@@ -77,9 +77,10 @@ class Price(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Demotion:
-    """Copies to host that have begun. Where host had no room for the next one, `lacking` slots of it must be written to disk first,
-    so that they can be dropped; 0 if all that was asked for is under way or cannot be had. `refused` device pages of what was asked for
-    were found to be worth no copy, and can be dropped as they are."""
+    """Copies to host that have begun (`moves`, for the caller to carry out).
+
+    lacking  host slots that must be written to disk, and dropped, before the next copy has room; 0 if none is lacking
+    refused  device pages that were found not to be worth a copy, and can be dropped now"""
 
     moves: list[Move]
     lacking: int = 0
@@ -87,18 +88,18 @@ class Demotion:
 
 
 def demote(directory: Directory, pages: int) -> list[Move]:
-    """Begin copying the least valuable dirty candidates to host until `pages` device pages are under way in all, as far as host has
-    room for them without the loss of an only copy."""
+    """Begin to copy the least valuable dirty candidates to host until `pages` device pages are under way in all, as far as host has room
+    without dropping an only copy. Returns the moves."""
     return demotion(directory, pages).moves
 
 
 def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Demotion:
-    """As `demote`, at any price. Also says how many slots host lacks."""
+    """As `demote`, at a given price; also returns how many slots host lacks."""
     moves: list[Move] = []
     lacking = 0
     if HOST not in directory.pools:
         return Demotion(moves)
-    pages -= directory.coming(DEVICE)  # these are asked for already
+    pages -= directory.coming(DEVICE)  # copies under way free these
     ranking, host = directory.candidates.dirty[DEVICE], directory.pools[HOST]
     later: list[Item] = []
     refused = 0
@@ -107,13 +108,13 @@ def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Dem
         if item is None:
             break
         size = item.size(DEVICE)
-        if item.life[HOST] == CONDEMNED or item.pending is not None:  # what is condemned is still being read
+        if item.life[HOST] == CONDEMNED or item.pending is not None:  # a condemned copy is still being read
             later.append(item)
         elif worthless(item) or size > host.most:
             directory.refuse(item, HOST)
             pages -= size
             refused += size
-        elif size > host.total:  # host is still growing: dropping all that it has would make no room yet
+        elif size > host.total:  # host is still growing: dropping all of it would not make room yet
             later.append(item)
         elif not _room_in_host(directory, item, price):
             later.append(item)
@@ -129,12 +130,12 @@ def demotion(directory: Directory, pages: int, price: Price = Price.SAFE) -> Dem
 
 
 def _room_in_host(directory: Directory, item: Item, price: Price) -> bool:
-    """Free host slots for a copy of `item`, which may grow meanwhile as nodes join: of copies that the device holds as well, then of what
-    else may go at that price.
+    """Free host slots for a copy of `item`, which may grow meanwhile as nodes join. Drops copies that the device also holds, then
+    whatever `price` allows. Returns whether there is room.
 
-    An image whose loss would leave a wide gap is no price for that: the answer is False, and the least valuable end of KV on the device
-    goes in its place, if it was used before `item`. What a pin guards takes no free slots while nobody needs its pages: with a copy
-    below, it would leave the device before things of less value that have none.
+    An image whose loss would leave a wide gap is not dropped for it: the answer is False, and the least valuable end of KV on the device
+    is dropped instead, if it was used before `item`. Without need, pinned items get no copy in host: with one below, they would be
+    dropped from the device before less valuable items that have none.
     """
     pool, candidates = directory.pools[HOST], directory.candidates
     if price == Price.NOTHING:
@@ -154,13 +155,13 @@ def _room_in_host(directory: Directory, item: Item, price: Price) -> bool:
 
 
 def _spare(directory: Directory) -> int:
-    """Free host slots beyond what the clean share of host needs."""
+    """Number of free host slots beyond what the clean share of host needs."""
     use = directory.use(HOST)
     return min(use.free, use.free + use.clean - int(use.total * directory.config.clean_share))
 
 
 def _lose_end(directory: Directory, used: float) -> None:
-    """Drop the least valuable copy that only the device has, if its last use was before `used`."""
+    """Drop the least valuable dirty copy of the device, if its last use was before `used` and its loss leaves no wide gap."""
     end = dirty_leaf(directory, DEVICE)
     if end is None:
         return
@@ -171,30 +172,30 @@ def _lose_end(directory: Directory, used: float) -> None:
 
 
 IDLE_PARTS = 8
-"""Parts of the device, one of which at most is being copied down while nobody needs the link,"""
+"""While the link is free, at most one in so many device pages is being copied down at a time,"""
 IDLE_SECONDS = 0.05
-"""and seconds that this may take: a request that comes meanwhile and needs these pages has to wait for the copies under way."""
+"""and at most what takes so many seconds: a request that arrives and needs these pages must wait for the copies under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """Copies that have begun, to be carried out, and whether anything is under way that frees device pages: worth waiting for."""
+    """Copies that have begun, for the caller to carry out; `coming` is True if copies under way will free device pages."""
 
     moves: list[Move]
     coming: bool
 
 
 def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Making:
-    """Begin the copies that will free `pages` device pages without a loss. The caller tries again when a copy has ended.
+    """Begin copies that free `pages` device pages without dropping an only copy. The caller tries again when a copy has ended.
 
-    If nothing is coming, no page can be had without losing an only copy: the caller does without, or takes them by force.
+    If `coming` is False, pages can be had only by dropping only copies: the caller goes without, or calls `free_pages` with `force`.
     """
     done = _below_first(directory, pages, costs, now)
     moves, lacking = done.moves, done.lacking
-    if lacking:  # what was found not to be worth a write may be dropped now
+    if lacking:  # what is not worth a write may be dropped now
         again = demotion(directory, pages)
         moves, lacking = moves + again.moves, again.lacking
-    put_off = directory.archive.lookups.put_off  # a write that goes on with the next turn is one under way
+    put_off = directory.archive.lookups.put_off  # a write put off to the next turn counts as under way
     if lacking and not (put_off or directory.coming(DEVICE) or directory.coming(HOST)):
         moves += demotion(directory, pages, Price.ANY).moves
         lacking = 0
@@ -203,10 +204,10 @@ def make_room(directory: Directory, pages: int, costs: Costs, now: float) -> Mak
 
 
 def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
-    """Begin copies that restore the configured clean share of every tier, before a request needs it. Returns the moves.
+    """Begin copies that restore the configured clean share of every tier before a request needs it. Returns the moves.
 
-    After idle copies far more is clean, and it would go before things of less value that only the device has. Then these are copied, one
-    at a time, until the least valuable thing on the device is clean.
+    After idle copies far more than that share is clean, and would be dropped before less valuable dirty items. These are then copied
+    down, one at a time, until the least valuable item on the device is clean.
     """
     use = directory.use(DEVICE)
     share = int(use.total * directory.config.clean_share)

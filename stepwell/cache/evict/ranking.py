@@ -1,12 +1,12 @@
-"""Candidates of each tier in the order in which they go: what may be dropped, and what is to be copied to the tier below it.
+"""Candidates of each tier in the order in which they are evicted: what may be dropped, and what is to be copied down first.
 
-    drops[tier]   copies that can go now without losing what is meant to be kept
-    dirty[tier]   copies that are the only one meant to be kept: to be copied down first
-    twice         copies in host of KV that a running request holds on the device: the first to make room in host
-    backlog       what may be worth a write to disk while nothing else is to be done
+    drops[tier]   copies that can be dropped now: the next tier has one too, or will not get one
+    dirty[tier]   copies that must be copied down before they are dropped
+    twice         host copies of KV that a running request holds on the device; they make room in host first
+    backlog       items that may be worth a write to disk while the engine is idle
 
-A copy in a tier is safe once the next tier has one too, or will not get one. KV goes leaf first: a run is a candidate only when no
-child's KV is in the same tier. An image is a candidate of its own. The policy says what each is worth (`stepwell.cache.evict.policy`).
+A copy is safe (clean) once the next tier has one too, or will not get one. KV is evicted leaf first: a run is a candidate only when no
+child has KV in the same tier. An image is a candidate of its own. The policy gives the order (`stepwell.cache.evict.policy`).
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from stepwell.cache.tree import Item
 
 @dataclass(slots=True)
 class Latest:
-    """The latest use of anything: the time by which all rankings of one directory tell ages."""
+    """Time of the latest use of anything: all rankings of one directory measure ages from it."""
 
     use: float = 0.0
 
 
 _Entry: TypeAlias = tuple[float, int, Item, int]
-"""Last use, a number of its own, what it is of, and the queue it is in."""
+"""(last use, serial number, item, queue)."""
 
 
 class Ranking:
-    """Candidates in the policy's queues. Lazy heaps: entries are checked and corrected when they reach the top.
+    """Candidates in the policy's queues, as lazy heaps: an entry is checked, and corrected, when it reaches the top.
 
-    An item must be added again whenever it may have become a candidate or has lost value; gains are found at the top. Of several entries of
-    one item the last counts.
+    Callers add an item again whenever it may have become a candidate or has lost value. An item that has gained value is moved when it
+    reaches the top. Of several entries of one item the last counts.
 
-    live     whether an item is a candidate
-    spares   whether an image is spared: it goes after all that is not
-    settle   called before candidates are looked at: ranks what has changed since
+    live     tells if an item is a candidate
+    spares   tells if an image is spared: dropped after all items that are not
+    settle   ranks what has changed; called before a candidate is taken
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Ranking:
             self._push(item, *self._rank(item))
 
     def add(self, item: Item, items: int) -> None:
-        """Consider `item`, which is a candidate; `items` are there in all."""
+        """Add `item`, which is a candidate. `items` is the size of the tree, which bounds the stale entries. Amortised O(log n)."""
         self._push(item, *self._rank(item))
         if self._entries > 4 * items + 1024:
             self._rebuild()
 
     def pop(self) -> Item | None:
-        """Take out the least valuable candidate; None if there is none. Amortised O(log n)."""
+        """Take out the least valuable candidate. None if there is none. Amortised O(log n)."""
         self._settle()
         while (queue := self._oldest()) is not None:
             used, number, item, _ = heapq.heappop(self._queues[queue])
@@ -101,21 +101,21 @@ class Ranking:
         return None
 
     def head(self) -> Item | None:
-        """The least valuable candidate, which stays. Amortised O(log n)."""
+        """The least valuable candidate, which stays in the ranking. None if there is none. Amortised O(log n)."""
         item = self.pop()
         if item is not None:
             self._push(item, *self._place(item))
         return item
 
     def age(self, item: Item) -> float:
-        """How old `item` counts as: of two, the older goes first."""
+        """The weighed age of `item`: of two items, the one with the greater age is dropped first."""
         return self._age(*self._place(item))
 
     def outlasts(self, item: Item, other: Item) -> bool:
-        """True if `item` must not be dropped to make room for `other`: it was used as recently, or is pinned.
+        """True if `item` must not be dropped to make room for `other`: it is pinned, or was used at least as recently.
 
-        By plain use: were an image to weigh more here than KV, two runs that do not fit together could each be written in the place
-        of the other's KV for ever.
+        Last use alone counts here. If an image weighed more than KV, two runs that do not fit together could displace each other's KV
+        for ever.
         """
         if item.goes_last(self._tier):
             return True
@@ -123,12 +123,12 @@ class Ranking:
         return queue > 0 and used >= self._value(other, self._tier)[1]
 
     def respare(self) -> None:
-        """The rule for sparing has changed: rank again all that were spared. O(k log n) for k of them."""
+        """Rank all spared items again, because the rule for sparing has changed. O(k log n) for k of them."""
         for _, _, item, _ in self._queues[-2].copy():
             self.consider(item)
 
     def _rank(self, item: Item) -> Value:
-        """Where `item` stands if it is not spared, which is only found out at the top."""
+        """(queue, last use) of `item` if it is not spared; that is only looked up when it reaches the top."""
         if item.guarded and item.goes_last(self._tier):
             return len(self._queues) - 1, 0.0
         return self._value(item, self._tier)
@@ -151,7 +151,7 @@ class Ranking:
         heapq.heappush(self._queues[queue], entry)
 
     def _before(self, one: Value, other: Value) -> bool:
-        """Whether what stands at `one` goes before what stands at `other`."""
+        """True if an item at `one` is dropped before an item at `other`."""
         ages = self._age(*one), self._age(*other)
         return ages[0] > ages[1] or (ages[0] == ages[1] and one[0] < other[0])
 
@@ -159,7 +159,7 @@ class Ranking:
         return (self._latest.use - used) * self._weights[queue] if queue else math.inf
 
     def _oldest(self) -> int | None:
-        """The queue whose head has the greatest age; of equal ones the first."""
+        """Number of the queue whose head has the greatest weighed age; of equal ones the first. None if all are empty."""
         if self._queues[0]:
             return 0
         best, greatest, now = None, -math.inf, self._latest.use
@@ -206,10 +206,9 @@ MakeRanking: TypeAlias = Callable[
 
 
 class Candidates:
-    """The rankings of one directory. A caller that changes an item adds it again. Whether it still is a candidate is checked when it is
-    popped.
+    """The rankings of one directory. A caller that changes an item adds it again; `pop` checks whether it is a candidate.
 
-    What was added is ranked when somebody next asks for a candidate: a request changes the same few items many times over.
+    Added items are ranked when a candidate is next asked for, because a request changes the same few items many times.
     """
 
     def __init__(
@@ -220,7 +219,7 @@ class Candidates:
         write_idle: bool = False,
         kind: MakeRanking = Ranking,
     ) -> None:
-        """`write_idle`: keep a backlog of what the disk lacks. `kind` makes each ranking."""
+        """`write_idle`: keep a backlog of what is not on disk yet. `kind` makes each ranking."""
 
         def ranking(tier: Tier, live: Callable[[Item], bool], spares: Callable[[Item], bool]) -> Ranking:
             return kind(tier, live, policy, self.latest, spares, self.settle)
@@ -229,7 +228,7 @@ class Candidates:
         self.regret = Regret()
         self.lower: dict[Tier, Tier | None] = dict(zip(tiers, (*tiers[1:], None), strict=True))
         self.drops = {tier: ranking(tier, partial(self.droppable, tier), partial(self.spared, tier)) for tier in tiers}
-        # what is copied down is not lost: the order is the policy's
+        # nothing is spared here: what is copied down is not lost
         self.dirty = {tier: ranking(tier, partial(self.demotable, tier), lambda item: False) for tier in tiers[:-1]}
         self.twice = ranking(HOST, self.doubled, lambda item: False)
         self.backlog = Backlog(self.unsaved)
@@ -241,16 +240,16 @@ class Candidates:
 
     @property
     def next_tier(self) -> Tier:
-        """Where copies of the device go."""
+        """The tier that device copies are copied down to."""
         return self.lower[DEVICE] or HOST
 
     def safe(self, item: Item, tier: Tier) -> bool:
-        """True if dropping the copy in `tier` loses nothing that is meant to be kept."""
+        """True if the copy in `tier` can be dropped: the next tier has a readable one, or will not get one."""
         lower = self.lower[tier]
         return lower is None or (life := item.life[lower]) >= HERE or life == REFUSED
 
     def overtaken(self) -> bool:
-        """True if something that only the device holds is less valuable than everything that the device could drop without a copy."""
+        """True if the least valuable dirty item of the device is less valuable than every clean one."""
         if self.lower[DEVICE] is None:
             return False
         dirty, drops = self.dirty[DEVICE], self.drops[DEVICE]
@@ -258,7 +257,7 @@ class Candidates:
         return first is not None and other is not None and dirty.age(first) > drops.age(other)
 
     def missed(self, tokens: int, evicted: int) -> None:
-        """A prompt of `tokens` tokens came; the KV of `evicted` of them was gone from every tier."""
+        """Note a prompt of `tokens` tokens, of which `evicted` had lost their KV in every tier."""
         before = self.regret.thrashes
         self.regret.saw(tokens, evicted)
         if self.regret.thrashes and not before:
@@ -266,7 +265,7 @@ class Candidates:
                 ranking.respare()
 
     def add(self, item: Item) -> None:
-        """`item` may have become a candidate, or lost value."""
+        """Note that `item` may have become a candidate or lost value. Amortised O(log n)."""
         self._fresh[item] = None
         if len(self._fresh) > _FRESH:
             self.settle()
@@ -290,7 +289,7 @@ class Candidates:
                     self.dirty[tier].add(item, self.items)
 
     def _note(self, item: Item) -> None:
-        """Add `item` to the backlog; or, if it is on disk already, the parent that it cannot be resumed without."""
+        """Add `item` to the backlog. If it is on disk already, add its parent instead, without which it cannot be resumed."""
         if item.life[DISK] >= HERE:
             above = item.node if item.what == "image" else item.node.parent
             item = item if above is None else above.kv
@@ -298,26 +297,26 @@ class Candidates:
             self.backlog.add(item, self.items)
 
     def unsaved(self, item: Item) -> bool:
-        """True if `item` is not on disk yet but needed there: an image, or KV that something on disk depends on."""
+        """True if `item` is not on disk but needed there: an image, or KV that an item on disk depends on."""
         if item.life[DISK] != ABSENT or item.best() is None or not attached(item):
             return False
         rung = item.node.rung
         return item.what == "image" or item.below[DISK] > 0 or (rung is not None and rung.image.has(DISK))
 
     def droppable(self, tier: Tier, item: Item) -> bool:
-        """Whether the copy of `item` in `tier` may go as it is."""
+        """True if the copy of `item` in `tier` can be dropped now."""
         if item.at[tier] is None or item.locks[tier] or item.below[tier]:
             return False
         if self.lower[tier] is not None and not self.safe(item, tier):
             return False
-        # in host, the copy that lets one on the device be dropped at once stays: dropping it would win nothing
+        # a host copy of what the device also holds stays: without it the device copy would become dirty
         return (tier != HOST or item.at[DEVICE] is None) and attached(item)
 
     def demotable(self, tier: Tier, item: Item) -> bool:
-        """Whether the copy of `item` in `tier` is to be copied down before it goes."""
+        """True if the copy of `item` in `tier` must be copied down before it is dropped."""
         if item.at[tier] is None or item.locks[tier] or self.safe(item, tier):
             return False
-        if tier == DEVICE:  # a copy under way does not read this one, or it would be locked: it can go meanwhile
+        if tier == DEVICE:  # no copy under way reads this one, or it would be locked
             return item.soiled == 0 and attached(item)
         return item.pending is None and item.at[DEVICE] is None and not item.below[tier] and attached(item)
 
@@ -328,12 +327,12 @@ class Candidates:
         return held and free and item.has(DEVICE) and item.pending is None and attached(item)
 
     def spared(self, tier: Tier, item: Item) -> bool:
-        """True if the copy of `item` in `tier` goes after all others, because no other copy will be made; see `leaves_gap`."""
+        """True if the copy of `item` in `tier` is dropped after all others: no other copy will be made, and see `leaves_gap`."""
         lower = self.lower[tier]
         return (lower is None or item.life[lower] == REFUSED) and self.leaves_gap(item)
 
     def leaves_gap(self, item: Item) -> bool:
-        """True if `item` is an image with one copy whose loss leaves a wide gap. False while KV is missed often: it needs the memory."""
+        """True if `item` is an image with a single copy whose loss would leave a wide gap. False while KV is missed often."""
         rung = item.node.rung
         if rung is None or rung.image is not item or item.copies != 1 or self.regret.thrashes:
             return False
@@ -346,12 +345,12 @@ many others."""
 
 
 def exposed(item: Item, tier: Tier) -> bool:
-    """Whether the copy of `item` in `tier` may go as far as the tree's shape is concerned."""
+    """True if no child of `item` has a copy in `tier`."""
     return item.below[tier] == 0
 
 
 def attached(item: Item) -> bool:
-    """Whether `item` is still part of the tree."""
+    """True if `item` is part of the tree."""
     node = item.node
     if item.what == "image":
         return node.rung is not None and node.rung.image is item
