@@ -26,7 +26,7 @@ from stepwell.cache.tree import Item, Node
 
 
 class Status(StrEnum):
-    """How far a prefetch got. PARTIAL: a rung further down was known, but had no room or did not come."""
+    """How far a prefetch got. PARTIAL: a deeper rung was known, but had no room or failed to load."""
 
     LOADED = "loaded"
     RESIDENT = "resident"
@@ -39,11 +39,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """What was begun: `moves` are to be carried out, `hold` is to be released once none of their tickets is in flight.
+    """A prefetch that has begun. The caller carries out `moves`, and releases `hold` once none of their tickets is in flight.
 
-    tokens   where a prompt could be resumed from the device alone, once all has come; `tip` is the node that ends there
-    loads    tokens of KV on their way, by tier
-    lack     pages that have to become free or clean before the deepest rung has room; 0 where more would not help
+    tokens   where the device alone can resume the prompt once all has landed; `tip` is the node that ends there
+    loads    tokens of KV being loaded, by tier
+    lack     pages that must become free or clean before the deepest rung has room; 0 if more would not help
     """
 
     status: Status
@@ -56,10 +56,9 @@ class Fetch:
 
 
 def fetch(directory: Directory, path: list[Node], now: float, partly: bool = True) -> Fetch:
-    """Begin to load what the deepest rung of `path` needs, or (`partly`) the deepest that fits; `path` goes from the top of its tree
-    down.
+    """Begin to load what the deepest rung of `path` needs, or (`partly`) the deepest that fits. `path` begins at the top of its tree.
 
-    What is being loaded counts as used now, so that it is not dropped next.
+    Loaded items count as used now, so that they are not dropped next. O(path) for each rung tried.
     """
     targets = _targets(directory, path)
     if not targets:
@@ -83,7 +82,7 @@ def fetch(directory: Directory, path: list[Node], now: float, partly: bool = Tru
 
 
 def resident(tip: Node) -> int:
-    """Tokens up to the deepest rung on the way to `tip` that the device alone can resume."""
+    """Position of the deepest rung on the path to `tip` that the device alone can resume; 0 if there is none. O(path)."""
     whole = 0
     for node in reversed(list(tip.up())):
         if node.parent is None:
@@ -96,7 +95,7 @@ def resident(tip: Node) -> int:
 
 
 def _targets(directory: Directory, path: list[Node]) -> list[int]:
-    """How many nodes of `path` there are to each rung that could be had; a store of whole chunks gives no KV block by block."""
+    """For each rung that can be loaded, the number of nodes of `path` down to it. A store of whole chunks cannot load single blocks."""
     found: list[int] = []
     for count, node in enumerate(path, 1):
         best = node.kv.best()
@@ -108,7 +107,7 @@ def _targets(directory: Directory, path: list[Node]) -> list[int]:
 
 
 def _missing(part: list[Node]) -> list[Item]:
-    """What is not on the device, KV from the top down, then the image."""
+    """Items of `part` that are not on the device: KV from the top down, then the image."""
     rung = part[-1].rung
     items = [node.kv for node in part] + ([rung.image] if rung is not None else [])
     return [item for item in items if item.at[DEVICE] is None]
@@ -125,13 +124,13 @@ def _footing(part: list[Node]) -> list[Node]:
 
 
 def _image_here(part: list[Node]) -> list[Item]:
-    """The image at the end of `part`, if it is on the device; without its KV it would be dropped first."""
+    """The image at the end of `part`, if it is on the device."""
     rung = part[-1].rung
     return [] if rung is None or rung.image.at[DEVICE] is None else [rung.image]
 
 
 def _room(directory: Directory, part: list[Node]) -> tuple[int, int]:
-    """Pages to be had at all, and at once without a loss, with what it needs of the device held and no promise broken."""
+    """Pages available in all, and at once without dropping only copies, if what `part` has on the device stays and promises are kept."""
     room = directory.room()
     needed = [*(node.kv for node in _footing(part)), *_image_here(part)]
     idle = [item for item in needed if not item.locks[DEVICE]]
@@ -150,10 +149,10 @@ def _begin(directory: Directory, part: list[Node], missing: list[Item], status: 
     secured = free_pages(directory, _need(missing))
     for image in images:
         directory.release(image)
-    if not secured:  # what is clean hangs on what is held
+    if not secured:  # the clean pages lie above what is held
         directory.release(hold)
         return Fetch(Status.NO_ROOM)
-    if tip.parent is None or any(item.node.parent is None for item in missing):  # joined, as others were dropped
+    if tip.parent is None or any(item.node.parent is None for item in missing):  # dropping others has joined nodes
         directory.release(hold)
         return Fetch(Status.BUSY)
     loads: dict[Tier, int] = {}

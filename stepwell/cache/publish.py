@@ -1,4 +1,4 @@
-"""What a finished step leaves behind: KV made findable, rungs left and replaced, use recorded."""
+"""What happens in the tree after a step: computed KV becomes findable, rungs are left and replaced, use is recorded."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def publish(
 ) -> None:
     """Make the computed blocks [lease end, end) of `tokens` findable, and move `lease` down over them.
 
-    Content that is there already keeps the first entry: the table then uses that entry's pages and retires its own, which the caller
-    gives back once no launched step reads them. With `adopt` off (a request that must not read the cache) it stops there: such a
-    request only adds where nothing is yet.
+    If the same content is there already, the first entry stays: the table then uses that entry's pages and retires its own, which the
+    caller frees once no launched step reads them. With `adopt` off (a request that must not read the cache) publishing stops there.
+    O(tokens) bytes compared.
     """
     node = lease.item.node
     condemned = directory.tree.is_condemned(node)
@@ -47,7 +47,7 @@ def publish(
 def _may_lengthen(node: Node, end: int) -> bool:
     """True if the tree may lengthen `node` in place: a leaf on the device alone that one request holds, not longer than joined nodes are.
 
-    What is published behind it would be joined to it anyway.
+    A new child would be joined to it anyway.
     """
     kv = node.kv
     if node.children or node.awaited or node.left or end - node.start > MOST_JOINED:
@@ -66,7 +66,7 @@ def _lengthen(directory: Directory, node: Node, tokens: Ints, end: int, table: B
 
 
 def follow(directory: Directory, node: Node, tokens: Ints, end: int, now: float) -> Node:
-    """The child of `node` along `tokens`, up to `end` at most: made if there is none, cut where it goes on differently."""
+    """The child of `node` along `tokens`, up to `end` at most. Adds one if there is none; cuts one whose tokens differ further on."""
     at, block = node.end, directory.tree.block
     child = node.children.get(directory.tree.key(tokens, at))
     if child is None:
@@ -80,7 +80,7 @@ def follow(directory: Directory, node: Node, tokens: Ints, end: int, now: float)
 
 
 def _fill(directory: Directory, node: Node, table: BlockTable, condemned: bool) -> None:
-    """Give `node` the table's pages for its tokens, or the table the node's. What was computed from condemned bytes is condemned."""
+    """Give `node` the pages of `table` for its tokens, or `table` those of the node. KV computed from condemned bytes is condemned."""
     first, last = node.start // directory.tree.block, node.end // directory.tree.block
     here = node.kv.at[DEVICE]
     if here is None:
@@ -96,8 +96,8 @@ def _fill(directory: Directory, node: Node, table: BlockTable, condemned: bool) 
 def leave_rung(
     directory: Directory, lease: Lease, position: int, pages: Ints, kind: RungKind, now: float
 ) -> Rung | None:
-    """Publish an image that has folded exactly `position` tokens of the leased path; None, and the pages go, if one is there or the
-    path is condemned."""
+    """Publish the image in `pages`, which has folded exactly `position` tokens of the leased path. Returns its rung; None, and the pages
+    are freed, if an image is there already or the path is condemned."""
     if directory.tree.is_condemned(lease.item.node):
         directory.give(DEVICE, pages)
         return None
@@ -120,7 +120,7 @@ def leave_rung(
 
 
 def _raise(directory: Directory, rung: Rung, kind: RungKind) -> None:
-    """Give `rung` the better of two reasons to keep it. If it was a waypoint, it is no longer among the first to be dropped."""
+    """Give `rung` the stronger of its kind and `kind`. A former waypoint is no longer among the first to be dropped."""
     if rung.kind == WAYPOINT and kind != WAYPOINT:
         rung.depth = 0
         directory.requeue(rung.image)
@@ -128,8 +128,8 @@ def _raise(directory: Directory, rung: Rung, kind: RungKind) -> None:
 
 
 def _lengthen_line(directory: Directory, rung: Rung) -> None:
-    """The new `rung` narrows the gap of the one above it. The line through all above reaches as far as it: noted once it has grown by an
-    eighth. What the nearest has noted all others have, as whatever runs through it runs through them. O(path) at most."""
+    """Note at the rungs above the new `rung` that their line reaches as far as it, once the line has grown by an eighth. Stops at the
+    first that knows: those above it know too. The gap of the rung above has become narrower. O(path) at most."""
     line = rung.image.node.end
     node = rung.image.node.parent
     while node is not None:
@@ -143,7 +143,7 @@ def _lengthen_line(directory: Directory, rung: Rung) -> None:
 
 
 def _leave_branches(directory: Directory, child: Node) -> None:
-    """The path has gone on with `child`, a new node: the other branches there are left."""
+    """Mark the other branches at the parent of `child`, a new node, as left: the conversation has gone on with `child`."""
     if not directory.policy.thins:
         return
     for branch in left_by(child):
@@ -157,10 +157,10 @@ def _leave_branches(directory: Directory, child: Node) -> None:
 def advance(
     directory: Directory, lease: Lease, rung: Rung, tokens: Ints, end: int, table: BlockTable, pages: Ints, now: float
 ) -> bool:
-    """Move a rolling `rung` at the end of the leased path to `end`, along the computed blocks up to there; its new image is in
-    `pages`. The same as to publish, retract and leave, without a change of shape.
+    """Move the rolling `rung` at the end of the leased path to `end`, over the computed blocks up to there; its new image is in
+    `pages`. Does in place what `publish`, `retract` and `leave_rung` do together.
 
-    False, and nothing is changed, where anyone else has to do with its node, or that is long enough.
+    Returns False, and changes nothing, if its node is shared in any way or has reached its greatest length.
     """
     node = rung.image.node
     if lease.item.node is not node or node.rung is not rung or not pages.size:
@@ -179,7 +179,7 @@ def advance(
 
 
 def _is_own(rung: Rung) -> bool:
-    """True if only the request that left the rolling `rung` knows of it, and it is on the device alone."""
+    """True if `rung` is a rolling rung on the device alone, without leases, pins and copies."""
     image = rung.image
     if rung.kind != ROLLING or image.pending is not None or image.pins or image.locks != _UNLOCKED:
         return False
@@ -194,7 +194,7 @@ def _as_new(directory: Directory, rung: Rung) -> bool:
 
 
 def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
-    """Lower the value of the rungs that the new `rung` supersedes, or of `rung` itself if answers are hardly ever continued."""
+    """Lower the value of the rungs that the new `rung` supersedes; of `rung` itself if it ends an answer and answers are not sent back."""
     above, answers = overtaken(rung.image.node)
     for depth, old in enumerate(above, 1):
         if old.depth < depth:
@@ -205,19 +205,19 @@ def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
             _give_up(directory, rung)
         return
     for answer in answers:
-        if not answer.superseded:  # each is left out once, however many rungs the next turns leave
+        if not answer.superseded:  # counted once, however many rungs the next turns leave
             directory.answers.saw(repeated=False)
         _give_up(directory, answer)
 
 
 def _give_up(directory: Directory, rung: Rung) -> None:
-    """Mark `rung` as unlikely to be resumed: it is dropped first and not copied down."""
+    """Mark `rung` as unlikely to be resumed from: it is dropped first and not copied down."""
     rung.depth = OLD
     directory.refuse(rung.image, directory.candidates.next_tier)
 
 
 def retract(directory: Directory, rung: Rung) -> None:
-    """Drop a rolling rung that a later one of the same request replaces, unless it is leased or has become a fork."""
+    """Drop a rolling rung that a later one of the same request replaces, unless it is in use or has become a fork."""
     node = rung.image.node
     stays = node.rung is not rung or rung.kind != ROLLING or len(node.children) > 1
     if not stays and not rung.image.pins and not any(rung.image.locks) and rung.image.pending is None:
@@ -225,8 +225,8 @@ def retract(directory: Directory, rung: Rung) -> None:
 
 
 def pass_by(directory: Directory, rung: Rung) -> None:
-    """Keep a rolling rung in the middle of its answer, for a request that continues from there. It is among the first to be dropped,
-    and makes no other rung less valuable."""
+    """Turn a rolling rung into a waypoint, for requests that continue from the middle of its answer. It is among the first to be dropped,
+    and supersedes no other rung."""
     if rung.image.node.rung is rung and rung.kind == ROLLING:
         rung.kind = WAYPOINT
         if directory.policy.thins:
@@ -235,7 +235,7 @@ def pass_by(directory: Directory, rung: Rung) -> None:
 
 
 def touch(directory: Directory, found: Survey, rung: Rung | None, boundary: int, now: float) -> None:
-    """Record that a request resumed at `boundary`: all KV up to there was used, but only the rung that it resumed from."""
+    """Record that a request resumed at `boundary` from `rung`: all KV up to there was used, and of the rungs that one alone. O(path)."""
     directory.candidates.latest.use = now
     used = [node for node in found.path if node.start < boundary]
     if used and used[-1].left:

@@ -1,4 +1,4 @@
-"""Who computes what next.
+"""Which request computes what next.
 
 This package knows requests, queues, token budgets and steps as plain data. It does not know tensors, sockets or wall time: a
 `Runner` computes, a `Mover` copies, a `Clock` tells the time, and the same scheduler serves, simulates and is tested.

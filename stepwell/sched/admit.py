@@ -27,7 +27,7 @@ from stepwell.sched.suspend import any_suspended, attach, free_slot, let_go, let
 
 
 def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, clock: Clock) -> None:
-    """Start whoever waits, in their order, while there is a live slot and room. Followers wait beside it and may be overtaken."""
+    """Start waiting requests, in their order, while there are live slots and room. Followers and lookups under way may be overtaken."""
     coalescing = Coalescing(queues, directory.config, config, costs, clock.now())
     come, at = coalescing.come(), 0
     while at < len(queues.waiting):
@@ -42,7 +42,7 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
         if not (queues.slots or waiting.suspended or any_suspended(queues)):
             return
         answer = _plan(queues, directory, config, costs, waiting)
-        if answer is None:  # not worth coming back to: a rung will do
+        if answer is None:  # resuming at a rung is better
             let_go_at(queues, directory, at)
             continue
         if isinstance(answer, Wait):
@@ -62,7 +62,7 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
         if _must_wait(queues, directory, answer, costs, clock.now()):
             return
         if answer.epoch != directory.epoch:
-            continue  # making room has come to nothing, but has changed what there is
+            continue  # making room did not help, but has changed the directory: plan again
         queues.waiting.pop(at)
         if queues.external_hits:
             taken(queues, directory, waiting.job, answer)
@@ -70,32 +70,32 @@ def admit(queues: Queues, directory: Directory, config: SchedConfig, costs: Cost
         slot = queues.slots.pop() if waiting.suspended is None else waiting.suspended.slot
         job, now, tokens = waiting.job, clock.now(), waiting.job.tokens.view
         if answer.aim.loads:
-            tokens = tokens.copy()  # those of a job may move while its load is in flight
+            tokens = tokens.copy()  # the tokens of a job may move in memory while its load is in flight
         state = commit(directory, _giving_reason(answer, job.given_up), job.request.id, tokens, slot, now)
         _enter(queues, directory, config, waiting, slot, state, now)
 
 
 def _is_unasked(queues: Queues, directory: Directory, waiting: Waiting) -> bool:
-    """Whether this request still waits for the external store's answer (at most `lookup_timeout`); it is planned afterwards."""
+    """True if this request still waits for the external store's answer (at most `lookup_timeout`); it is planned afterwards."""
     return directory.external is not None and waiting.suspended is None and waiting.job not in queues.external_hits
 
 
 def look_up(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> None:
-    """Ask the disk what it holds of the prompts of those who wait for that, in the order in which they came, for so many records a
-    turn: looking into the index takes the time of this thread. After `load_timeout` a request does with what has come back."""
+    """Look up in the index of the disk what it holds of waiting prompts, in their order of arrival, at most `records_a_turn` records in
+    one call, since a lookup takes the time of this thread. After `load_timeout` a request starts with what has been found."""
     left = config.records_a_turn
     for job, since in list(queues.asking.items()):
         if left <= 0:
             return
         found = learn_some(directory, job.request.salt, job.request.prompt, now, left)
-        left -= max(1, found.records)  # a question takes time, though nothing is found
+        left -= max(1, found.records)  # a lookup takes time even if it finds nothing
         if found.more and not 0 < config.load_timeout <= now - since:
             return
         del queues.asking[job]
 
 
 def _may_end(queues: Queues, directory: Directory) -> bool:
-    """Whether anything holds pages that may come free yet."""
+    """True if pages may become free without a new decision: something runs, loads or is being copied."""
     held = queues.running or queues.leaving or queues.parked or queues.draining
     return bool(held or directory.in_flight or directory.overdue)
 
@@ -103,7 +103,7 @@ def _may_end(queues: Queues, directory: Directory) -> bool:
 def _plan(
     queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, waiting: Waiting
 ) -> Plan | Wait | None:
-    """How the request would start; None where it was suspended and had better resume at a rung."""
+    """How the request would start. None for a suspended one that should resume at a rung instead."""
     request, tokens, suspended = waiting.job.request, waiting.job.tokens.view, waiting.suspended
     if suspended is None:
         external_hit = queues.external_hits.get(waiting.job)
@@ -114,7 +114,7 @@ def _plan(
 
 
 def _refuse(queues: Queues, at: int, answer: Wait) -> None:
-    """Nothing will ever make room for the one at `at` in the queue."""
+    """End the request at `at` in the queue with an error: there will never be room for it."""
     job = queues.waiting.pop(at).job
     message = f"{len(job.tokens)} tokens need {answer.needed} pages, an idle engine offers {answer.available}"
     message += ": shorten the prompt or raise --device-memory"
@@ -122,16 +122,16 @@ def _refuse(queues: Queues, at: int, answer: Wait) -> None:
 
 
 def _giving_reason(plan: Plan, given_up: tuple[Reason, int] | None) -> Plan:
-    """`plan`, saying so where it reaches no further because a load was given up."""
+    """`plan`, with the reason of a load that was given up, if it reaches no further for that."""
     if given_up is None or plan.aim.boundary >= given_up[1]:
         return plan
     return plan._replace(reason=given_up[0], skipped=max(plan.skipped, given_up[1]))
 
 
 def _must_wait(queues: Queues, directory: Directory, plan: Plan, costs: Costs, now: float) -> bool:
-    """Whether the target pages of a load become free without a loss once copies under way have ended."""
+    """Make room for the target pages of a load. True if copies under way will free them without dropping only copies: wait for these."""
     pages = (plan.aim.leg_end - plan.aim.shared) // directory.tree.block
-    # what the plan itself will hold is no room for it
+    # pages that the plan itself will lease are not available to it
     pinned = pinned_kv(plan.survey, directory.tree.block) + pinned_images(plan.options)
     instant = directory.room().instant - pinned
     if pages == 0 or pages <= instant:
@@ -142,7 +142,7 @@ def _must_wait(queues: Queues, directory: Directory, plan: Plan, costs: Costs, n
 
 
 def land(queues: Queues, directory: Directory, config: SchedConfig, report: Report, clock: Clock) -> None:
-    """Act on the end of one copy. A report that no one waits for any more is ignored."""
+    """Handle the end of one copy. Ignores reports of unknown tickets."""
     if copy_landed(directory, report):
         return
     for parked in list(queues.parked.values()):
@@ -177,7 +177,7 @@ def _advance(
 
 
 def _condemned(directory: Directory, parked: Parked) -> bool:
-    """Whether what its load read, or what it would go on from, has been condemned meanwhile."""
+    """True if what its load read, or what it would continue from, has been condemned meanwhile."""
     held, suspended = parked.loading.held, parked.suspended
     if directory.is_distrusted(parked.job.request.salt, held.plan.aim.external_hit):
         return True
@@ -187,7 +187,7 @@ def _condemned(directory: Directory, parked: Parked) -> bool:
 
 
 def _start_over(queues: Queues, directory: Directory, parked: Parked) -> None:
-    """Back to waiting with nothing held, to be planned afresh."""
+    """Release everything and let the request wait again, to be planned afresh."""
     if parked.suspended is not None:
         let_go(directory, parked.suspended)
     abandon(directory, parked.loading.held)
@@ -204,7 +204,7 @@ def _enter(
     state: Runnable | Loading,
     now: float,
 ) -> None:
-    """Park the request or let it run."""
+    """Park the request while it loads, or let it run."""
     job, suspended = waiting.job, waiting.suspended
     if isinstance(state, Loading):
         queues.moves.extend(state.moves)
@@ -240,7 +240,7 @@ def _enter(
         queues.returns += 1
     elif suspended is not None:
         let_go(directory, suspended)
-        # its plan counted on these pages: they are to be had again, and by nobody else
+        # its plan counted on these pages: reserve as many
         directory.promise(state.table, state.table.promised + len(suspended.pages))
     ask_for_rungs(queues, running)
     enter(queues, running)

@@ -1,11 +1,11 @@
-"""Checking resumes while they serve: some prompts are computed once more, cold, and the two answers compared.
+"""Checks resumed prompts while the engine serves: some are computed again from token 0, and the two first answers compared.
 
     admitted ─▶ watched ─ first token ─▶ pending ─ nothing else to do ─▶ recomputed ─▶ agrees, or its entries are quarantined
                                             ▲                                │
                                             └────── a request arrives ───────┘
 
-An audit is a request of the engine's own that neither reads the cache nor writes it. It runs only while nobody waits, and ends
-as soon as somebody does; the pages that it takes are those that one more request would take.
+An audit is a request of the engine's own that neither reads nor writes the cache. It runs only while the engine is idle, ends as soon as a
+request arrives, and takes pages as one more request would.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from stepwell.sched.step import Logits, StepResult
 log = logging.getLogger("stepwell.audit")
 
 PENDING = 16
-"""Audits that may wait. Each keeps a prompt and the logits of one token; the oldest gives way."""
+"""Most audits that wait. Each keeps a prompt and the logits of one token; the oldest is dropped for a new one."""
 
 _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A resumed prompt to be checked: how it was resumed, and what it answered. `tries` were cut short by requests. It says nothing
-    about what is cached now once `Directory.condemnations` is no longer `condemnations`."""
+    """A resumed prompt to be checked: how it was resumed, and the logits of its first token. `tries` audits of it were cut short. It says
+    nothing about what is cached once `Directory.condemnations` differs from `condemnations`."""
 
     salt: str
     prompt: Ints
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(slots=True)
 class AuditCounts:
-    """Audits that ended with an answer, those of them that differed, those that could not be held, copies taken out."""
+    """Audits that ended with a comparison, those of them that differed, audits skipped, and copies quarantined."""
 
     audits: int = 0
     mismatches: int = 0
@@ -64,7 +64,7 @@ class AuditCounts:
 
 
 def difference(resumed: Logits, cold: Logits) -> float:
-    """The largest difference, as a share of the largest cold logit; NaN where either is not finite."""
+    """The largest difference as a share of the largest cold logit. NaN if any logit is not finite."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return float(np.abs(resumed - cold).max() / max(float(np.abs(cold).max()), float(np.finfo(np.float32).tiny)))
 
@@ -75,18 +75,18 @@ def _needed(case: Case, directory: Directory) -> int:
 
 
 def _instant(directory: Directory) -> int:
-    """Pages that can be had at once without losing an only copy."""
+    """Number of pages available at once without dropping an only copy."""
     room = directory.room()
     return room.instant - room.reserved
 
 
 class Auditor:
-    """Chooses, holds and judges audits.
+    """Chooses, runs and judges audits.
 
     rate       share of resumed admissions that are checked
-    tolerance  `difference` up to which two answers agree; 0: they are equal
-    rng        draws which; the same seed and admissions give the same audits
-    differed   the last resumes that answered otherwise than a cold run, the latest last
+    tolerance  largest `difference` of two answers that agree; 0: they must be equal
+    rng        chooses which are checked; the same seed and admissions give the same audits
+    differed   the last cases whose answers differed, the latest last
     """
 
     def __init__(self, rate: float = 0.0, tolerance: float = 0.0, rng: random.Random | None = None) -> None:
@@ -102,11 +102,11 @@ class Auditor:
 
     @property
     def busy(self) -> bool:
-        """Whether an audit is under way, or waits for its turn."""
+        """True if an audit runs or waits."""
         return self._case is not None or bool(self._pending)
 
     def choose(self, queues: Queues, directory: Directory) -> None:
-        """Watch some of those who were admitted just now: after admission, before a step is built."""
+        """Choose some of the requests that were admitted just now. Call it after admission, before a step is built."""
         if not self.rate:
             return
         for event in queues.events:
@@ -116,7 +116,7 @@ class Auditor:
                     running.job.watched = AuditedResume(event.outcome, directory.condemnations)
 
     def begin(self, queues: Queues, directory: Directory) -> None:
-        """Start the next audit, if nothing else is to be done and it has room."""
+        """Start the next audit, if the engine is idle and there is room."""
         if self._case is not None or queues.waiting or queues.parked or queues.running or queues.events:
             return
         while self._pending:
@@ -132,7 +132,7 @@ class Auditor:
             self.counts.skipped += 1
 
     def interrupt(self, queues: Queues, directory: Directory) -> None:
-        """A request has arrived: end what is under way, to be begun again later."""
+        """End a running audit, because a request has arrived. It begins again later, a few times at most."""
         case, self._case = self._case, None
         if case is None:
             return
@@ -147,12 +147,12 @@ class Auditor:
             self.counts.skipped += 1
 
     def collect(self, directory: Directory, built: Built, result: StepResult, dropped: Set[int]) -> None:
-        """Take the logits of a step that has run and been applied: answers to be checked, or the one that checks.
+        """Take logits from a step that has been applied: of answers to be checked, or of the audit itself.
 
-        `dropped` are the works of requests that had ended before; an audit that was cut short must not judge the next one.
+        `dropped` are works of requests that had ended before: an audit that was cut short must not judge the next one.
         """
         kept = dict(result.logits)
-        first = len(built.step.decodes)  # whose first tokens have been drawn long since
+        first = len(built.step.decodes)  # decodes have drawn their first token before
         for index, work in enumerate(built.step.parts, first):
             share = built.shares[index]
             if work.sample is None or not work.sample.keep_logits or index in dropped:
@@ -163,14 +163,16 @@ class Auditor:
                 continue
             watched, job.watched = job.watched, None
             stale = watched is None or watched.condemnations != directory.condemnations
-            if watched is None or logits is None or stale or job.starts > 1:  # preempted: resumed in another way
+            if (
+                watched is None or logits is None or stale or job.starts > 1
+            ):  # preempted, and resumed in another way since
                 self.counts.skipped += 1
             else:
                 how, condemnations = watched.outcome, watched.condemnations
                 self._keep(Case(job.request.salt, job.request.prompt, how, logits, condemnations))
 
     def strip(self, events: list[Event]) -> list[Event]:
-        """`events` without those of audits, which are nobody's business."""
+        """`events` without those of audits, which no caller waits for."""
         if not self._name:
             return events
         mine = [event for event in events if event.request_id == self._name]
@@ -199,7 +201,7 @@ class Auditor:
     def _judge(self, directory: Directory, cold: Logits | None) -> None:
         case = self._case
         if case is None or cold is None or not np.isfinite(cold).all():
-            return  # nothing to compare with: its end counts it as skipped
+            return  # nothing to compare; its end counts it as skipped
         self._case = None
         self.counts.audits += 1
         off = difference(case.logits, cold)

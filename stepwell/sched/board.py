@@ -1,12 +1,12 @@
-"""Where each running request stands, as columns by live slot: a step reads and moves all of them at once.
+"""The positions of all running requests, as columns indexed by live slot: a step reads and advances all of them at once.
 
-An answer that goes on draws a token a step, and for most of its steps nothing else happens to it:
+A decoding request draws one token a step, and in most steps nothing else happens to it:
 
     0 ───── computed ──── launched ───────────────────────── calm ──▶
     │ collected          │ a token each · a new page where    │ the last token there may be,
                          │ the last is full · a block ended   │ or something that only this request has
 
-Pages and blocks follow from the columns. The scheduler looks at a request by itself where its next decode is no longer below `calm`.
+New pages and ended blocks follow from the columns. The scheduler handles a request by itself if its next decode is not below `calm`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NO_PAGES: Ints = np.empty(0, np.int32)
 
 
 class Board:
-    """One entry a live slot; what stands at a slot that no running request holds means nothing.
+    """One entry for each live slot; the entry of a slot without a running request means nothing.
 
     computed  launched    see `stepwell.sched.job.Running`, which has no copy of them
-    calm      decodes from `launched` to below it draw one token each, by rules that are the same for all; 0: the next one does not
+    calm      decodes from `launched` to below it draw one token each and need no attention of their own; 0: the next one does
     last      the last token that is known          given   tokens that were known when it began to run
     prompts   tokens of the prompt            roots   as `Decodes.roots`
     named     pages that its last step was given, and `tables`: these
@@ -44,7 +44,7 @@ class Board:
         self.tables: list[Ints] = [_NO_PAGES] * slots
 
     def begin(self, slot: int, computed: int, tokens: Ints, prompt: int, root: int) -> None:
-        """A request that has `tokens`, of which the first `prompt` are its prompt's, runs in `slot` from `computed` on."""
+        """A request begins to run in `slot` at position `computed`. It has `tokens`, the first `prompt` of which are its prompt."""
         self.computed[slot] = self.launched[slot] = computed
         self.calm[slot] = self.named[slot] = 0
         self.given[slot], self.last[slot] = len(tokens), tokens[-1]
@@ -52,14 +52,14 @@ class Board:
         self.roots[slot] = root
 
     def name(self, slot: int, table: BlockTable) -> int:
-        """The next step of `slot` is given the pages of `table`. Returns how many of them its last step was given as they are."""
+        """Note that the next step of `slot` names the pages of `table`. Returns how many of these its last step named, unchanged."""
         pages, known = table.name()
         self.tables[slot] = pages
         self.named[slot] = len(pages)
         return known
 
     def is_quiet(self, slots: Ints, block: int) -> bool:
-        """Whether the next step of each of `slots` is a calm decode that neither takes a page nor ends a block."""
+        """True if the next step of each of `slots` is a calm decode that neither takes a page nor ends a block."""
         launched = self.launched[slots]
         bounds = np.minimum(self.calm[slots], self.named[slots] * block)
         return bool(np.logical_and(launched < bounds, (launched + 1) % block).all())
@@ -77,5 +77,5 @@ class Board:
         return np.asarray((self.launched[slots] + 1) % block == 0)
 
     def is_calm(self, slots: Ints) -> npt.NDArray[np.bool_]:
-        """For each of `slots`, whether its next decode is one of many."""
+        """For each of `slots`, whether its next decode is calm."""
         return np.asarray(self.launched[slots] < self.calm[slots])

@@ -1,8 +1,8 @@
 """The next step: every decode first, drafts behind it, then prompts, oldest first, up to the token budget.
 
 Prefill is cut on the rung grid, so that a resume at a rung repeats exactly the segments of a cold run. Pages of prompts were
-promised at admission; an answer that grows may preempt the youngest request, never the oldest. Images for rungs are best
-effort: they take what is free or clean, never what is promised, and preempt nobody.
+promised at admission. A growing answer may preempt the youngest request, never the oldest. Images for rungs are best effort: they take
+pages that are free or clean and not promised, and preempt no request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stepwell.sched.suspend import let_go_all, suspend
 
 UNGUIDED = Unguided()
 LEAST_SHARE = 0.25
-"""Of the time of a step that is left to prompts whatever decodes are thought to take."""
+"""Share of the time of a step that prompts get at least, however long decodes are expected to take."""
 
 
 class _Pages(Enum):
@@ -43,7 +43,7 @@ class _Pages(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Somebody has to be preempted: collect the launched step first. It may end a request, and the victim's state is not whole before."""
+    """A request must be preempted: collect the launched step first. That may end a request, and completes the state of the victim."""
 
 
 def build(
@@ -55,15 +55,15 @@ def build(
     in_flight: bool = False,
     guidance: Guidance = UNGUIDED,
 ) -> Built | Drain | None:
-    """The next step, to be launched at once, or None where nothing can be computed now. Takes the pages it writes.
+    """The next step, to be launched at once, or None if nothing can be computed now. Takes the pages that it writes.
 
-    Beside decodes, prompts are computed for as long as `costs` say that the step stays within `max_step_s`, one grid at least.
+    Beside decodes, prompts are computed as long as the step is expected to stay within `max_step_s`, but at least one grid.
 
-    `in_flight`: a launched step has not been collected yet. What it is going to draw is decoded without being known.
-    `guidance`: who is held to a grammar joins once it is ready; nobody else waits for that.
+    in_flight  a launched step has not been collected yet: tokens that it draws are decoded before they are known
+    guidance   a request with a grammar joins once its mask is ready; no other request waits for that
     """
     board, block, line = queues.board, directory.tree.block, queues.line()
-    if len(line) and board.is_quiet(line, block):  # most steps: what follows would find nothing to do
+    if len(line) and board.is_quiet(line, block):  # most steps
         return compose(queues, config, (), line)
     maker = _Maker(queues, directory, costs, now)
     decodes, calm, lacking = board.decodes(line), board.is_calm(line), board.lacks_page(line, block)
@@ -76,7 +76,7 @@ def build(
     special: list[int] = []
     for place in np.flatnonzero(decodes & (~calm if at_once else ~calm | lacking)).tolist():
         if place >= len(queues.running):
-            break  # only the youngest are preempted, so that all from here on have been
+            break  # only the youngest are preempted, so this and all later ones have been
         running = queues.running[place]
         if not _can_decode(queues.drafting, running) or _waits(running, guidance):
             continue
@@ -102,7 +102,7 @@ def build(
 
 
 def _closing(queues: Queues, config: SchedConfig, places: npt.NDArray[np.intp]) -> list[int]:
-    """Those of `places` whose blocks are for others to find."""
+    """Those of `places` whose blocks are published."""
     if not config.cache:
         return []
     return [place for place in places.tolist() if queues.running[place].job.request.write_cache]
@@ -123,7 +123,7 @@ def _closed(queues: Queues, directory: Directory, config: SchedConfig, runs: Seq
 
 
 def _images(directory: Directory, count: int) -> list[Ints]:
-    """Pages for each of `count` images, or of as many as can be had at no one's cost."""
+    """Pages for each of `count` images, or for fewer if not enough pages are idle."""
     size = directory.config.geometry.image_pages
     if not is_idle(directory, count * size):
         some = (_image_pages(directory) for _ in range(count))
@@ -134,7 +134,7 @@ def _images(directory: Directory, count: int) -> list[Ints]:
 
 
 def _decode(queues: Queues, directory: Directory, config: SchedConfig, running: Running) -> Share:
-    """The next token of an answer, or the last of a prompt, and what is drafted behind it."""
+    """The next token of an answer, or the last of a prompt, and the drafts behind it."""
     drafts = drafts_of(directory, config, running) if queues.drafting else 0
     return share_of(queues, directory, config, running, running.launched + 1, drafts)
 
@@ -142,13 +142,13 @@ def _decode(queues: Queues, directory: Directory, config: SchedConfig, running: 
 def _prompts(
     maker: _Maker, config: SchedConfig, guidance: Guidance, runs: Sequence[Running], decoding: int
 ) -> list[Share]:
-    """Parts of the prompts of `runs`, beside so many tokens of answers, as the budgets of tokens and of time allow."""
+    """Parts of the prompts of `runs`, as the budgets of tokens and time allow beside `decoding` tokens of answers."""
     queues, directory, costs = maker.queues, maker.directory, maker.costs
     budget, grid = config.max_num_batched_tokens - decoding, directory.config.geometry.rung_grid
     seconds = inf
     if decoding and config.max_step_s:
         left = config.max_step_s - costs.decode_s - costs.prompt_step_s
-        seconds = max(left, config.max_step_s * LEAST_SHARE)  # a speed that was misjudged once must not starve prompts
+        seconds = max(left, config.max_step_s * LEAST_SHARE)  # a misjudged speed must not starve prompts
     shares: list[Share] = []
     for running in runs:
         end = _chunk_end(running, budget, grid)
@@ -168,14 +168,13 @@ def _prompts(
 
 
 def _have_room(directory: Directory, pages: int) -> bool:
-    """Whether that many pages are free and promised to nobody."""
+    """True if so many pages are free and not promised."""
     return pages <= min(directory.pools[DEVICE].free, directory.spendable)
 
 
 def _can_decode(drafting: bool, running: Running) -> bool:
-    """Whether one who decodes can compute one more token: of an answer at its limit none is left to draw, and one whose next token
-    depends on the last one in ways that the model does not know of, or that may have come by several tokens further, waits until that is
-    collected. So does one that is about to draft: the step with its drafts names the token before them."""
+    """True if a decoding request can compute one more token now. It cannot at its limit. It waits for its last step to be collected if
+    that had drafts, or if its next token depends on the last one outside the model (a grammar, penalties), or if it is about to draft."""
     job, drawn = running.job, running.drawn
     if running.guessing:
         return False
@@ -184,7 +183,7 @@ def _can_decode(drafting: bool, running: Running) -> bool:
 
 
 def _waits(running: Running, guidance: Guidance) -> bool:
-    """Whether the token that it would draw next is held to a grammar, and it is not known yet which tokens that allows."""
+    """True if a grammar restricts its next token, and the allowed tokens are not known yet."""
     job = running.job
     if not job.request.params.grammar:
         return False
@@ -192,13 +191,13 @@ def _waits(running: Running, guidance: Guidance) -> bool:
 
 
 def awaits_mask(queues: Queues, guidance: Guidance) -> bool:
-    """Whether anybody who runs could go on as soon as it is known which tokens a grammar allows: that ends by itself."""
+    """True if a running request waits only for its grammar's mask, which will come."""
     return any(_waits(running, guidance) for running in queues.running)
 
 
 def guide(built: Built, guidance: Guidance) -> None:
-    """Begin what the next tokens of a collected step's requests depend on: they may be asked for right away."""
-    for share in built.shares.values():  # who is held to a grammar is never calm
+    """Begin to compute the masks that the next tokens of a collected step's requests need."""
+    for share in built.shares.values():  # a request with a grammar is never calm
         job = share.running.job
         if job.request.params.grammar and share.running.drawn == job.tokens.count:
             guidance.begin(job.request.id, job.request.params, job.answer)
@@ -212,13 +211,13 @@ def _chunk_end(running: Running, budget: int, grid: int) -> int:
 
 
 def _in_time(running: Running, end: int, count: int, grid: int) -> int:
-    """Where a part of at most `count` tokens that would end at `end` ends: there, or at the last grid boundary within."""
+    """Where a part that would end at `end` ends if it may have `count` tokens: there, or at the last grid boundary within."""
     return end if end - running.launched <= count else floor_to(running.launched + count, grid)
 
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """What it takes to make room for one step."""
+    """Makes room for one step."""
 
     queues: Queues
     directory: Directory
@@ -226,21 +225,21 @@ class _Maker:
     now: float
 
     def make(self, pages: int) -> bool:
-        """Begin what lets `pages` pages be taken; whether anything is coming."""
+        """Begin copies that free `pages` pages. Returns whether copies under way will."""
         making = make_room(self.directory, pages, self.costs, self.now)
         self.queues.moves.extend(making.moves)
         return making.coming
 
 
 def _take_pages(maker: _Maker, running: Running, end: int, images: int = 0) -> _Pages:
-    """Take the pages for tokens up to `end`; wait for copies down that make room for them and for `images` pages of rungs."""
+    """Take the pages for tokens up to `end`, or begin copies down that make room for them and for `images` pages of rungs."""
     directory, table = maker.directory, running.table
     count = max(0, directory.config.geometry.pages_for(end) - len(table))
     if count == 0 and images == 0:
         return _Pages.TAKEN
     spendable = directory.spendable + min(count, table.promised)
     if count > spendable:
-        # a copy from host to disk makes no room on the device, and may take long
+        # only copies that read the device make room there
         return _Pages.COMING if directory.coming(DEVICE) else _Pages.NONE
     wanted = min(count + images, spendable)
     if not free_pages(directory, wanted):
@@ -252,7 +251,7 @@ def _take_pages(maker: _Maker, running: Running, end: int, images: int = 0) -> _
 
 
 def grow(directory: Directory, running: Running, end: int) -> bool:
-    """Take the pages for tokens up to `end`, if they are free or clean."""
+    """Take the pages for tokens up to `end` if they are free or clean. Returns whether it has them."""
     count = max(0, directory.config.geometry.pages_for(end) - len(running.table))
     if not free_pages(directory, count):
         return False
@@ -261,7 +260,7 @@ def grow(directory: Directory, running: Running, end: int) -> bool:
 
 
 def _grow_or_preempt(maker: _Maker, running: Running, end: int, in_flight: bool) -> bool | Drain:
-    """Pages for one more token, at the price of the youngest requests if need be; False: not in this step."""
+    """Take the page for one more token; preempts the youngest requests for it if need be. False: not in this step."""
     queues, directory = maker.queues, maker.directory
     while True:
         pages = _take_pages(maker, running, end)
@@ -284,8 +283,8 @@ def _grow_or_preempt(maker: _Maker, running: Running, end: int, in_flight: bool)
 
 
 def _give_retired(queues: Queues, directory: Directory) -> bool:
-    """Give back the pages that the tree's own have replaced in the tables of those who run; whether there were any. No launched step may
-    be left that reads them."""
+    """Free pages of running requests that the tree's own have replaced. Returns whether there were any. The caller makes sure that no
+    launched step reads them."""
     tables = [running.table for running in queues.running if running.table.has_retired]
     for table in tables:
         directory.give(DEVICE, table.take_retired())
@@ -293,7 +292,7 @@ def _give_retired(queues: Queues, directory: Directory) -> bool:
 
 
 def preempt(queues: Queues, directory: Directory, victim: Running) -> None:
-    """Back to waiting. What it computed is published already; it goes on from there if it can, and else from its last rung."""
+    """Let `victim` wait again. What it computed is published; it continues from there if it can, or else from its last rung."""
     suspended = suspend(directory, victim)
     _release(queues, directory, victim)
     if suspended is None:
@@ -303,7 +302,7 @@ def preempt(queues: Queues, directory: Directory, victim: Running) -> None:
 
 
 def release(queues: Queues, directory: Directory, running: Running) -> None:
-    """Take out a request that has ended. All that it holds is let go: at once, or with the last launched step that names it."""
+    """Release all that a request holds that has ended: at once, or when the last launched step that names it has been collected."""
     if running.in_flight:
         leave(queues, running)
         queues.leaving.append(running)
@@ -313,7 +312,7 @@ def release(queues: Queues, directory: Directory, running: Running) -> None:
 
 
 def dismiss(queues: Queues, directory: Directory, share: Share) -> None:
-    """The step of `share` has been collected, whose request had ended before: what it drew and left is nobody's."""
+    """Drop the results of `share`, whose request ended before its step was collected, and release what it still holds."""
     running = share.running
     running.computed = share.end
     for _, _, pages in share.rungs:
@@ -368,7 +367,7 @@ def _rungs_due(directory: Directory, config: SchedConfig, running: Running, end:
 
 
 def _image_pages(directory: Directory) -> Ints | None:
-    """Pages for one image, if that costs no one anything that was promised or could still be copied down."""
+    """Pages for one image, if so many are free or clean and not promised. None if not."""
     count = directory.config.geometry.image_pages
     if not is_idle(directory, count):
         return None

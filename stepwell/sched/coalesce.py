@@ -1,10 +1,10 @@
-"""Waiting for what another request is computing already, where that is sooner than computing it once more.
+"""Share prefill: wait for a request already computing the same prefix when that is faster than computing it again.
 
-    leader     0 ═════ computed ─────────────▶ rung ─────▶          runs, or is parked: never one who waits himself
+    leader     0 ═════ computed ─────────────▶ rung ─────▶          runs, or is parked; never waits itself
     follower   0 ══ boundary ── same tokens ──── ┤ other tokens     waits until the leader has passed the rung
 
-A follower holds nothing. Its leader leaves a rung where the two part, if it has not got there yet; once it has passed it, or is no
-longer there (ended, aborted, failed, preempted, its load given up), the follower is planned afresh, at its old place in the queue.
+A follower holds nothing. Its leader leaves a rung where the two prompts part, if it has not got there yet. Once the leader has passed
+that rung, or has gone (ended, aborted, failed, preempted, load given up), the follower is planned afresh, at its old place in the queue.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from stepwell.sched.job import Following, Job, Parked, Running
 from stepwell.sched.queues import Queues
 
 MOST_WAITS = 8
-"""A request waits for so many leaders at most: were each to fail, it would still be served."""
+"""Most leaders that one request waits for, so that it is served even if all of them fail."""
 
-_SLACK = 1.0  # s: a copy is heard of between two steps, however short it was
-_MOST_COMPARED = 16  # prompts, token by token; few begin alike and differ
+_SLACK = 1.0  # s: reports are read between two steps, however short the copy was
+_MOST_COMPARED = 16  # leaders whose prompts are compared token by token
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Waiting for `table`'s owner to pass `position` has the prompt computed after `seconds`."""
+    """If a prompt waits for the owner of `table` to pass `position`, it is computed after `seconds`."""
 
     table: BlockTable
     position: int
@@ -38,12 +38,12 @@ class Lead:
 
 
 def is_following(following: Following | None, come: dict[BlockTable, int]) -> bool:
-    """Whether there is still something to wait for, by how far leaders have come."""
+    """True if there is still something to wait for; `come` says how far leaders have computed."""
     return following is not None and come.get(following.table, following.position) < following.position
 
 
 def ask_for_rungs(queues: Queues, running: Running) -> None:
-    """A leader has been loaded and knows its rungs: add those that its followers wait for."""
+    """Add the rungs that followers of `running` wait for, once it has been loaded and its own rungs are known."""
     for waiting in queues.waiting:
         if waiting.following is not None and waiting.following.table is running.table:
             _ask(running, waiting.following.position)
@@ -56,7 +56,7 @@ def _ask(running: Running, position: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Coalescing:
-    """One look at who computes what, at `now`. Only `follow` changes anything."""
+    """Which running and parked requests can be waited for at `now`. Only `follow` changes anything."""
 
     queues: Queues
     rules: CacheConfig
@@ -65,14 +65,14 @@ class Coalescing:
     now: float
 
     def come(self) -> dict[BlockTable, int]:
-        """How far each who may be waited for has come."""
+        """Tokens computed so far by each request that may be waited for; those that load count as 0."""
         if not self.queues.waiting:
             return {}
         loading = {p.loading.held.table: 0 for p in self.queues.parked.values() if self._in_time(p)}
         return loading | {running.table: running.computed for running in self.queues.running}
 
     def follow(self, job: Job, plan: Plan) -> Following | None:
-        """Have `job`, which could start by `plan`, wait for another, if that is sooner; its leader is asked for the rung."""
+        """Let `job`, which could start by `plan`, wait for another request if that is faster, and ask that for the rung. None if not."""
         if job.waits >= MOST_WAITS or not job.request.read_cache:
             return None
         lead = self.find(job.request.salt, job.tokens.view, job.order, plan)
@@ -87,9 +87,9 @@ class Coalescing:
         return Following(lead.table, lead.position)
 
     def find(self, salt: str, tokens: Ints, order: tuple[float, int], plan: Plan) -> Lead | None:
-        """The leader by way of whom `tokens` are computed soonest; None where `plan` is sooner.
+        """The leader by which `tokens` are computed soonest. None if `plan` is at least as fast.
 
-        A running prompt is computed from where it is, behind those that the step budget serves first.
+        A running prompt continues from where it is, behind those that the step budget serves first. O(leaders · tokens).
         """
         grid, count, boundary = self.rules.geometry.rung_grid, len(tokens), plan.aim.boundary
         if not (self.config.coalesce and self.config.cache) or floor_to(count - 1, grid) <= boundary:
@@ -118,12 +118,12 @@ class Coalescing:
         return best
 
     def _leaders(self, salt: str) -> list[Running | Parked]:
-        """Who computes a prompt under `salt`, or loads what comes before, for others to find."""
+        """Requests that compute, or load, a prompt under `salt` and publish it."""
         running = [r for r in self.queues.running if r.uncollected > 1 and _shares(r.job, salt)]
         return [*running, *(p for p in self.queues.parked.values() if _shares(p.job, salt) and self._in_time(p))]
 
     def _in_time(self, parked: Parked) -> bool:
-        """Whether its load may still be waited for: it has been heard of within twice the time that all of it should take, and some."""
+        """True if its load may be waited for: its last report is not older than twice the expected time of the whole load, and a second."""
         option = parked.loading.option
         return self.now - parked.heard <= 2 * self._seconds(option, option.boundary) + _SLACK
 
@@ -140,14 +140,14 @@ def _start(leader: Running | Parked) -> int:
 
 
 def _rung_to_come(leader: Running, position: int) -> int:
-    """The deepest boundary up to `position` where the leader can still leave a rung, or is about to; 0 where there is none."""
+    """The deepest boundary up to `position` where the leader can still leave a rung, or is about to; 0 if there is none."""
     if position > leader.launched:
         return position
     return max((p for p, _ in leader.rungs if leader.computed < p <= position), default=0)
 
 
 def _alike(known: Ints, tokens: Ints, boundary: int, grid: int) -> bool:
-    """Whether two prompts may be the same up to the first rung past `boundary`: looks at the grid's last token and first stretch."""
+    """Quick check whether two prompts may agree up to the first rung past `boundary`; compares one grid at the start and one token."""
     least = floor_to(boundary, grid) + grid
     if len(known) <= least or known[least - 1] != tokens[least - 1]:
         return False
@@ -164,7 +164,7 @@ def _common(a: Ints, b: Ints) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Seconds of prompts that are still to be computed, by the place of their request: of who runs, and of who loads."""
+    """Seconds of prefill still to be computed, by place in the order: of running and of parked requests."""
 
     running: tuple[tuple[tuple[float, int], float], ...]
     parked: tuple[tuple[tuple[float, int], float], ...]
@@ -180,9 +180,9 @@ class _Line:
         return cls(running, parked)
 
     def before(self, order: tuple[float, int]) -> float:
-        """Of those who run, by whom the step budget is taken before a request at `order` has any."""
+        """Seconds of running prompts that get the step budget before a request at `order`."""
         return sum(seconds for place, seconds in self.running if place < order)
 
     def loading(self, order: tuple[float, int]) -> float:
-        """Of those who load, and will run before it."""
+        """Seconds of parked prompts that will run before a request at `order`."""
         return sum(seconds for place, seconds in self.parked if place < order)

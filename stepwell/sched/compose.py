@@ -1,7 +1,7 @@
-"""From what each request is to compute to the step that computes it, and to what the result will mean.
+"""Turns what each request is to compute into a step, and remembers what its results will mean.
 
-A decode that comes to a token and nothing else is a row in columns (`stepwell.sched.board`), and no object is made of it. Whatever
-more there is to a part of a step is a `Share`.
+A decode that only draws a token is a row in columns (`stepwell.sched.board`) without an object of its own. Any other part of a step is
+a `Share`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from stepwell.sched.step import CARRY, LAST_DRAW, NO_DECODES, Cut, Decodes, Samp
 class Share:
     """One request's part of a step: it computes up to `end` and leaves `rungs` (position, kind, pages).
 
-    drafts  the last tokens up to there are guesses, so many of them: how far it got is known once the step has been collected
-    calm    a decode whose token is handed out with everybody's: what is left to do for it is to publish the block that it ends
+    drafts  number of drafts among the last tokens up to `end`: how many are right is known once the step has been collected
+    calm    a calm decode that ends a block: its token is handed out with those of all calm rows, and only the block is published
     """
 
     running: Running
@@ -38,10 +38,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Built:
-    """A step, and whose work it is.
+    """A step, and the requests that it belongs to.
 
-    lineup  whose the decodes are       calm  rows of those whose tokens are handed out together
-    shares  by index in the step, ascending: of all others, and of rows of `calm` that end a block
+    lineup  requests of the decodes       calm  rows whose tokens are handed out together
+    shares  by index in the step, ascending: those of all other works, and of rows of `calm` that end a block
     """
 
     step: Step
@@ -57,8 +57,8 @@ def compose(
     calm: Ints = NOBODY,
     turning: Sequence[Running] = (),
 ) -> Built:
-    """The step of these shares, and of a token for each who runs in one of the slots `calm`; those `turning` have a new page for it.
-    From here on it counts as launched. O(shares) objects, and a few arrays of all rows."""
+    """The step of these shares, and of one token for each request in the slots `calm`; requests in `turning` have got a new page for it.
+    Its tokens count as launched from now on, so the caller launches it. O(shares) objects, and a few arrays of all rows."""
     alone = [share for share in shares if share.calm or (not share.drafts and share.running.goes_on)]
     going = {share.running.slot: share for share in alone}
     others = [share for share in shares if share.running.slot not in going]
@@ -79,8 +79,8 @@ def compose(
 
 
 def calm_until(running: Running, drafting: bool) -> int:
-    """The first position from `launched` on whose decode is to be looked at by itself, beside pages that it takes and blocks that it
-    ends; 0: the next one is. It draws the last token that there may be, or is one of those that never draw like others."""
+    """The first position from `launched` on whose decode needs attention of its own (new pages and ended blocks apart): it may draw the
+    last token. 0 if the next one does already, as for drafts, grammars, log-probabilities and due rungs."""
     job = running.job
     if drafting or running.rungs or job.looks_back or job.request.params.logprobs is not None:
         return 0
@@ -88,10 +88,10 @@ def calm_until(running: Running, drafting: bool) -> int:
 
 
 def _lineup(queues: Queues, config: SchedConfig, calm: Ints, going: Mapping[int, Share]) -> Lineup:
-    """Of who runs in one of these slots, in the order of the queue: mostly that of the last step."""
+    """The lineup of the requests in these slots, in the order of the queue; mostly that of the last step."""
     known, count = queues.lineup, len(calm) + sum(not share.calm for share in going.values())
     if known is not None and len(known.slots) == count == len(queues.running):
-        return known  # everyone goes on, as before
+        return known  # the same requests continue
     goes_on = _mask(calm, config.max_num_seqs)
     if going:
         goes_on[list(going)] = True
@@ -104,7 +104,7 @@ def _lineup(queues: Queues, config: SchedConfig, calm: Ints, going: Mapping[int,
 
 
 def _rows(lineup: Lineup, calm: Ints, count: int) -> npt.NDArray[np.intp]:
-    """The rows of `lineup` that the slots `calm` have; there are `count` slots."""
+    """The rows of the slots `calm` in `lineup`; there are `count` slots in all."""
     if len(calm) == len(lineup.slots):
         return np.arange(len(calm))
     return np.flatnonzero(_mask(calm, count)[lineup.slots])
@@ -117,13 +117,13 @@ def _mask(slots: Ints, count: int) -> npt.NDArray[np.bool_]:
 
 
 def _decodes(board: Board, lineup: Lineup, shares: Mapping[int, Share], turning: Sequence[Running]) -> Decodes:
-    """A decode for each row of `lineup`; `shares` of those rows that come to more than a token, and rows that have a new page."""
+    """A decode for each row of `lineup`. `shares` are those of rows with more than a token, `turning` requests with a new page."""
     slots = lineup.slots
     starts, known = board.launched[slots], board.named[slots]
     tokens = np.where(starts == board.computed[slots], board.last[slots], LAST_DRAW)
     special = [(row, share.running) for row, share in shares.items() if not share.calm]
     for row, running in special:
-        if starts[row] < running.given:  # what it is given to repeat is known, whatever is in flight
+        if starts[row] < running.given:  # it repeats known tokens, whatever is in flight
             tokens[row] = board.last[running.slot]
     for row, running in special + [(lineup.at[running.slot], running) for running in turning]:
         known[row] = board.name(running.slot, running.table)
@@ -172,7 +172,7 @@ def _sample(running: Running) -> Sample:
 
 
 def _score(job: Job, start: int, end: int) -> Score | None:
-    """The prompt tokens whose log-probabilities this part of the prompt yields, if they are wanted."""
+    """The prompt tokens whose log-probabilities this part of the prompt yields; None if they are not wanted."""
     top = job.request.params.prompt_logprobs
     if top is None:
         return None

@@ -16,22 +16,22 @@ class SchedConfig:
     max_num_seqs             requests that hold a live state: running, or waiting for a load
     max_num_batched_tokens   tokens a step may compute
     max_model_len            prompt and answer together
-    decode_rung_tokens       a running answer leaves a rolling rung this often
+    decode_rung_tokens       tokens from one rolling rung of an answer to the next
     eos                      tokens that end an answer
     vocab                    token ids are below this; 0: not checked
-    cache                    whether prompts are read from the cache and left in it
+    cache                    read prompts from the cache, and publish to it
     load_timeout             seconds without a report after which a request gives its load up; 0: never
-    coalesce                 a request waits for what another is computing, where that is sooner
-    priority_ageing          seconds of waiting that are worth one step of priority
-    fair_salts               salts that wait at one priority take turns, by the tokens of their prompts
+    coalesce                 a request waits for a prefix that another is computing if that is faster
+    priority_ageing          seconds of waiting that count as one step of priority
+    fair_salts               salts that wait at one priority take turns, by the work of their prompts
     async_scheduling         build and launch a step while the one before computes
-    max_step_s               seconds that a step with decodes in it should take at most; 0: any time
-    deterministic            costs stay as they were given: no measured time is used
-    records_a_turn           records of an earlier process, at most, that a turn looks up on disk for those who wait
-    lookup_timeout           seconds after which an external store's answer is not waited for any longer
-    external_lease_s         seconds for which what it has of a waiting request's prompt is leased; then it is asked again
-    waypoint_tokens          a running answer's rolling rung stays where it is, this often (`is_waypoint`)
-    drafts                   tokens that the runner may draft for each answer and step; 0: it does not draft
+    max_step_s               most seconds that a step with decodes should take; 0: no limit
+    deterministic            use no measured times: costs stay as given
+    records_a_turn           most records of an earlier process that one turn looks up on disk for waiting requests
+    lookup_timeout           seconds to wait for the answer of an external store
+    external_lease_s         seconds that a hit in an external store is leased for a waiting request; then the store is asked again
+    waypoint_tokens          tokens from one waypoint of an answer to the next (`is_waypoint`)
+    drafts                   most tokens that the runner drafts for each answer and step; 0: none
     """
 
     max_num_seqs: int = 32
@@ -55,11 +55,11 @@ class SchedConfig:
     external_lease_s: float = 30.0
 
     def is_waypoint(self, position: int) -> bool:
-        """Whether a rolling rung at `position` stays: the first one in each stretch of `waypoint_tokens`, wherever they lie."""
+        """True if a rolling rung at `position` stays: it is the first in its stretch of `waypoint_tokens`."""
         return position % self.waypoint_tokens < self.decode_rung_tokens
 
     def next_waypoint(self, position: int) -> int:
-        """Where the first rolling rung behind `position` is that stays."""
+        """Position of the first waypoint behind `position`."""
         start = floor_to(position, self.waypoint_tokens)
         first = ceil_to(start, self.decode_rung_tokens)
         return first if first > position else ceil_to(start + self.waypoint_tokens, self.decode_rung_tokens)

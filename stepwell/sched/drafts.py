@@ -1,13 +1,13 @@
-"""How many drafts an answer's next step computes, how many were accepted, and whether answers draft at all.
+"""How many drafts the next step of an answer computes, how many were accepted, and whether answers draft at all.
 
-Answers draft as long as that makes more tokens a second. Steps with and without drafts are timed as the engine serves. The way that is
-thought slower is tried for a few steps now and then, so that what is known of it stays true:
+Answers draft as long as that gives more tokens a second. Steps with and without drafts are timed while the engine serves. The way that
+seems slower is tried for a few steps now and then, so that its estimate stays current:
 
     decodes │ with drafts ……………………… │ without │ with drafts …………………………… │ without │
             │ 500 steps                 │ 12      │ 500                           │ 12
 
-Steps are compared with steps of about as many answers. One counts from the end of the step before, if that was of the same kind: what the
-host takes is part of it.
+Steps are compared with steps of about as many answers. A step is timed from the end of the step before, if that was of the same kind, so
+that the time of the host is included.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from stepwell.sched.step import Step, StepResult
 log = logging.getLogger(__name__)
 
 LEAST_KNOWN, LEAST_SHARE = 1000, 0.2
-"""Drafts after which their share that was right is looked at, and the share below which it is told."""
+"""Number of drafts after which the share of right ones is checked, and the share below which a warning is logged."""
 
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Drafts that were computed, and those of them that were accepted, by position: 1 for the first behind a drawn token.
+    """Numbers of drafts computed and accepted, by position: 1 for the first behind a drawn token.
 
-    The log says so once where the first `LEAST_KNOWN` are hardly ever right.
+    Logs a warning once if few of the first `LEAST_KNOWN` are right.
     """
 
     computed: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
 
     def add(self, drafts: int, drawn: int) -> None:
-        """An answer's step had so many drafts, and has drawn so many tokens."""
+        """Count a step of an answer that had `drafts` drafts and drew `drawn` tokens."""
         self.computed.update(range(1, drafts + 1))
         self.accepted.update(range(1, min(drafts + 1, drawn)))
         if drafts and self.computed[1] == LEAST_KNOWN and self.accepted[1] < LEAST_SHARE * LEAST_KNOWN:
@@ -54,10 +54,10 @@ class DraftCounts:
 
 
 def drafts_of(directory: Directory, config: SchedConfig, running: Running) -> int:
-    """Drafts that the next decode of an answer computes; none where none were made behind its last step, or where the next token depends
-    on the last in ways that the model does not know of.
+    """Number of drafts that the next decode of an answer computes. 0 if its last step made none, or if its next token depends on the last
+    one outside the model (a grammar, penalties).
 
-    Takes the pages for these, and for those that the runner drafts next, if they are had at nobody's cost.
+    Takes the pages for these, and for those that the runner drafts next, if enough pages are idle.
     """
     job, start = running.job, running.launched
     if not running.guessed or job.looks_back or not running.goes_on:
@@ -70,22 +70,22 @@ def drafts_of(directory: Directory, config: SchedConfig, running: Running) -> in
 
 
 def is_idle(directory: Directory, count: int) -> bool:
-    """Whether `count` pages can be taken at no one's cost; if so, they are free now."""
+    """True if `count` pages are free or clean and not promised. Frees them if so."""
     return directory.spendable >= count and free_pages(directory, count)
 
 
 EVERY, TRIED = 500, 12
-"""Steps between two trials of the other way, and steps of a trial."""
+"""Steps from one trial of the other way to the next, and steps of a trial."""
 LEAST = 5
-"""Times of steps that say something of a way."""
+"""Number of timed steps that give an estimate of a way."""
 _KEPT = 25
 _SURE = 1.02
-"""How much more the other way must make before it is gone over to: times scatter."""
+"""Ratio by which the other way must be faster before it is chosen, since times scatter."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTime:
-    """A collected step of decodes alone: how many, whether any had drafts, the tokens drawn, and the time at which it was there."""
+    """A collected step of decodes alone: how many, whether any had drafts, the tokens drawn, and when it was collected."""
 
     decodes: int
     drafting: bool
@@ -94,24 +94,24 @@ class DecodeTime:
 
 
 def decode_time(step: Step, result: StepResult, now: float) -> DecodeTime | None:
-    """What a step says that was collected `now`: nothing if there are prompts in it."""
+    """The timing of a step that was collected `now`. None if it computed prompts."""
     if any(not work.drafts for work in step.parts):
         return None
     return DecodeTime(len(step), bool(step.parts), sum(map(len, result.sampled)), now)
 
 
 class Gain(Protocol):
-    """Decides for a step at a time. It changes how fast answers come, and never what they are."""
+    """Decides for each step whether answers draft. It changes the speed of answers, never their tokens."""
 
     def wants(self, decodes: int) -> bool:
-        """Whether the next step, with so many answers, is to draft."""
+        """True if the next step, with `decodes` answers, is to draft."""
 
     def saw(self, step: DecodeTime | None) -> None:
-        """A step has been collected; None: one that says nothing, with prompts in it."""
+        """Note a collected step; None: one with prompts."""
 
 
 class Always:
-    """Drafts whatever it costs: where no measured time may decide anything."""
+    """Always drafts, for engines in which measured times must not decide anything."""
 
     def wants(self, decodes: int) -> bool:
         return True
@@ -122,14 +122,14 @@ class Always:
 
 @dataclass(slots=True)
 class _Way:
-    """What the last steps of one way took, and how many tokens each made for an answer."""
+    """Times of the last steps of one way, and the tokens that each gave an answer."""
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     tokens: deque[float] = field(default_factory=lambda: deque(maxlen=4 * _KEPT))
 
     @property
     def rate(self) -> float | None:
-        """Tokens a second for an answer; None: not known yet."""
+        """Tokens a second for an answer. None if not known yet."""
         if len(self.seconds) < LEAST or not median(self.seconds) > 0:
             return None
         return fmean(self.tokens) / median(self.seconds)
@@ -169,7 +169,7 @@ class _Class:
 
 
 class Measured:
-    """By what steps take."""
+    """Decides by the measured times of steps."""
 
     __slots__ = ("_before", "_classes")
 
@@ -194,6 +194,6 @@ class Measured:
         """Of 1, 2 to 3, 4 to 7 … answers."""
         known = self._classes.get(decodes.bit_length())
         if known is None:
-            # the first trial comes soon: nothing is known of either way
+            # the first trial comes soon, since nothing is known of either way
             known = self._classes[decodes.bit_length()] = _Class(steps=EVERY - 2 * TRIED)
         return known

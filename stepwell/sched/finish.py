@@ -1,4 +1,4 @@
-"""From a step's result to events: publish what was computed, hand out tokens, end what is done."""
+"""Applies the result of a step: publishes what was computed, hands out tokens, ends finished requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stepwell.sched.step import StepResult
 Entry = TypeVar("Entry")
 
 _MUCH = 8
-"""Waypoints are left where one page in so many of the device is free: where room is short they displace what is asked for more often."""
+"""Waypoints are left if at least one device page in so many is free; with less room they would displace more useful entries."""
 
 
 def finish(
@@ -32,8 +32,8 @@ def finish(
 ) -> set[int]:
     """Apply one result. Content becomes findable here, after the step that computed it has run, and never before.
 
-    The share of a request that has ended meanwhile is dropped: nobody hears of its token, and its rungs are not published. Returns
-    the indices of such shares. O(n) with the smallest of constants, and O(1) objects more for each share.
+    Shares of requests that have ended meanwhile are dropped: no event tells of their tokens, and their rungs are not published. Returns
+    the indices of these shares. O(rows) with a small constant, and O(1) objects for each share.
     """
     dropped: set[int] = set()
     errors, scores, of_prompt = dict(result.errors), dict(result.scores), dict(result.target_scores)
@@ -58,7 +58,7 @@ def finish(
 
 
 def _settled(share: Share, drawn: int) -> Share:
-    """`share` up to where it got: where it had drafts, by a token for each that was drawn, and all else is as if never computed."""
+    """`share` as if it had computed accepted drafts alone: it ends behind the `drawn` tokens."""
     if not share.drafts:
         return share
     running = share.running
@@ -68,13 +68,13 @@ def _settled(share: Share, drawn: int) -> Share:
 
 
 def _hand_out(queues: Queues, built: Built, result: StepResult, errors: Collection[int]) -> set[int]:
-    """Give each calm row its token, but for those returned: rows of answers that have ended before or in error, or that may end with
-    this token."""
+    """Hand out the tokens of calm rows. Returns the rows left out, which `finish` handles one by one: those in error, of answers that
+    have ended, or that may end with this token."""
     lineup, rows = built.lineup, built.calm.tolist()
     surprised = set(errors)
     if queues.leaving:
         surprised.update(lineup.at.get(leaving.slot, -1) for leaving in queues.leaving)
-    if surprised:  # before tokens are counted: a row in error has none
+    if surprised:  # first, since a row in error has no token
         rows = [row for row in rows if row not in surprised]
     drawn = list(chain.from_iterable(_at(rows, result.sampled[: len(lineup.names)])))
     assert len(drawn) == len(rows), "a calm row draws a token a step"
@@ -98,7 +98,7 @@ def _at(rows: list[int], column: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def _shares(built: Built, surprised: set[int]) -> Iterable[tuple[int, Share]]:
-    """What is to be done for one request after the other, in the order of the step."""
+    """(index, share) of what is handled request by request, in the order of the step."""
     if not surprised:
         return built.shares.items()
     runs = built.lineup.runs
@@ -107,7 +107,7 @@ def _shares(built: Built, surprised: set[int]) -> Iterable[tuple[int, Share]]:
 
 
 def _discard(queues: Queues, directory: Directory, share: Share, message: str) -> None:
-    """This request's own numbers went wrong: nothing of the step is kept."""
+    """End a request whose logits went wrong, and drop its part of the step."""
     for _, _, pages in share.rungs:
         directory.give(DEVICE, pages)
     share.running.computed = share.end
@@ -145,9 +145,9 @@ def _apply(
 
 
 def _publish(directory: Directory, config: SchedConfig, share: Share, now: float) -> None:
-    """Make the whole blocks findable, then the rungs; pages that are replaced by it stay for a step that has been launched."""
+    """Publish whole blocks, then rungs. Pages replaced by the tree's own stay while a launched step reads them."""
     running = share.running
-    if running.table.has_retired:  # steps launched since do not name them
+    if running.table.has_retired:  # no launched step names them any more
         directory.give(DEVICE, running.table.take_retired())
     known = min(share.end, running.job.tokens.count)
     end = known - known % directory.tree.block
@@ -161,7 +161,7 @@ def _publish(directory: Directory, config: SchedConfig, share: Share, now: float
 
 
 def _lengthen(directory: Directory, config: SchedConfig, share: Share, end: int, now: float) -> None:
-    """Publish the blocks up to `end`; each new rung replaces the last rolling one, but for waypoints."""
+    """Publish the blocks up to `end`, and rungs. Each new rung replaces the last rolling one, which may stay as a waypoint."""
     running, job = share.running, share.running.job
     publish(directory, running.path, job.tokens.view, end, running.table, now, adopt=job.request.read_cache)
     published = running.path.item.node.end
@@ -169,7 +169,7 @@ def _lengthen(directory: Directory, config: SchedConfig, share: Share, end: int,
         if position > min(end, published):
             directory.give(DEVICE, pages)
             continue
-        if running.rolling is not None:  # first: a rung about to go must not make others seem superseded
+        if running.rolling is not None:  # first, so that it does not supersede others
             (pass_by if _leaves_waypoint(directory, running, config) else retract)(directory, running.rolling)
         rung = leave_rung(directory, running.path, position, pages, kind, now)
         running.rolling = rung if kind == ROLLING else None
@@ -177,13 +177,13 @@ def _lengthen(directory: Directory, config: SchedConfig, share: Share, end: int,
 
 
 def has_plenty(directory: Directory) -> bool:
-    """Whether so much of the device is free that answers leave waypoints."""
+    """True if enough of the device is free for waypoints."""
     pool = directory.pools[DEVICE]
     return _MUCH * pool.free >= pool.total
 
 
 def _leaves_waypoint(directory: Directory, running: Running, config: SchedConfig) -> bool:
-    """Whether the rolling rung of a request is to stay where it is: within its answer, and where much of the device is free."""
+    """True if the rolling rung of a request is to stay as a waypoint: it lies in the answer, and much of the device is free."""
     assert running.rolling is not None
     position = running.rolling.image.node.end
     within = position > len(running.job.request.prompt)
@@ -191,7 +191,7 @@ def _leaves_waypoint(directory: Directory, running: Running, config: SchedConfig
 
 
 def _advance(directory: Directory, config: SchedConfig, share: Share, end: int, now: float) -> bool:
-    """Move the rolling rung of an answer on, where that is all there is to do: by far the most frequent case."""
+    """Move the rolling rung of an answer in place, if nothing else is to be published: the most frequent case by far."""
     running = share.running
     if running.rolling is None or len(share.rungs) != 1 or _leaves_waypoint(directory, running, config):
         return False
@@ -202,7 +202,7 @@ def _advance(directory: Directory, config: SchedConfig, share: Share, end: int, 
 
 
 def _take(job: Job, sampled: tuple[int, ...], config: SchedConfig) -> tuple[tuple[int, ...], FinishReason | None]:
-    """Append sampled tokens up to the one that ends the answer."""
+    """Append sampled tokens up to the one that ends the answer. Returns those kept, and why the answer ends (None: it does not)."""
     params = job.request.params
     kept = sampled[: job.limit - job.tokens.count]
     reason: FinishReason | None = None

@@ -5,7 +5,7 @@ Waiting ──▶ Parked ──▶ Running ──▶ (finished)         Waiting 
    │           ▼          │                           aborted while its load is in flight: Draining, then gone
    └───────────┼──────────┘  preempted                     given up for want of a report: Waiting, its load Draining
             Draining
-                                                           ended while a launched step names it: Leaving, then gone
+                                                           ended while a launched step names it: Queues.leaving, then gone
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stepwell.sched.step import Carry, StateStart
 class KnownTokens:
     """Prompt and answer so far: an int32 array that grows at the end.
 
-    tail  the newest tokens, which go into the array when somebody next reads it: a step appends what it drew here
+    tail  the newest tokens: a step appends what it drew; they are moved into the array when it is next read
     """
 
     __slots__ = ("_buffer", "_count", "tail")
@@ -73,12 +73,12 @@ class KnownTokens:
 
 
 MOST_UNREAD = 64
-"""Tokens of an answer that are kept as numbers of their own for want of a reader."""
+"""Most tokens in `KnownTokens.tail`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedResume:
-    """How a request that is to be audited was resumed, and `Directory.condemnations` at that time."""
+    """How a request that will be audited was resumed, and `Directory.condemnations` at that time."""
 
     outcome: AdmissionOutcome
     condemnations: int
@@ -86,16 +86,16 @@ class AuditedResume:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """What outlives a request's states.
+    """What a request keeps through all its states.
 
-    order     its place: lower goes first, see `stepwell.sched.queues`     limit    tokens that it may have at most
-    root      numbers its salt        starts   admissions so far
-    internal  the engine's own: no caller hears of it, and no count of admissions includes it
-    watched   set where the logits of its first token are to be kept
-    resumed   how it was first admitted
-    given_legs  what loads that were given up had tried
-    given_up  the failed leg and the boundary of a load that was not reported in time
-    waits     leaders that it has waited for     alone  where it would have been resumed without the first of them
+    order     place in the queue, lower first (`stepwell.sched.queues`)     limit    most tokens that it may have
+    root      number of its salt      starts   number of admissions so far
+    internal  a request of the engine itself (an audit): no events, and not counted as an admission
+    watched   set if the logits of its first token are to be kept for an audit
+    resumed   outcome of its first admission
+    given_legs  legs of loads that were given up, as in `AdmissionOutcome.legs`
+    given_up  (failed leg, boundary) of a load that was not reported in time
+    waits     number of leaders that it has waited for     alone  its boundary if it had not waited for the first of them
     """
 
     request: Request
@@ -122,20 +122,20 @@ class Job:
 
     @property
     def answer(self) -> Ints:
-        """The answer so far; valid until it next grows."""
+        """Tokens of the answer so far; valid until the next one is added."""
         return self.tokens.view[len(self.request.prompt) :]
 
     @property
     def audited(self) -> bool:
-        """Whether the logits of its first token are wanted."""
+        """True if the logits of its first token are to be kept."""
         return self.internal or self.watched is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suspended:
-    """What a preempted request still has: the live state after `computed` tokens in `slot`, and `pages` of the KV past the end of
-    `node`, where its last whole block ends (see `stepwell.sched.suspend`). Once `Directory.condemnations` is no longer
-    `condemnations`, it may have been computed from condemned bytes, and serves nobody."""
+    """What a preempted request keeps: the live state after `computed` tokens in `slot`, and `pages` with the KV past the end of `node`,
+    where its last whole block ends (see `stepwell.sched.suspend`). It must not be used once `Directory.condemnations` differs from
+    `condemnations`: it may have been computed from condemned bytes."""
 
     slot: int
     computed: int
@@ -146,7 +146,7 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """What a follower waits for: the owner of `table` has computed `position` tokens (see `stepwell.sched.coalesce`)."""
+    """A follower waits until the owner of `table` has computed `position` tokens (see `stepwell.sched.coalesce`)."""
 
     table: BlockTable
     position: int
@@ -163,7 +163,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """Holds a live slot and all that its plan leased; its load is in flight, and was last heard of at `heard`."""
+    """Holds a live slot and all that its plan leased. Its load is in flight; the last report of it came at `heard`."""
 
     job: Job
     slot: int
@@ -174,7 +174,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """No request waits for this load any more, since `since`; a copy may still write its pages and its live slot."""
+    """A load that no request waits for since `since`. Its copies may still write its pages and its live slot."""
 
     slot: int
     loading: Loading
@@ -188,14 +188,14 @@ class Running:
         0 ─────────────── computed ──────────── launched ────────── drawn
         │ collected steps │ in launched steps  │ for steps to come │
 
-    computed  tokens of steps that have been collected      launched  and of those that are still with the runner
+    computed  tokens of collected steps                  launched  tokens of collected and launched steps
     drawn     tokens that are known, or being drawn by a launched step
-    board     has the positions: the entries of `slot` are this request's
+    board     holds the positions: the entries of `slot` belong to this request
     shared    tokens whose pages are never written     rungs     prompt rungs still to be left, ascending
-    image     hold on what `start` reads               rolling   the last rung left on the way, to be replaced by the next
-    start     of the next step                         given     tokens that were known when it began to run
+    image     lease on what `start` reads              rolling   its last rolling rung, which the next one replaces
+    start     state at the start of the next step      given     tokens that were known when it began to run
     guessed   its last launched step drafts behind what it draws
-    guessing  its launched step has drafts in it: how far it gets is known once that is collected
+    guessing  its launched step has drafts in it: how many are right is known once it is collected
     """
 
     job: Job
@@ -237,22 +237,22 @@ class Running:
 
     @property
     def remaining(self) -> int:
-        """Tokens, known or being drawn, that no step has been given yet; 1: the next step decodes."""
+        """Tokens, known or being drawn, that are in no step yet; 1: the next step decodes."""
         return max(1, self.given - self.launched)
 
     @property
     def goes_on(self) -> bool:
-        """Whether its next step carries an answer on: the token is not the prompt's, the state is where it was left, and the page is its
-        own. After a return the page may be another's, which has computed the same meanwhile; a decode would write it."""
+        """True if its next step can be a plain decode: the token is not the prompt's, its state is in the slot, and the page is its own.
+        After a preemption the page may be shared with a request that computed the same meanwhile; a decode would write it."""
         own = self.launched >= max(self.shared, len(self.job.request.prompt))
         return own and isinstance(self.start, Carry) and self.remaining == 1
 
     @property
     def uncollected(self) -> int:
-        """Known tokens that others cannot find yet, for a launched step or one to come computes them; more than 1 in a prompt."""
+        """Known tokens that are not computed yet; more than 1 in a prompt."""
         return self.job.tokens.count - self.computed
 
     @property
     def in_flight(self) -> bool:
-        """Whether a launched step names it."""
+        """True if a launched step names it."""
         return self.launched > self.computed

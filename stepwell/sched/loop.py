@@ -2,8 +2,8 @@
 
     submit, abort ─▶ │ land reports ▸ admit ▸ build k ▸ launch k ▸ collect k−1 ▸ publish k−1 ▸ copy down ahead of need │ ─▶ events
 
-Without asynchronous scheduling it collects k in the turn that launches it. Single-threaded: everything that changes state happens
-inside `submit`, `abort`, `step` and `drain`.
+Without asynchronous scheduling it collects step k in the turn that launches it. Single-threaded: state changes only inside `submit`,
+`abort`, `step` and `drain`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from stepwell.sched.suspend import let_go
 
 IDLE_WAIT = 0.05
 _ROOM = 4096
-"""Tokens of answer for which room is made at once, so that a long prompt is not copied again for a short answer."""
+"""Tokens of an answer that memory is allocated for at once, so that a long prompt is not copied again for a short answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class _Launched:
 
 
 class EngineLoop:
-    """Serves, simulates and is tested: what differs is the runner, the mover and the clock that it is given."""
+    """The scheduler. Serving, simulation and tests use the same class with other runners, movers and clocks."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class EngineLoop:
         self._guidance = guidance
         self._gain = gain or Always()
         self._clock = clock
-        self._copying: dict[int, tuple[Tier, int]] = {}  # by ticket: bytes, and where a load reads
+        self._copying: dict[int, tuple[Tier, int]] = {}  # by ticket: tier that a load reads (device: not a load), bytes
         self._deadlines = Deadlines(config.load_timeout)
-        self._rested = self.directory.epoch  # that at which nothing was left to be copied down while idle
+        self._rested = self.directory.epoch  # the epoch at which nothing was left to be copied down while idle
         self._steps = 0
         self._computed = 0
         self._sampled = 0
@@ -106,13 +106,13 @@ class EngineLoop:
 
     @property
     def longest(self) -> int:
-        """Tokens that one request may have at most, prompt and answer: the model's limit or the pool's."""
+        """Most tokens of one request, prompt and answer together: the limit of the model or of the device."""
         pool = self.directory.config.device_pages * self.directory.tree.block
         return min(self.config.max_model_len, pool)
 
     @property
     def busy(self) -> bool:
-        """Whether a step could do anything."""
+        """True if a call of `step` could do anything."""
         directory, external = self.directory, self.directory.external
         below = len(directory.pools) > 1 and directory.epoch != self._rested
         beyond = external is not None and bool(external.unstored or self.queues.external_hits or self.queues.probing)
@@ -120,14 +120,14 @@ class EngineLoop:
 
     @property
     def serving(self) -> bool:
-        """Whether there is anything that a request waits for."""
+        """True if any request, audit or hint is not finished."""
         q = self.queues
         waited_for = q.waiting or q.parked or q.draining or q.running or q.events or self._launched
         return bool(waited_for or self.auditor.busy or self.retention.busy)
 
     @property
     def copying(self) -> bool:
-        """Whether any copy is under way."""
+        """True if a copy is under way."""
         return bool(self._copying)
 
     def submit(self, request: Request) -> None:
@@ -160,8 +160,7 @@ class EngineLoop:
         enqueue(self.queues, job)
 
     def abort(self, request_id: str) -> None:
-        """End a request in whatever state it is; unknown ids are ignored. What it held outlives neither copies nor launched steps that
-        use it."""
+        """End a request, whatever its state. Ignores unknown ids. What copies and launched steps still use is freed at their end."""
         queues = self.queues
         waiting, running = queues.find_waiting(request_id), queues.find_running(request_id)
         parked = queues.parked.pop(request_id, None)
@@ -182,12 +181,12 @@ class EngineLoop:
         queues.events.append(Finished(request_id, "abort"))
 
     def step(self, *, wait: float = IDLE_WAIT) -> list[Event]:
-        """One turn. `wait`: seconds to wait at most for a copy where nothing can be computed."""
+        """One turn of the loop. `wait`: most seconds to wait for a copy if nothing can be computed. Returns what callers are to hear."""
         began, with_runner = self._clock.now(), self._with_runner
         for report in self._mover.poll():
             self._heard(report)
             land(self.queues, self.directory, self.config, report, self._clock)
-        self.costs = self.meter.costs  # for all of this turn, and whoever asks until the next
+        self.costs = self.meter.costs  # the same for all of this turn
         self._deadlines.turn(self.directory, began)
         self.directory.archive.lookups.turn(self.config.records_a_turn, began, self.config.load_timeout)
         expire(self.queues, self.directory, self.config, self._clock)
@@ -217,21 +216,21 @@ class EngineLoop:
         return events
 
     def _wait(self, seconds: float) -> None:
-        """Nothing can be computed: wait, at most so long, for a mask, for a copy, or for the end of a compaction."""
+        """Wait for a mask, for a copy, or for the end of a compaction, at most `seconds`. Called if nothing can be computed."""
         if self.queues.running and self._guidance.wait(seconds):
             return
-        budgeted = self.busy and not self.serving  # what is left to write to disk has to wait for its turn
+        budgeted = self.busy and not self.serving  # writes to disk wait for their budget
         if self._copying or budgeted or self.queues.probing:
             self._mover.wait(seconds)
         elif self.directory.archive.lookups.held:
             self.directory.archive.wait(seconds)
 
     def drain(self) -> None:
-        """Collect what has been launched; the next turn tells of it."""
+        """Collect all launched steps; the next turn returns their events."""
         self._collect(0)
 
     def launched(self) -> Iterator[Built]:
-        """Steps that have not been collected, the oldest first."""
+        """Launched steps that have not been collected, oldest first."""
         return (one.built for one in self._launched)
 
     def stats(self) -> EngineStats:
@@ -270,32 +269,32 @@ class EngineLoop:
         )
 
     def explain(self, salt: str, prompt: Ints, read: bool = True) -> Explanation:
-        """What `prompt` would get if it came now. Changes nothing."""
+        """What would be reused of `prompt` if it came now, and why. Changes nothing."""
         return explained(self.queues, self.directory, self.config, self.costs, self._clock.now(), salt, prompt, read)
 
     def outlook(self, salt: str, prompt: Ints, read: bool = True) -> Outlook:
-        """How soon `prompt` would have its first token if it came now. Changes nothing."""
+        """When `prompt` would have its first token if it came now. Changes nothing."""
         return outlook(self.queues, self.directory, self.config, self.costs, salt, prompt, read)
 
     def reset(self, salt: str | None = None) -> dict[Tier, int]:
-        """Drop what nobody holds, under one salt or under all; slots freed by tier."""
+        """Drop everything that is not leased, under one salt or under all. Returns the slots freed by tier."""
         return reset(self.directory, salt)
 
     def ladders(self, count: int, owner: str = "") -> tuple[Ladder, ...]:
-        """What is held of the paths that were used last, of one owner's salts or of all."""
+        """The `count` paths that were used last, of one owner's salts or of all, and what is cached of them."""
         return ladders(self.queues.trails, self._clock.now(), count, owner)
 
     def pin(self, subject: Subject, seconds: float) -> int:
-        """Let what is cached of a prompt go last for `seconds`. Returns the tokens that are pinned."""
+        """Pin what is cached of a prompt for `seconds`: it is dropped last. Returns the number of tokens pinned."""
         now = self._clock.now()
         return self.retention.pin(subject, now + seconds, now)
 
     def unpin(self, subject: Subject) -> int:
-        """End such a pin. Returns the tokens that were pinned."""
+        """End a pin. Returns the number of tokens that were pinned."""
         return self.retention.unpin(subject)
 
     def prefetch(self, number: int, subject: Subject) -> None:
-        """Bring it to the device beside whatever runs; `prefetched` tells of the end."""
+        """Begin to load a prompt to the device, beside running requests. `prefetched` returns the result under `number`."""
         self.queues.moves.extend(self.retention.prefetch(number, subject, self._clock.now()))
 
     def prefetched(self) -> list[Prefetched]:
@@ -303,7 +302,7 @@ class EngineLoop:
         return self.retention.finished()
 
     def _build(self) -> Built | None:
-        """The next step. Where that takes a preemption, the launched step is collected first."""
+        """The next step. If that takes a preemption, the launched step is collected first."""
         now = self._clock.now()
         if self.config.drafts and self.queues.running:
             self.queues.draft(self._gain.wants(len(self.queues.running)))
@@ -314,14 +313,14 @@ class EngineLoop:
             built = build(*given, guidance=self._guidance)
             assert not isinstance(built, Drain), "nothing is in flight any more"
         if built is None and not self._launched and self._is_stuck(now):
-            built = build(*given, guidance=self._guidance)  # what a grammar allows may have become known since
+            built = build(*given, guidance=self._guidance)  # a mask may have become ready since
             assert not isinstance(built, Drain), "nothing is in flight"
             if built is None and self._is_stuck(now):
                 relieve(self.queues, self.directory, self.config)
         return built
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether only overdue copies could let those who run go on."""
+        """True if running requests can continue only when overdue copies end."""
         stranded = bool(self.queues.running) and is_stranded(self.queues, self.directory, self.config, now)
         return stranded and not awaits_mask(self.queues, self._guidance)
 
@@ -381,12 +380,12 @@ class EngineLoop:
             target = Tier.DEVICE if isinstance(move.target, LiveState) else move.target.tier
             self._copied[move.source.tier, target] += len(move.source.slots)
             size = len(move.source.slots) * self.directory.config.geometry.page_bytes
-            source = move.source.tier if target < move.source.tier else Tier.DEVICE  # what goes down says nothing
+            source = move.source.tier if target < move.source.tier else Tier.DEVICE  # copies down are not timed
             self._copying[move.ticket] = (source, size)
             self._deadlines.began(move.ticket, now)
 
     def _heard(self, report: Report) -> None:
-        """One copy less is under way; a load tells how fast its tier is."""
+        """Note the end of a copy. The time of a load updates the speed of its tier."""
         source, size = self._copying.pop(report.ticket, (Tier.DEVICE, 0))
         if report.ok and source != Tier.DEVICE:
             self.meter.copied(source, size, report.seconds)

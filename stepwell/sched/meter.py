@@ -1,4 +1,4 @@
-"""Costs as they turn out: what steps and copies take while the engine serves becomes what the next turns weigh."""
+"""Updates `Costs` by the measured times of steps and copies while the engine serves."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from stepwell.cache.moves import EXTERNAL, Tier
 from stepwell.sched.step import Step
 
 LEAST_TOKENS = 256
-"""Prompt tokens of a step that says something about prefill: in a shorter one the weights are most of it."""
+"""Fewest prompt tokens of a step that is measured: a shorter one mostly reads weights."""
 LEAST_BYTES = 1 << 20
-"""Of a copy that says something about a tier's speed."""
+"""Fewest bytes of a copy that is measured."""
 
-_WEIGHT = 0.1  # of what was just seen, against all before
-_FACTOR = 4.0  # one look changes what is believed by no more than its share of this
-_TELLING = 0.01  # a step of decodes has to take so much more or less than `costs` say before these are replaced: it is looked at each step
+_WEIGHT = 0.1  # of the latest measurement, against all before
+_FACTOR = 4.0  # one measurement counts as at most this many times faster or slower
+_TELLING = 0.01  # least relative change of a step of decodes that replaces `costs`, since every step is measured
 
 
 class Meter:
-    """Keeps `costs`, which each look moves a tenth of the way to what was seen; `frozen`: never.
+    """Holds `costs`. Each measurement moves them a tenth of the way to what it says; `frozen`: never.
 
-    A step or a copy that seems to take no time (a virtual clock) says nothing.
+    A step or a copy that seems to take no time (on a virtual clock) is ignored.
     """
 
     def __init__(self, costs: Costs, frozen: bool = False) -> None:
@@ -44,7 +44,7 @@ class Meter:
         if sum(len(work.tokens) for work in prompts) < LEAST_TOKENS:
             return
         seconds -= costs.decode_s if len(step) > len(prompts) else 0.0
-        if seconds <= 0:  # the decodes are not what they were: this says nothing of prompts
+        if seconds <= 0:  # decodes have become faster: this says nothing about prompts
             return
         tokens = sum(costs.prefill_seconds(work.start, work.start + len(work.tokens)) for work in prompts)
         slower = _drift(costs.prompt_step_s + tokens, seconds)
@@ -69,6 +69,6 @@ class Meter:
 
 
 def _drift(expected: float, seen: float) -> float:
-    """What to multiply a time by that was expected to be this and was seen to be that."""
+    """The factor for an estimate that was `expected` seconds, where `seen` were measured."""
     ratio = min(_FACTOR, max(1 / _FACTOR, seen / expected)) if expected > 0 else 1.0
     return 1 - _WEIGHT + _WEIGHT * float(ratio)

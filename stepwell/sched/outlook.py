@@ -1,5 +1,5 @@
-"""What an engine expects of a prompt that has not come: where it would be resumed and why, and how soon it would have its first token.
-The latter is what a router asks of each of several engines. Nothing here changes anything."""
+"""What an engine expects of a prompt before it arrives: where it would resume and why, and when it would have its first token.
+A router asks several engines for the latter. Nothing here changes any state."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from stepwell.sched.job import Waiting
 from stepwell.sched.queues import Queues
 
 LOOKED_AT = 8
-"""Waiting requests whose prompts are looked up; the rest of them count as the mean of these."""
+"""Number of waiting requests whose prompts are looked up; the others count as the mean of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What one engine expects of one prompt.
 
-    boundary   token at which it would resume, of `tokens`        tier  slowest tier that anything is loaded from; device: no load
-    load_s     seconds of the copies that come first              prefill_s  seconds of the tokens that are left to compute
-    queue_s    seconds of the prompts that are computed before    requests   how many wait, load or run
+    boundary   token at which it would resume, of `tokens`        tier       slowest tier that it loads from; device: no load
+    load_s     seconds of its loads                               prefill_s  seconds of computing the other tokens
+    queue_s    seconds of prompts that are computed before it     requests   number of requests that wait, load or run
     """
 
     tokens: int
@@ -40,7 +40,7 @@ class Outlook:
 
     @property
     def work_s(self) -> float:
-        """Seconds that the engine spends on the prompt itself."""
+        """Seconds of loading and computing the prompt itself."""
         return self.load_s + self.prefill_s
 
     @property
@@ -52,7 +52,7 @@ class Outlook:
 def outlook(
     queues: Queues, directory: Directory, config: SchedConfig, costs: Costs, salt: str, prompt: Ints, read: bool = True
 ) -> Outlook:
-    """Answer for `prompt` under `salt` at this moment. Costs one plan, and one walk of the tree for each of up to `LOOKED_AT` that wait."""
+    """The outlook of `prompt` under `salt` now. Costs one plan, and a lookup for each of up to `LOOKED_AT` waiting requests."""
     read = config.cache and read
     answer = directory.plan(salt, prompt, costs, read)
     boundary, tier, load = 0, DEVICE, 0.0
@@ -64,7 +64,7 @@ def outlook(
         load = expected_seconds(aim, len(prompt), directory.config, costs) - alone
     elif read and (
         deepest := directory.survey(salt, prompt).resume_points[-1:]
-    ):  # no room now: it waits, then loads this
+    ):  # no room now: it would wait, then load this
         boundary, _, tier = deepest[0]
         load = costs.latency_s if tier != DEVICE else 0.0
     prefill = costs.prefill_seconds(boundary, len(prompt)) + costs.prompt_step_s
@@ -117,6 +117,6 @@ def _waiting_seconds(waiting: Waiting, directory: Directory, config: SchedConfig
 
 
 def _reach(directory: Directory, salt: str, tokens: Ints) -> int:
-    """The deepest boundary with a rung in any tier: what loads take is little beside computing it."""
+    """The deepest boundary with a rung in any tier. Loads are left out: they are short beside computing."""
     found = directory.survey(salt, tokens).resume_points
     return found[-1].position if found else 0

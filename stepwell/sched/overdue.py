@@ -1,8 +1,8 @@
-"""Copies that are never reported: what waits for one goes on without it.
+"""Copies that are not reported in time: requests continue without them.
 
-A copy that has not been reported may still be writing its target, so its pages, its slots and its live slot stay held until it is, as for
-an aborted request. A request whose load is overdue starts again from what is left. A copy downwards that is overdue counts no more as room
-to come (`Directory.overdue`): room is made otherwise.
+An overdue copy may still be writing, so its pages, its slots and its live slot stay held until it is reported, as for an aborted request. A
+request whose load is overdue starts again from what is left. An overdue copy down no longer counts as room to come
+(`Directory.overdue`): room is made in other ways.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from stepwell.sched.suspend import let_go, let_go_all
 
 
 class Deadlines:
-    """When each copy that has begun is overdue, in the order in which they began. `patience`: seconds for one, 0 for ever."""
+    """The time at which each copy becomes overdue, in order. `patience`: seconds that a copy may take; 0: for ever."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._due: deque[tuple[float, int]] = deque()
 
     def began(self, ticket: int, now: float) -> None:
-        """A copy has been handed to the mover."""
+        """Note that a copy has been handed to the mover."""
         if self._patience:
             self._due.append((now + self._patience, ticket))
 
     def turn(self, directory: Directory, now: float) -> None:
-        """Stop waiting for copies between tiers that are overdue. Amortised O(1) a copy."""
+        """Mark overdue copies between tiers as missed. Amortised O(1) for each copy."""
         while self._due and self._due[0][0] <= now:
             directory.miss(self._due.popleft()[1])
 
 
 def expire(queues: Queues, directory: Directory, config: SchedConfig, clock: Clock) -> None:
-    """Give up the loads that have not been heard of for `load_timeout`: their sources are condemned, their requests wait again."""
+    """Give up loads without a report for `load_timeout`: their sources are condemned, and their requests wait again."""
     now = clock.now()
     for name, parked in list(queues.parked.items()):
         if not config.load_timeout or now - parked.heard < config.load_timeout:
@@ -54,7 +54,7 @@ def expire(queues: Queues, directory: Directory, config: SchedConfig, clock: Clo
 
 
 def refuse_stranded(queues: Queues, directory: Directory, config: SchedConfig, clock: Clock) -> None:
-    """End the first waiting request if only overdue copies could let it start: after admission, so that it cannot start as things are."""
+    """End the first waiting request if only overdue copies could let it start. Call it after admission."""
     if not queues.waiting or queues.asking or queues.probing or queues.running or queues.leaving:
         return
     if is_stranded(queues, directory, config, clock.now()):
@@ -63,10 +63,10 @@ def refuse_stranded(queues: Queues, directory: Directory, config: SchedConfig, c
 
 
 def relieve(queues: Queues, directory: Directory, config: SchedConfig) -> None:
-    """Act where no request can compute because overdue copies hold the promised pages.
+    """Free pages if no request can compute because overdue copies hold the promised ones.
 
-    The youngest request goes back to waiting. If it is the only one, suspended requests release what they kept; if there is none, it ends
-    with an error.
+    The youngest request is preempted. If it is the only one, suspended requests release what they kept; without any, it ends with an
+    error.
     """
     youngest = queues.running[-1]
     if len(queues.running) > 1:
@@ -77,7 +77,7 @@ def relieve(queues: Queues, directory: Directory, config: SchedConfig) -> None:
 
 
 def is_stranded(queues: Queues, directory: Directory, config: SchedConfig, now: float) -> bool:
-    """Whether nothing but overdue copies holds pages or slots; a load counts as one after another `load_timeout`."""
+    """True if nothing but overdue copies holds pages or slots. A load that was given up counts as overdue after another `load_timeout`."""
     if not config.load_timeout or queues.parked or directory.in_flight or directory.archive.lookups.put_off:
         return False
     if not (queues.draining or directory.overdue):

@@ -1,7 +1,7 @@
-"""Asking an external store, before requests are planned, what it could serve of their prompts.
+"""Asks an external store what it has of prompts, before their requests are planned.
 
-    waiting ──▶ probing: asked, not answered yet ──┬──▶ an external_hit: leased until the load has ended, or nothing comes of it
-                others overtake it meanwhile       └──▶ nothing: planned without; so too when no answer comes in time
+    waiting ──▶ probing: asked, not answered yet ──┬──▶ an ExternalHit: leased until the load has ended, or it is not used
+                others overtake it meanwhile       └──▶ nothing: planned without; the same if no answer comes in time
 
 No turn waits for an answer. A question that is given up is released at once, so that whoever works on it may stop; an answer that comes
 all the same is released as it comes.
@@ -22,30 +22,30 @@ from stepwell.sched.job import Job, Waiting
 from stepwell.sched.queues import Queues
 
 AHEAD = 8
-"""At most the free live slots and so many requests more are asked for at a time: each answer holds a lease, which should not wait long for
-its request. Those that wait for another's prompt to be computed do not count: they would keep all others from being asked for."""
+"""At most so many requests more than there are free live slots are asked for at a time: each answer holds a lease, which should not wait
+long for its request. Followers do not count, or they would keep other requests from being asked for."""
 
 
 class ExternalStore(Protocol):
-    """A store with an index of its own, on all ranks. Nothing here waits: whatever takes time is done beside the engine. Its bytes move as
-    those of any other tier, by a `Mover`."""
+    """A store with an index of its own, on all ranks. No method waits: slow work is done beside the engine. A `Mover` copies its bytes, as
+    for any tier."""
 
     def look_up(self, query: Query) -> None:
-        """Begin to answer this. What is found is leased, on all ranks, until `release`."""
+        """Begin to answer `query`. What is found is leased, on all ranks, until `release`."""
 
     def answers(self) -> Sequence[QueryAnswer]:
         """Answers since the last call, in any order."""
 
     def release(self, number: int) -> None:
-        """The lease of query `number` ends; where it has not been answered, nobody waits for that any more. Unknown numbers are
+        """End the lease of query `number`; if it has not been answered, its answer is not waited for any more. Unknown numbers are
         ignored."""
 
     def forget(self, what: What, names: Sequence[Name]) -> None:
-        """A load of these has failed: they are not to be found again before they have been stored anew."""
+        """Drop these objects, of which a load has failed: lookups must not find them until they are stored again."""
 
 
 def probe(queues: Queues, directory: Directory, config: SchedConfig, store: ExternalStore | None, now: float) -> None:
-    """Take in the answers that have come, give up those that are overdue, and ask for whoever is next in line."""
+    """Handle answers that have come, give up queries that are overdue, and ask for the next waiting requests."""
     if store is None:
         return
     for answer in store.answers():
@@ -71,14 +71,14 @@ def probe(queues: Queues, directory: Directory, config: SchedConfig, store: Exte
 
 
 def taken(queues: Queues, directory: Directory, job: Job, plan: Plan) -> None:
-    """`job` has been admitted by `plan`: its external_hit is part of that, or is let go."""
+    """Note that `job` has been admitted by `plan`: releases its hit if the plan does not use it."""
     external_hit = queues.external_hits.pop(job, None)
     if external_hit is not None and plan.aim.external_hit is None:
         _let_go(directory, external_hit)
 
 
 def tell(directory: Directory, store: ExternalStore | None) -> None:
-    """Tell the store which leases have ended, and what it is to forget."""
+    """Tell the store which leases have ended, and which objects to drop."""
     external = directory.external
     if external is None or store is None:
         return
@@ -90,7 +90,7 @@ def tell(directory: Directory, store: ExternalStore | None) -> None:
 
 
 def _asks(directory: Directory, config: SchedConfig, waiting: Waiting) -> bool:
-    """Whether the store could serve this request at all, as far as that can be said without a look at its prompt. O(1)."""
+    """True if the store may help this request, judged without its prompt. O(1)."""
     job, external = waiting.job, directory.external
     assert external is not None
     may = config.cache and job.request.read_cache and waiting.suspended is None and job.given_up is None
@@ -116,7 +116,7 @@ def _take_in(
 ) -> None:
     job = next((job for job, asked in queues.probing.items() if asked.query.number == answer.number), None)
     if job is None:
-        store.release(answer.number)  # too late
+        store.release(answer.number)  # it came too late
         return
     external, asked = directory.external, queues.probing.pop(job)
     assert external is not None
@@ -133,7 +133,7 @@ def _take_in(
 
 
 def _give_up(queues: Queues, directory: Directory, store: ExternalStore, waits: Container[Job], now: float) -> None:
-    """Release the questions that are overdue, those of requests that wait no longer, and those whose answer would not be trusted."""
+    """Release queries that are overdue, of requests that no longer wait, and whose answers would not be trusted."""
     external = directory.external
     if external is None:
         return
@@ -148,7 +148,7 @@ def _give_up(queues: Queues, directory: Directory, store: ExternalStore, waits: 
 
 def _drop_stale_hits(queues: Queues, directory: Directory, waits: Container[Job], now: float) -> None:
     """Release hits of requests that wait no longer, hits that have been leased for too long, and hits that are not trusted any more;
-    those who wait are asked for again."""
+    waiting requests are asked for again."""
     for job, external_hit in list(queues.external_hits.items()):
         stale = directory.is_distrusted(job.request.salt, external_hit) or (
             external_hit is not None and external_hit.until <= now

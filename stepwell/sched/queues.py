@@ -1,14 +1,13 @@
-"""The scheduler's whole state beside the directory: who waits and in what order, who loads, runs and is being let go.
+"""The state of the scheduler beside the directory: requests that wait (and in what order), load, run and end.
 
-`ServingOrder` serves by priority, then by arrival, or by turns among salts. A place in the order is a number that is set on arrival, so
-the queue is not sorted anew, except where a request gives up:
+`ServingOrder` serves by priority, then by arrival, or by turns among salts. The place of a request is a number that is set on arrival, so
+the queue is sorted again only if a request is withdrawn:
 
-    place = start + priority · ageing       start: when it came; with turns among salts, where its salt's work so far ends
+    place = start + priority · ageing       start: time of arrival; with turns among salts, the end of its salt's work so far
 
-Waiting for `ageing` seconds is worth one step of priority: of two requests the worse one is served first if it came that much
-earlier. Whatever comes later, and however urgent, no request waits for more than the range of priorities allows.
+Waiting for `ageing` seconds is worth one step of priority, so every request is served in the end, whatever comes after it.
 
-`Lineup` holds the answers that go on in a step, row by row, and all that stays as it was from one step to the next.
+`Lineup` holds the decodes of a step row by row, with everything that stays the same from one step to the next.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from stepwell.sched.request import Event, Request, SamplingParams
 class Lineup:
     """Rows of `Decodes`, in their order; its columns as there.
 
-    runs   whose rows they are              at    row of each live slot
-    tails  where their tokens go, see `stepwell.sched.job.KnownTokens`
-    ends   tokens that may end one of the answers: whose, and whether, is for their params to say
+    runs   the requests of the rows         at    row of each live slot
+    tails  lists that take their new tokens, see `stepwell.sched.job.KnownTokens`
+    ends   tokens that may end one of the answers; the params of each answer decide
     """
 
     runs: tuple[Running, ...]
@@ -52,7 +51,7 @@ class Lineup:
 
     @classmethod
     def of(cls, runs: Sequence[Running], board: Board, eos: tuple[int, ...]) -> Lineup:
-        """That of `runs`. O(n) objects."""
+        """The lineup of `runs`. O(n) objects."""
         numbers = [running.slot for running in runs]
         slots = np.array(numbers, np.int32)
         jobs = [running.job for running in runs]
@@ -70,17 +69,17 @@ class Lineup:
         )
 
 
-_REMEMBERED = 4096  # salts and priorities; those that have fallen behind are worth nothing and are forgotten
+_REMEMBERED = 4096  # (salt, priority) pairs; those whose work has been served are forgotten
 
 
 class ServingOrder:
-    """Gives places. With `fair`, time is work: the seconds of prefill of the prompts that have been admitted.
+    """Gives places in the queue. With `fair`, places are counted in work: seconds of prefill (start-time fair queueing).
 
-        salt a   ├── 9 s ──┼── 9 s ──┼── 9 s ──┤      the virtual time of whoever is admitted is that of the queue; a salt that
-        salt b        ├ 2 ┼ 2 ┼ 2 ┤                   comes anew starts there, not at 0, and each starts where its last one ends
+        salt a   ├── 9 s ──┼── 9 s ──┼── 9 s ──┤      a request starts where the one before of its salt ends, but not before
+        salt b        ├ 2 ┼ 2 ┼ 2 ┤                   the start of the request that was admitted last
 
-    So salts that wait at one priority get equal shares of prefill, whatever they send, and one alone is served as it came. What
-    stands before the first colon of a salt counts: a key with a cache of its own has no more turns for naming more salts below it.
+    So salts that wait at one priority get equal shares of prefill, whatever they send, and a single salt is served in order of arrival.
+    Salts with the same tenant (`tenant_of`) count as one.
     """
 
     __slots__ = ("_ageing", "_count", "_ends", "_fair", "_most", "_now", "_tokens_per_s")
@@ -95,25 +94,25 @@ class ServingOrder:
         self._most = _REMEMBERED
 
     def place(self, request: Request, now: float) -> tuple[float, int]:
-        """Where `request`, which arrives at `now`, stands; lower is sooner. Amortised O(1)."""
+        """The place of `request`, which arrives at `now`; lower is served sooner. Amortised O(1)."""
         self._count += 1
         start = self._start(request) if self._fair else now
         return start + request.priority * self._ageing, self._count
 
     def served(self, request: Request, place: tuple[float, int]) -> None:
-        """A request has left the queue to be served: a request that comes now does not start before it."""
+        """Note that a request has left the queue to be served: later arrivals do not start before it."""
         if self._fair:
             self._now = max(self._now, place[0] - request.priority * self._ageing)
 
     def withdrawn(self, request: Request) -> None:
-        """A request has left the queue unserved: later requests of its salt no longer wait for its work."""
+        """Note that a request has left the queue unserved: later requests of its salt no longer wait for its work."""
         key = _key(request)
         if key in self._ends:
             self._ends[key] -= self._work(request)
 
     def closed_up(self, gone: Request, later: Request, place: tuple[float, int]) -> tuple[float, int]:
-        """Where `later` stands, who came after `gone` and was at `place`, now that `gone` is withdrawn: nearer by its work, if that was
-        of the same salt and priority, but before nobody who is served by now."""
+        """The place of `later`, which came after `gone` and was at `place`, now that `gone` is withdrawn: sooner by the work of `gone` if
+        that had the same salt and priority, but not before requests that have been served."""
         if not self._fair or _key(gone) != _key(later):
             return place
         shift = later.priority * self._ageing
@@ -143,13 +142,14 @@ NOBODY: Ints = np.empty(0, np.int32)
 
 @dataclass(slots=True, eq=False)
 class Queues:
-    """`waiting` and `running` are in the order of `Job.order`; `slots` are the live states that nobody holds.
+    """`waiting` and `running` are in the order of `Job.order`; `slots` are the free live slots.
 
-    asking   of those who wait: the disk is still being asked, since then, what an earlier process left of their prompts; not planned yet
-    probing  an external store is still being asked for these; those who wait are not planned yet (`stepwell.sched.probe`)
-    external_hits  of waiting requests that have been asked for: what the external store has; None: nothing that gains enough
-    drafting answers draft now, where the runner can
-    board    where those who run stand      lineup   the decodes of the last step, as long as the same requests run
+    asking   waiting requests whose prompts are being looked up on disk, and since when; they are not planned yet
+    probing  waiting requests that an external store is being asked for; they are not planned yet (`stepwell.sched.probe`)
+    leaving  ended requests that a launched step still names; they keep what they hold until it has been collected
+    external_hits  of waiting requests that were asked for: what the external store has; None: nothing that gains enough
+    drafting answers draft now, if the runner can
+    board    positions of running requests  lineup   the decodes of the last step, as long as the same requests run
     """
 
     slots: list[int]
@@ -183,7 +183,7 @@ class Queues:
         return self._line
 
     def draft(self, on: bool) -> None:
-        """Switch drafting on or off for all answers. One that begins to draft is looked at by itself in each step."""
+        """Switch drafting on or off for all answers. No decode is calm while answers draft."""
         if on and not self.drafting:
             self.board.calm[:] = 0
         self.drafting = on
@@ -196,7 +196,7 @@ class Queues:
         return next((r for r in self.running if r.job.request.id == request_id), None)
 
     def is_leaving(self, running: Running) -> bool:
-        """Whether `running` has ended and is only held for a launched step."""
+        """True if `running` has ended and is only held for a launched step."""
         return running in self.leaving
 
     def find_waiting(self, request_id: str) -> Waiting | None:
@@ -204,7 +204,7 @@ class Queues:
 
 
 def enter(queues: Queues, running: Running) -> None:
-    """Let `running` run, at its place."""
+    """Add `running` to the running requests, at its place."""
     at = len(queues.running)
     while at and queues.running[at - 1].job.order > running.job.order:
         at -= 1
@@ -213,13 +213,13 @@ def enter(queues: Queues, running: Running) -> None:
 
 
 def leave(queues: Queues, running: Running) -> None:
-    """`running` runs no longer."""
+    """Remove `running` from the running requests."""
     queues.running.remove(running)
     queues.regroup()
 
 
 def enqueue(queues: Queues, job: Job, suspended: Suspended | None = None) -> None:
-    """Put `job` at its place. A preempted request comes before those that arrived after it."""
+    """Add `job` to the waiting requests, at its place: a preempted request comes before those that arrived after it."""
     at = len(queues.waiting)
     while at and queues.waiting[at - 1].job.order > job.order:
         at -= 1
@@ -227,7 +227,7 @@ def enqueue(queues: Queues, job: Job, suspended: Suspended | None = None) -> Non
 
 
 def withdraw(queues: Queues, waiting: Waiting) -> None:
-    """Remove a request that gives up. If it has not been served at all, later ones move up."""
+    """Remove a waiting request that is aborted. If it has not been served at all, later ones of its salt move up."""
     queues.waiting.remove(waiting)
     queues.asking.pop(waiting.job, None)
     gone, order = waiting.job, queues.order

@@ -1,4 +1,4 @@
-"""What a caller asks for, and what it hears back."""
+"""Requests of callers, and the events that answer them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class SamplingParams:
     prompt_logprobs   the same of every prompt token but the first; needs a request that does not read the cache
     allowed           nothing but these tokens is chosen; empty: any
     bad_words         token sequences that never become whole
-    grammar           what the answer must follow, in the form that the runner understands; "" for anything
+    grammar           grammar of the answer, in the form that the runner understands; "" for none
     grammar_after     the grammar begins after this token of the answer; None: at once
-    grammar_for       names who asked: what follows grammars serves callers by turns
+    grammar_for       name of the caller: grammars of different callers are served by turns
     """
 
     max_tokens: int | None = 16
@@ -66,7 +66,7 @@ class SamplingParams:
 
     @property
     def looks_back(self) -> bool:
-        """Whether the next token depends on the tokens so far, or on a choice among tokens, in ways that the model does not know of."""
+        """True if the next token depends on earlier ones outside the model: penalties, a grammar, allowed or banned tokens."""
         return self.penalises or bool(self.grammar or self.allowed or self.bad_words)
 
 
@@ -77,9 +77,9 @@ class Request:
     salt          isolates: prompts under different salts never share a byte
     read_cache    False: start cold, in every tier
     write_cache   False: leave nothing behind, in any tier
-    session       a name for whoever looks at the engine: it decides nothing
+    session       a name shown by the dashboard; it has no effect
     priority      lower is served sooner, within ±MAX_PRIORITY; see `stepwell.sched.queues`
-    places        positions at which prompts like this one tend to part; a few, each of which costs a rung
+    places        positions at which similar prompts are likely to part; each costs a rung
     """
 
     id: str
@@ -95,8 +95,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """The request waits for copies from a lower tier, since `at` by the engine's clock: sent before `Admitted`, again where a load
-    was given up and begun anew."""
+    """The request waits for copies from a lower tier, since `at` by the engine's clock. Sent before `Admitted`, and again if a load was
+    given up and another one begun."""
 
     request_id: str
     at: float = 0.0
@@ -104,7 +104,7 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The request was given its start at `at` by the engine's clock: sent once, before its first token."""
+    """The request began to run at `at` by the engine's clock. Sent once, before its first token."""
 
     request_id: str
     outcome: AdmissionOutcome
@@ -113,14 +113,14 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The log-probability of one token under the model alone, and the likeliest (token, log-probability) in its place."""
+    """The log-probability of one token under the model alone, and the likeliest tokens at its position, as (token, log-probability)."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 class Tokens(NamedTuple):
-    """Newly sampled tokens, in order. A tuple, since there is one for each answer and step.
+    """Newly sampled tokens, in order. A tuple for speed: there is one for each answer and step.
 
     scores         one for each token, where the request asks for them
     prompt_scores  of prompt tokens `prompt_from`, `prompt_from` + 1, …; after a preemption some come twice
@@ -134,7 +134,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def each(cls, names: Iterable[str], tokens: Iterable[tuple[int, ...]]) -> Iterator[Tokens]:
-        """One for each of `names`, without scores, made without a call of Python's own for each."""
+        """One for each of `names`, without scores. Built without a Python call for each."""
         return map(partial(tuple.__new__, cls), zip(names, tokens, repeat(()), repeat(()), repeat(0), strict=False))
 
 

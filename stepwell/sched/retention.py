@@ -1,4 +1,4 @@
-"""What callers say about the future: this prompt will be asked for again, until then, or soon.
+"""Hints of callers: a prompt will be asked for again, until some time (a pin), or soon (a prefetch).
 
 Hints change what is kept and move bytes, never an answer. `stepwell.cache.hints` begins and ends pins; this module says when, and
 carries out orders to prefetch. An order holds no live slot and ends as soon as nothing of it is in flight. What the disk holds of a
@@ -20,13 +20,13 @@ from stepwell.cache.moves import Move, Tier
 from stepwell.cache.tree import Node
 
 MOST_ORDERS = 64
-"""Orders to prefetch that may be open at once; more are answered `busy`. As many pins may wait for the index."""
+"""Most prefetches that are open at once; further ones end as `busy`. As many pins may wait for the index of the disk."""
 _TRIES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """What a pin or a prefetch is about: a prompt under a salt."""
+    """The prompt and salt of a pin or a prefetch."""
 
     salt: str
     prompt: Ints
@@ -34,10 +34,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """The end of one order.
+    """The result of one prefetch.
 
-    tokens              where the device alone can resume now
-    device, host, disk  of these, tokens of KV that were there, or came from below
+    tokens              boundary that the device alone can resume now
+    device, host, disk  tokens of KV up to there that were on the device, or came from host and disk
     """
 
     number: int
@@ -50,7 +50,7 @@ class Prefetched:
 
 @dataclass(slots=True)
 class HintCounts:
-    """Orders that ended, by what became of them; tokens that they brought."""
+    """Prefetches that have ended, by status, and the tokens that they loaded."""
 
     prefetches: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
     prefetched_tokens: int = 0
@@ -58,7 +58,7 @@ class HintCounts:
 
 @dataclass(slots=True)
 class _Prefetch:
-    """`tries` are left to wait for room that copies downwards make; `making_room` are the tickets of those."""
+    """A prefetch that has not ended. It may wait `tries` times more for room; `making_room` are the tickets of copies that make some."""
 
     number: int
     subject: Subject
@@ -69,18 +69,18 @@ class _Prefetch:
 
     @property
     def waits(self) -> bool:
-        """Whether it has begun nothing yet, for want of room."""
+        """True if it waits for room and has begun no copy."""
         return self.fetch.lack > 0 and self.tries > 0
 
     def open(self, directory: Directory) -> bool:
-        """Whether a copy is in flight that it waits for: not any that began later, of which there may be no end."""
+        """True if a copy that it waits for is in flight. Copies that began later do not count: there may always be some."""
         tickets = self.making_room if self.waits else {move.ticket for move in self.fetch.moves}
         return any(ticket in directory.in_flight for ticket in tickets)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PartialPin:
-    """A pin of a prompt of which the disk may hold more than is known; `since` it has been asked for."""
+    """A pin whose prompt is being looked up on disk, since `since`."""
 
     subject: Subject
     until: float
@@ -88,11 +88,11 @@ class _PartialPin:
 
 
 class Retention:
-    """Owned by the loop.
+    """Begins and ends hints. Owned by the loop.
 
-    patience  s until an order is answered though its copies have not been reported, or until a hint does with what is known of its
-              prompt; 0: for ever
-    records   of an earlier process, at most, that the hints of a turn look up on disk together
+    patience  seconds after which a prefetch ends although its copies were not reported, and after which a hint stops waiting for the
+              index of the disk; 0: for ever
+    records   most records of an earlier process that all hints together look up in one turn
     """
 
     def __init__(self, directory: Directory, patience: float = 0.0, records: int = 64) -> None:
@@ -107,16 +107,16 @@ class Retention:
 
     @property
     def busy(self) -> bool:
-        """Whether an order is open, or a hint is asking the disk."""
+        """True if a prefetch is open, or a hint waits for the index of the disk."""
         return bool(self._orders) or self.asking
 
     @property
     def asking(self) -> bool:
-        """Whether a hint waits until the disk has been asked for all of its prompt."""
+        """True if the prompt of a hint is still being looked up on disk."""
         return bool(self._unknown or self._pins)
 
     def turn(self, now: float) -> list[Move]:
-        """Once a turn of the loop: end what is over, begin what is due. O(1) where there is nothing."""
+        """End hints that are over and begin those that are due. Called once a turn; returns moves to carry out. O(1) without hints."""
         self._left = self._records
         expire(self._directory, now)
         moves = self._settle(now) if self._orders else []
@@ -127,9 +127,9 @@ class Retention:
     # ---- callers ----------------------------------------------------------------------------------------------
 
     def pin(self, subject: Subject, until: float, now: float) -> int:
-        """Pin what is cached of a prompt, as far as that is known by now. Returns its tokens.
+        """Pin what is known to be cached of a prompt. Returns the number of tokens pinned.
 
-        More of it that is on disk is looked up in later turns, and then pinned as well.
+        If the disk holds more of it, that is looked up in later turns, and then pinned too.
         """
         label, wanted = _label(subject), _PartialPin(subject, until, now)
         self._pins.pop(label, None)
@@ -138,13 +138,13 @@ class Retention:
         return pin(self._directory, label, subject.prompt, until)
 
     def unpin(self, subject: Subject) -> int:
-        """End what `pin` began. Returns the tokens that were pinned."""
+        """End a pin. Returns the number of tokens that were pinned."""
         label = _label(subject)
         self._pins.pop(label, None)
         return unpin(self._directory, label)
 
     def prefetch(self, number: int, subject: Subject, now: float) -> list[Move]:
-        """Begin to bring it to the device; `finished` tells of the end."""
+        """Begin to load a prompt to the device. `finished` returns the result under `number`. Returns moves to carry out."""
         if len(self._orders) + len(self._unknown) >= MOST_ORDERS:
             self._tell(Prefetched(number, Status.BUSY))
             return []
@@ -155,14 +155,14 @@ class Retention:
         return self._begin(order, now)
 
     def finished(self) -> list[Prefetched]:
-        """Orders that have ended since the last call."""
+        """Prefetches that have ended since the last call."""
         done, self._done = self._done, []
         return done
 
     # ---- inside -----------------------------------------------------------------------------------------------
 
     def _look_up(self, subject: Subject, now: float) -> bool:
-        """Add to the tree what the disk holds of a prompt, as far as this turn may look. Returns whether that is all."""
+        """Add to the tree what the disk holds of a prompt, within the records of this turn. Returns whether that is all."""
         if not self._directory.archive.catalogue.pages:
             return True
         if not self._left:
@@ -172,11 +172,11 @@ class Retention:
         return not found.more
 
     def _known(self, subject: Subject, since: float, now: float) -> bool:
-        """Whether all that the disk holds of it is known, or has been asked for long enough."""
+        """True if all that the disk holds of it is known, or its lookup has taken too long."""
         return self._look_up(subject, now) or 0 < self._patience <= now - since
 
     def _pin_the_rest(self, now: float) -> None:
-        """Pin all there is of the prompts that are known by now, in the order in which pins of them came."""
+        """Pin the rest of prompts whose lookup is complete, in order of arrival."""
         for label, wanted in list(self._pins.items()):
             if now < wanted.until and not self._known(wanted.subject, wanted.since, now):
                 return
@@ -185,14 +185,14 @@ class Retention:
                 pin(self._directory, label, wanted.subject.prompt, wanted.until)
 
     def _begin_known(self, now: float) -> list[Move]:
-        """Begin the orders whose prompts are known by now, in the order in which they came."""
+        """Begin the prefetches of prompts whose lookup is complete, in order of arrival."""
         moves: list[Move] = []
         while self._unknown and self._known(self._unknown[0].subject, self._unknown[0].since, now):
             moves += self._begin(replace(self._unknown.pop(0), since=now), now)
         return moves
 
     def _settle(self, now: float) -> list[Move]:
-        """End the orders that nothing moves for any more, or try again those that waited for room."""
+        """End prefetches whose copies have ended, and try those again that waited for room."""
         moves: list[Move] = []
         for order in list(self._orders):
             late = 0 < self._patience <= now - order.since
@@ -211,15 +211,15 @@ class Retention:
         self._tell(_outcome(order))
 
     def _begin(self, order: _Prefetch, now: float) -> list[Move]:
-        """Begin to load what is cached, or make room for it first. If there is nothing to wait for, the order ends at once."""
+        """Begin to load what is cached, or make room for it first. If there is nothing to wait for, the prefetch ends at once."""
         order.fetch = fetch(self._directory, self._path(order.subject), now, partly=order.tries == 0)
         moves = list(order.fetch.moves)
         if order.tries and order.fetch.status == Status.NO_ROOM:
             moves = demote(self._directory, order.fetch.lack)
             order.making_room = _going_down(self._directory)
-            if not (order.making_room and order.fetch.lack):  # nothing comes, or it would not be enough
+            if not (order.making_room and order.fetch.lack):  # no room will come, or not enough
                 order.tries = 0
-                # what went to make room may have let nodes of the path join: walk it again
+                # making room may have joined nodes of the path: look it up again
                 order.fetch = fetch(self._directory, self._path(order.subject), now)
                 moves = list(order.fetch.moves)
         if moves or (order.tries and order.fetch.lack):
@@ -234,13 +234,13 @@ class Retention:
         self._done.append(done)
 
     def _path(self, subject: Subject) -> list[Node]:
-        """The nodes that are known of it, from the top down."""
+        """The nodes of its path that are wholly known, from the top down."""
         found = self._directory.survey(subject.salt, subject.prompt)
         return [node for node in found.path if node.end <= found.matched]
 
 
 def _going_down(directory: Directory) -> frozenset[int]:
-    """Tickets of the copies that read the device: what they have read may go then."""
+    """Tickets of copies that read the device: their sources can be dropped when they end."""
     return frozenset(t for t, flight in directory.in_flight.items() if flight.lease.tier == Tier.DEVICE)
 
 

@@ -1,10 +1,10 @@
-"""One step of the engine as plain data, and the two things that can carry it out.
+"""One step of the engine as plain data, and the interfaces of the two objects that carry it out.
 
-A runner computes; a mover copies. Both are told exactly which slots to touch and decide nothing. The server brings a torch
-runner and a copy thread, the simulator a cost model, tests the tell-tale: the scheduler cannot tell them apart.
+A runner computes; a mover copies. A step and a move name every slot to be touched, so neither decides anything. The server uses a torch
+runner and copy threads, the simulator a cost model, tests the tell-tale runner: the scheduler treats them alike.
 
-A step has two phases. `launch` hands it over, `result` waits for what it drew. The scheduler may launch step k + 1 before it collects
-step k: a sequence's input token is then still with the runner, and the step says `LAST_DRAW` in its place.
+A step has two phases: `launch` begins it, `result` waits for the tokens that it drew. The scheduler may launch step k + 1 before it
+collects step k. The input token of a sequence is then still with the runner, and the step holds `LAST_DRAW` in its place.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from stepwell.cache.moves import Report, Task
 from stepwell.sched.request import SamplingParams, Scored
 
 LAST_DRAW = -1
-"""An input token: what the latest step that drew from this live slot has drawn. The runner knows it, the scheduler not yet."""
+"""Input token that stands for the last token drawn for this live slot: the runner knows it, the scheduler not yet."""
 
 FIRST_DRAFT = -2
-"""An input token: what the runner itself drafted to follow the slot's last draw; FIRST_DRAFT − i the i-th after it."""
+"""Input token that stands for the runner's own first draft behind the slot's last draw; FIRST_DRAFT − i for the i-th after it."""
 
 Logits: TypeAlias = npt.NDArray[np.float32]
-"""The model's own answer at one position, [vocab], before anything is added to it, banned or drawn."""
+"""Logits of the model at one position, [vocab], before any penalty, ban or draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """The live state starts at zero: position 0, or nothing to resume from."""
+    """The live state starts at zero, at position 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class Sample:
     """Choose the token after the last one of this work. `index` counts the request's earlier draws.
 
     history  prompt and answer so far, where the params look back on it; the answer is its last `index` tokens
-    keep_logits  hand out what the first token of this work is chosen from
+    keep_logits  return the logits that the first token of this work is drawn from
     """
 
     params: SamplingParams
@@ -79,7 +79,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:
-    """Give the log-probabilities of `targets`, the known tokens after the work's first, second, … one, and `top` rivals each."""
+    """Return the log-probabilities of `targets`, the known tokens that follow the work's tokens, and of the `top` likeliest at each."""
 
     targets: Ints
     top: int
@@ -94,14 +94,14 @@ class Work:
 
     tokens      int32 [n], positions start … start+n−1; LAST_DRAW may stand for the only one
     pages       int32 [≥ ceil((start+n)/block)], the block table: page i holds the KV of tokens [i·block, (i+1)·block)
-    known       the slot's last step named pages[:known] as they are here
-    write_from  KV of positions below it is already there and shared: computed for the state's sake, never written
-    drafts      tokens behind `tokens` that the runner has drafted itself, and computes too. It draws behind each; drafts that are what
-                was drawn are accepted, up to the first that is not, and the result brings a token more than were accepted. The live
-                state folds no other, and what else was computed of them, KV and cuts, is nobody's
-    slot        live state slot; root numbers the salt's tree (only the tell-tale looks at it)
+    known       pages[:known] are unchanged since the slot's last step
+    write_from  KV of positions below it is already there and shared: such tokens are computed for the state alone, their KV not written
+    drafts      number of tokens behind `tokens` that the runner has drafted and computes too. It draws a token behind each. A draft is
+                accepted if it equals the draw before it, up to the first that does not; the result has one token more than drafts were
+                accepted. The live state folds accepted drafts only; KV and cuts of the others mean nothing
+    slot        live state slot; root: number of the salt's tree (read by the tell-tale runner only)
 
-    `tokens` and `pages` never change: what the request goes on to do happens behind their end, or in another array.
+    `tokens` and `pages` never change: later tokens come behind their end, or in another array.
     """
 
     request_id: str
@@ -120,18 +120,18 @@ class Work:
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence once this has been computed, without any draft."""
+        """Number of tokens of the sequence after this work, without drafts."""
         return self.start + len(self.tokens)
 
     @property
     def reach(self) -> int:
-        """The same if all drafts are accepted."""
+        """Number of tokens of the sequence after this work if all drafts are accepted."""
         return self.end + self.drafts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decodes:
-    """Sequences that go on with an answer: each carries its live state on by one token, writes that token's KV and draws the next.
+    """Sequences that continue an answer: each folds one token into its live state, writes its KV and draws the next.
 
     Every field has one entry, or row, a sequence; the arrays are int32 [n], and int64 for the roots.
 
@@ -159,7 +159,7 @@ class Decodes:
         return len(self.names)
 
     def works(self) -> tuple[Work, ...]:
-        """The same, a work a sequence. O(n) objects: for runners and tests that take one sequence after the other."""
+        """The same as one `Work` for each sequence, for runners and tests that handle sequences one by one. O(n) objects."""
         histories = dict(self.histories)
         cuts: dict[int, tuple[Cut, ...]] = {}
         for row, cut in self.cuts:
@@ -183,7 +183,7 @@ class Decodes:
         )
 
     def padded(self, count: int, slot: int, page: int) -> Decodes:
-        """With rows that nobody reads, up to `count` of them: they compute on `slot` and `page`, which are nobody's."""
+        """With dummy rows up to `count` in all: they compute on `slot` and `page`, which hold nothing, and their results are not read."""
         more = count - len(self)
         if more <= 0:
             return self
@@ -208,8 +208,8 @@ NO_DECODES = Decodes((), _EMPTY, _EMPTY.astype(np.int64), _EMPTY, _EMPTY, (), _E
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass: parts of prompts and answers with drafts, and answers that go on without. Results are aligned with `works`:
-    decodes come first. With `drafting`, a runner that can drafts behind what each work draws, for a later step."""
+    """One forward pass: `decodes` are answers without drafts, `parts` are prompts and answers with drafts. Results are aligned with
+    `works`: decodes come first. With `drafting`, a runner that can draft does so behind each draw, for a later step."""
 
     parts: tuple[Work, ...]
     decodes: Decodes = NO_DECODES
@@ -221,7 +221,7 @@ class Step:
 
     @property
     def works(self) -> tuple[Work, ...]:
-        """Every sequence as a work. Made anew for each call."""
+        """Every sequence as a `Work`, built anew by each call. O(n)."""
         return self.decodes.works() + self.parts
 
     @property
@@ -232,12 +232,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """Sampled tokens, aligned with `Step.works`: one where the work samples, and one more for each draft that was accepted; none
-    where it does not sample.
+    """What a step drew, aligned with `Step.works`: one token for a work that samples, and one more for each accepted draft; no token for
+    a work that does not sample.
 
-    `errors` maps the index of a work whose own numbers went wrong (NaN logits) to what to tell its caller; the others stand.
-    `logits`, by index of the work, where they are to be kept; a runner that has none (a cost model) leaves them out.
-    `scores` and `target_scores`, by index of the work: of sampled tokens and of `Score.targets`, where they were asked for.
+    errors  (index of a work, message for its caller) for works whose logits are NaN; the other works are good
+    logits  (index, logits) where `Sample.keep_logits` asks for them; a runner without logits (a cost model) gives none
+    scores, target_scores  (index, scores) of the sampled tokens and of `Score.targets`, where they were asked for
     """
 
     sampled: tuple[tuple[int, ...], ...]
@@ -251,27 +251,27 @@ class Pass(Protocol):
     """A step that has been launched."""
 
     def result(self) -> StepResult:
-        """Wait until it has been computed; what it drew. Called once, in the order of launches."""
+        """Wait until the step has been computed; returns what it drew. Called once for each step, in the order of launches."""
 
 
 class Runner(Protocol):
     """Computes steps, in the order in which they are launched."""
 
     def launch(self, step: Step) -> Pass:
-        """Begin `step`; may return before it is computed. Until its result is there, all that it names is its own to read and write."""
+        """Begin `step`; may return before it is computed. Nothing else touches the slots that it names until its result is there."""
 
 
 class Guidance(Protocol):
-    """Works out beside the steps which tokens may come next in answers that are held to a grammar."""
+    """Computes, beside the steps, which tokens a grammar allows next."""
 
     def begin(self, request_id: str, params: SamplingParams, answer: Ints) -> None:
-        """Work out what may follow `answer`. Returns at once."""
+        """Begin to compute what may follow `answer`. Returns at once."""
 
     def ready(self, request_id: str, params: SamplingParams, answer: Ints) -> bool:
-        """Whether that is known; begins it where nobody has. May wait a moment for one that has just begun."""
+        """True if it is known what may follow `answer`; begins to compute it otherwise. May wait a moment for what has just begun."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait until more is known, at most this long; False, at once, where nothing is being worked out."""
+        """Wait until more is known, at most `seconds`. Returns False at once if nothing is being computed."""
 
 
 class Unguided:
@@ -298,13 +298,13 @@ class Done:
 
 
 class Mover(Protocol):
-    """Carries out moves, and what the disk is to note, beside the compute."""
+    """Carries out copies and the bookkeeping of the disk, beside the compute."""
 
     def start(self, tasks: Sequence[Task]) -> None:
-        """Begin these in order; returns at once. Only a move is reported; who has no disk ignores the rest."""
+        """Begin `tasks` in order; returns at once. Each `Move` is reported once; a mover without a disk ignores the other tasks."""
 
     def poll(self) -> list[Report]:
-        """Reports since the last call; never waits."""
+        """Reports since the last call. Never waits."""
 
     def wait(self, seconds: float) -> None:
         """Wait until a report is ready, at most this long. Called only when nothing can be computed."""

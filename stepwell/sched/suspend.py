@@ -1,10 +1,10 @@
-"""What a preempted request keeps, so that coming back costs copies and no computing.
+"""What a preempted request keeps, so that it can continue by copying, without computing anything again.
 
-    0 ══════ published KV, nobody's any more: it goes down and comes back as anything cached does ══════ ⌊n⌋ ─ kept ─ n
+    0 ══════ published KV, not leased: it is copied down and loaded like anything cached ════════════════ ⌊n⌋ ─ kept ─ n
                                                                                    live state at n: kept, in its slot
 
-It keeps its live slot, whose state has folded exactly n tokens, and the pages past the last whole block, which the tree cannot
-hold; at most a block. Whoever needs the slot or the pages more may have them: the request then resumes at a rung, as any other.
+It keeps its live slot, whose state has folded exactly n tokens, and the page past the last whole block, which the tree cannot hold. If
+the slot or the page is needed elsewhere, it is taken, and the request resumes at a rung, as any other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stepwell.sched.step import Carry
 
 
 def suspend(directory: Directory, running: Running) -> Suspended | None:
-    """Take from a request that is about to be preempted what it needs to go on where it is; None where it has not got there."""
+    """Take from a request that is about to be preempted what it needs to continue where it is. None if it cannot."""
     assert not running.in_flight, "the step that computes it is collected first"
     request, node = running.job.request, running.path.item.node
     whole = floor_to(running.computed, directory.tree.block)
@@ -39,7 +39,7 @@ def suspend(directory: Directory, running: Running) -> Suspended | None:
 
 
 def attach(directory: Directory, running: Running, suspended: Suspended) -> None:
-    """A request has all its KV again up to the last whole block: it goes on where it was."""
+    """Give a request back what it kept, once it has all its KV up to the last whole block."""
     assert len(running.table) * directory.tree.block == floor_to(suspended.computed, directory.tree.block)
     running.table.append(suspended.pages)
     running.computed = running.launched = suspended.computed
@@ -48,7 +48,7 @@ def attach(directory: Directory, running: Running, suspended: Suspended) -> None
 
 
 def let_go(directory: Directory, suspended: Suspended) -> None:
-    """Release what a suspended request kept: its pages are needed elsewhere, or it has ended. The caller gives its slot back."""
+    """Release the pages that a suspended request kept. The caller frees its slot."""
     directory.give(DEVICE, suspended.pages)
     _unawait(directory, suspended)
 

@@ -1,4 +1,4 @@
-"""Commit and settle: a plan becomes leases, pages and moves; the end of its moves becomes a start.
+"""Commit and settle: a plan becomes leases, pages and moves; when the moves have ended, the request can run.
 
                  commit                    all legs reported
     Plan ───────────────────▶ Loading ───────────────────────▶ Runnable      every leg good: the aim
@@ -48,8 +48,8 @@ Tried: TypeAlias = tuple[tuple[Tier, str, bool], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Committed:
-    """What commit took. `path` holds the resident KV of every option, `images[i]` the image of option i, `sources` what legs read, and
-    `legs[i]` is where option i reads its leg. The external_hit of an external store, if there is one, is leased."""
+    """What `commit` took: `path` is the lease on the resident KV of all options, `images[i]` on the image of option i, `sources` on what
+    legs read. `legs[i]` says where option i reads its leg. A hit in an external store is leased there."""
 
     request_id: str
     plan: Plan
@@ -63,16 +63,16 @@ class Committed:
 
     @property
     def leases(self) -> list[Lease]:
-        """Every hold but the one on the shared path."""
+        """All leases but the one on the shared path."""
         return [lease for lease in (*self.images, *self.sources) if lease is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Option `index` is on its way. `moves` are to be carried out; `waiting` are the tickets not yet reported.
+    """Option `index` is being loaded. The caller carries out `moves`; `waiting` are the tickets not yet reported.
 
-    reason, skipped   why the start will not be further, and the boundary that was passed over for it (0: none)
-    tried             loads of the options before that have ended, as `AdmissionOutcome.legs` tells them
+    reason, skipped   why the boundary is not further, and the boundary that was passed over for it (0: none)
+    tried             ended loads of earlier options, as in `AdmissionOutcome.legs`
     """
 
     held: Committed
@@ -93,8 +93,8 @@ class Loading:
 class Runnable:
     """The request can run from `boundary`.
 
-    shared        tokens whose pages are never to be written
-    image         lease on device pages that the live state is first to be copied from; None: it is there, or starts at zero
+    shared        tokens whose pages must never be written
+    image         lease on the device image that the live state is copied from first; None: the state is loaded, or starts at zero
     state_loaded  the live slot already holds the state at `boundary`
     option        which of the plan's options this is
     """
@@ -112,7 +112,7 @@ class Runnable:
 def commit(
     directory: Directory, plan: Plan, request_id: str, tokens: Ints, slot: int, now: float
 ) -> Runnable | Loading:
-    """Take every lease and page of `plan` at once. Raises StalePlan, having changed nothing, if the directory has moved on."""
+    """Take every lease and page of `plan` at once. Raises StalePlan, and changes nothing, if the directory has changed since the plan."""
     if plan.epoch != directory.epoch:
         raise StalePlan(plan.epoch, directory.epoch)
     aim, found, block = plan.aim, plan.survey, directory.tree.block
@@ -141,12 +141,12 @@ def _extent(found: Survey, source: Source, block: int) -> Extent:
 
 
 def _count(pages: int) -> Extent:
-    """So many pages of an external store: names say which."""
+    """An extent of so many pages of an external store; names say which they are."""
     return Extent(EXTERNAL, np.arange(pages, dtype=np.int32))
 
 
 def _leaves(plan: Plan) -> list[tuple[Tier, Node]]:
-    """By native tier, the node that ends the deepest leg that any option reads there."""
+    """For each native tier, the node at the end of the deepest leg that any option reads there."""
     ends: dict[Tier, int] = {}
     for option in plan.options:
         native = [source for source in option.leg if source.tier != EXTERNAL]
@@ -156,7 +156,7 @@ def _leaves(plan: Plan) -> list[tuple[Tier, Node]]:
 
 
 def _lease_path(directory: Directory, plan: Plan, now: float) -> Lease:
-    """Hold the resident KV that any option shares, to the block."""
+    """Lease the resident KV that any option shares, exactly up to its last block."""
     reach = max(option.shared for option in plan.options)
     root = directory.tree.root(plan.salt, now)
     if reach == 0:
@@ -168,7 +168,7 @@ def _lease_path(directory: Directory, plan: Plan, now: float) -> Lease:
 def _begin_loads(
     directory: Directory, held: Committed, index: int, reason: Reason, skipped: int, now: float, tried: Tried = ()
 ) -> Runnable | Loading:
-    """Start option `index`: its moves, or at once where there are none."""
+    """Begin the loads of option `index`. Without loads, the request can run at once."""
     option = held.plan.options[index]
     if not option.loads:
         return _ready(directory, held, index, reason, skipped, now, tried)
@@ -206,7 +206,7 @@ def _chunk_pages(directory: Directory) -> int:
 
 
 def reported(loading: Loading, report: Report) -> Loading:
-    """`loading` after one of its tickets has ended; any other ticket changes nothing."""
+    """`loading` after `report`; unchanged if the ticket is not one of its own."""
     if report.ticket not in loading.waiting:
         return loading
     failed = loading.failed
@@ -216,7 +216,7 @@ def reported(loading: Loading, report: Report) -> Loading:
 
 
 def settle(directory: Directory, loading: Loading, now: float) -> Runnable | Loading:
-    """All tickets are in: publish what was loaded, or fall back to the next option. Needs no page and cannot fail."""
+    """Publish what was loaded, or fall back to the next option. Call it once all tickets are reported. Needs no page and cannot fail."""
     assert not loading.waiting
     held, option = loading.held, loading.option
     _share_path(directory, held)
@@ -234,7 +234,7 @@ def settle(directory: Directory, loading: Loading, now: float) -> Runnable | Loa
 
 
 def legs_of(loading: Loading) -> Tried:
-    """The legs of a load and of those before it, by tier; what has not been reported has failed."""
+    """Legs of this load and of those before it, as in `AdmissionOutcome.legs`. A copy that was not reported counts as failed."""
     late = (move for move in loading.moves if move.ticket in loading.waiting)
     failed = {(move.source.tier, move.what) for move in (*loading.failed, *late)}
     legs = dict.fromkeys((move.source.tier, move.what) for move in loading.moves)
@@ -242,9 +242,9 @@ def legs_of(loading: Loading) -> Tried:
 
 
 def give_up(directory: Directory, loading: Loading) -> Reason:
-    """Stop waiting for reports. Condemns the sources of copies that failed or are still open. Returns which leg failed.
+    """Stop waiting for reports. Condemns the sources of copies that failed or are not reported. Returns which leg failed.
 
-    All but the reservation stays held until `abandon`: an open copy may still be writing.
+    Everything but the reservation stays held until `abandon`, because a copy may still be writing.
     """
     lost = (*loading.failed, *(move for move in loading.moves if move.ticket in loading.waiting))
     for move in lost:
@@ -258,14 +258,14 @@ def _failed_leg(failed: tuple[Move, ...]) -> Reason:
 
 
 def _share_path(directory: Directory, held: Committed) -> None:
-    """Use the resident pages wherever the leg had private copies of them (a chunk's part below the device reach)."""
+    """Replace private pages by resident ones where both hold the same (a chunk's part below the device reach)."""
     shared = directory.pages_of(held.path.item.node, held.path.item.node.end)
     assert len(shared) <= len(held.table), "a leg ends past what is resident"
     directory.give(DEVICE, held.table.share(0, shared))
 
 
 def _condemn_source(directory: Directory, held: Committed, option: Option, move: Move) -> None:
-    """A failed leg removes its source before the next plan."""
+    """Condemn the source of a failed copy, so that the next plan does not use it."""
     assert isinstance(move.source, Extent)
     tier = move.source.tier
     if tier == EXTERNAL:
@@ -289,7 +289,7 @@ def _condemn_source(directory: Directory, held: Committed, option: Option, move:
 def _ready(
     directory: Directory, held: Committed, index: int, reason: Reason, skipped: int, now: float, tried: Tried = ()
 ) -> Runnable:
-    """Publish the loaded range; let go of every hold but the path and the image to start from."""
+    """Publish the loaded range; release all leases but those on the path and on the image to start from."""
     option = held.plan.options[index]
     resume_point = option.resume_point
     if option.leg:
@@ -311,7 +311,7 @@ def _ready(
 
 
 def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reason, skipped: int) -> AdmissionOutcome:
-    """How the admission of `plan` ends where its option `index` is what came."""
+    """The outcome of `plan` if the request starts by option `index`."""
     option = plan.options[index]
     found, boundary = plan.survey, option.boundary
     below = {HOST: 0, DISK: 0, EXTERNAL: 0}
@@ -339,7 +339,7 @@ def outcome_of(plan: Plan, request_id: str, grid: int, index: int, reason: Reaso
 
 
 def abandon(directory: Directory, held: Committed) -> None:
-    """Release everything: the request ended before it could run. Call it once no copy writes to its pages any more."""
+    """Release everything, for a request that ended before it ran. Call it once no copy writes to its pages any more."""
     for lease in (*held.leases, held.path):
         directory.release(lease)
     _release_hit(directory, held)

@@ -1,7 +1,7 @@
-"""How would this request start? Pure: the same survey, room and rules give the same plan, and nothing changes.
+"""How a request would start. Pure: the same survey, room and rules give the same plan, and nothing changes.
 
 A plan is a chain of options. The first is the aim; each later one is where the request resumes if the legs of the one before
-fail. Everything in the chain is leased at commit, so falling back can neither fail nor need another page.
+fail. Everything in the chain is leased at commit, so falling back cannot fail and needs no further page.
 
     native store             0 ════ shared ════ K ──── leg ──── B ─── run ───▶
     whole chunks, K inside   0 ═ shared ═ S ─ private ─ K ─ leg ─ B ─ ⌈B⌉       S = ⌊K⌋ on the chunk grid
@@ -71,7 +71,7 @@ class Room(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The answer. `options[0]` is the aim; `need` pages stand in [shared, prompt)."""
+    """How a request starts. `options[0]` is the aim, the others its fallbacks; `need` pages hold [shared, prompt)."""
 
     epoch: int
     salt: str
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
     hit: int
     reason: Reason
     skipped: int
-    """Boundary that was reachable but not taken, for `reason`; 0 if none."""
+    """The boundary that could be reached but was not taken, because of `reason`; 0 if there is none."""
     fallback_weakened: bool = False
 
     @property
@@ -91,7 +91,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now: `needed` pages wanted, `available` there. Running requests, or copies in flight, will change that."""
+    """No room now: `needed` pages wanted, `available` there. Try again when a request or a copy has ended."""
 
     reason: Reason
     needed: int
@@ -120,7 +120,7 @@ def plan(
     )
     if beyond is not None:
         aims, reason, skipped = [beyond, *aims], Reason.COMPLETE, 0
-    # every chain shares what is resident, so what that pins is the same for all of them
+    # every chain shares the resident KV, so all of them pin the same pages for it
     spendable = room.free + room.idle - room.reserved - pinned_kv(found, rules.geometry.block)
     for aim in aims:
         need = _need(aim, found.tokens, rules)
@@ -142,11 +142,11 @@ def plan(
 def plan_return(
     found: Survey, computed: int, salt: str, epoch: int, room: Room, rules: CacheConfig, costs: Costs
 ) -> Plan | Wait | None:
-    """How a suspended request goes on, whose live state after `computed` tokens and last part of a block were kept: with the KV of
-    its whole blocks, wherever that is now. None where it is gone, or a rung serves sooner."""
+    """How a suspended request continues, whose live state after `computed` tokens and last partial block were kept: it needs the KV of
+    its whole blocks, from whichever tiers have it. None if that is gone, or resuming at a rung is faster."""
     block = rules.geometry.block
     whole = floor_to(computed, block)
-    # past that its own pages count, whoever else has been there
+    # past that, its own pages count
     found = found._replace(device=min(found.device, whole))
     shared, hit = found.device, found.hit
     base = hit.position if hit else 0
@@ -164,7 +164,7 @@ def plan_return(
 
 
 def _aims_and_reason(found: Survey, hit: int, rules: CacheConfig, costs: Costs) -> tuple[list[Option], Reason, int]:
-    """Options above the hit, best first; and why there are none, with the boundary that was passed over."""
+    """Options above the hit, best first. If there are none: why, and the boundary that was passed over (0: none)."""
     above = found.resume_points_past(hit)
     if not above:
         last = floor_to(found.tokens - 1, rules.geometry.rung_grid)
@@ -190,7 +190,7 @@ def _aims_and_reason(found: Survey, hit: int, rules: CacheConfig, costs: Costs) 
 
 
 def _option(resume_point: ResumePoint, found: Survey, rules: CacheConfig) -> Option | None:
-    """How to reach `resume_point`; None where the store cannot serve the chunks that cover the leg."""
+    """How to resume at `resume_point`. None if the store lacks a chunk that the leg needs."""
     boundary = resume_point.position
     if boundary <= found.device:
         return Option(boundary, found.device, resume_point)
@@ -237,7 +237,7 @@ def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:
 
 
 def expected_seconds(option: Option, tokens: int, rules: CacheConfig, costs: Costs) -> float:
-    """Expected time to the first token by way of `option`."""
+    """Expected seconds to the first token if a prompt of `tokens` tokens starts by `option`."""
     geometry = rules.geometry
     seconds = costs.prefill_seconds(option.boundary, tokens)
     for source in option.leg:
@@ -250,8 +250,8 @@ def expected_seconds(option: Option, tokens: int, rules: CacheConfig, costs: Cos
 
 
 def _chains(aim: Option, native: Option | None, found: Survey, hit: ResumePoint | None) -> Iterator[tuple[Option, ...]]:
-    """Chains for `aim`, strongest first. One from an external store falls back to the best native load: its pages are those of the aim's
-    leg, so it must not begin below what is shared."""
+    """Chains for `aim`, strongest first. An aim in an external store falls back to the best native load first. That load uses the pages
+    of the aim's leg, so it must not begin below what is shared."""
     if aim.external_hit is not None and native is not None and native.shared == found.device:
         yield from ((aim, *chain) for chain in _fallbacks(native, found, hit))
     yield from _fallbacks(aim, found, hit)
@@ -260,7 +260,7 @@ def _chains(aim: Option, native: Option | None, found: Survey, hit: ResumePoint 
 def _fallbacks(aim: Option, found: Survey, hit: ResumePoint | None) -> Iterator[tuple[Option, ...]]:
     """Chains for `aim`, strongest first, down to the deepest rung that no device page pays for.
 
-    What a chain leases cannot pay for the load, so a weaker one may fit where a stronger cannot.
+    The pages that a chain leases are not available for the load, so a weaker chain may fit where a stronger does not.
     """
     shared = found.device
     cold = Option(0, shared)
@@ -277,7 +277,7 @@ def _fallbacks(aim: Option, found: Survey, hit: ResumePoint | None) -> Iterator[
 
 
 def _below(resume_point: ResumePoint) -> ResumePoint | None:
-    """The same rung, read from a copy that no device page pays for."""
+    """The same rung, read from a copy whose lease takes no idle device page. None if there is none."""
     image = resume_point.rung.image
     if image.locks[DEVICE]:
         return resume_point
@@ -288,7 +288,7 @@ def _below(resume_point: ResumePoint) -> ResumePoint | None:
 
 
 def _hit_option(found: Survey, hit: ResumePoint | None, room: Room, rules: CacheConfig) -> Option:
-    """The hit; where its image and the prompt would not fit even an empty pool, what can be had without the image."""
+    """The hit; position 0 with its KV if the image and the prompt would not fit even an empty pool."""
     if hit is not None:
         whole = rules.geometry.pages_for(found.tokens) + rules.geometry.image_pages
         if whole <= room.total or hit.rung.image.locks[DEVICE]:
@@ -297,14 +297,14 @@ def _hit_option(found: Survey, hit: ResumePoint | None, room: Room, rules: Cache
 
 
 def _need(option: Option, tokens: int, rules: CacheConfig) -> int:
-    """Pages of the prompt that are not shared."""
+    """Number of pages of the prompt that are not shared."""
     block = rules.geometry.block
     return max(rules.geometry.pages_for(tokens), option.leg_end // block) - option.shared // block
 
 
 def pinned_kv(found: Survey, block: int) -> int:
-    """Device pages of resident KV that are idle now and leased by any plan."""
-    idle: int | None = None  # where the idle part begins: locks hold all that is above them
+    """Idle device pages that the lease on the resident KV of `found` takes. O(idle nodes)."""
+    idle: int | None = None  # where the idle part begins; everything above a locked node is locked
     for node in reversed(found.path):
         if node.start < found.device:
             if node.kv.locks[DEVICE]:
@@ -314,7 +314,7 @@ def pinned_kv(found: Survey, block: int) -> int:
 
 
 def pinned_images(chain: tuple[Option, ...]) -> int:
-    """Device pages of images that are idle now and leased once `chain` is committed."""
+    """Idle device pages that the leases on the images of `chain` take."""
     resume_points = (o.resume_point for o in chain if o.resume_point is not None and o.resume_point.tier == DEVICE)
     images = {id(f.rung): f.rung.image for f in resume_points}
     return sum(image.size(DEVICE) for image in images.values() if not image.locks[DEVICE])

@@ -1,4 +1,4 @@
-"""How far each leg reaches for one prompt: a read-only walk down the tree."""
+"""What the tree holds of one prompt: a read-only walk down the tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepwell.cache.tree import TOKEN_BYTES, Node, Rung, Tree
 
 
 class ResumePoint(NamedTuple):
-    """A rung on the prompt's path with an image somewhere: a boundary the state leg can reach."""
+    """A rung on the prompt's path with a readable image; `tier` is the fastest that has one."""
 
     position: int
     rung: Rung
@@ -43,7 +43,7 @@ class Survey(NamedTuple):
 
     @property
     def hit(self) -> ResumePoint | None:
-        """The deepest resume_point that the device alone serves, as the tree is now. O(nodes past it)."""
+        """The deepest resume point that the device alone serves, as the tree is now. None if there is none. O(nodes past it)."""
         for node in reversed(self.path):
             rung, end = node.rung, node.end
             if rung is not None and end <= self.device and end < self.tokens and rung.image.life[0] >= HERE:
@@ -52,11 +52,11 @@ class Survey(NamedTuple):
 
     @property
     def resume_points(self) -> tuple[ResumePoint, ...]:
-        """All of them, ascending, as the tree is now: none past `union` or tokens − 1."""
+        """All resume points up to `union` and below the last token, ascending, as the tree is now. O(path)."""
         return self.resume_points_past(0)
 
     def resume_points_past(self, position: int) -> tuple[ResumePoint, ...]:
-        """Those past `position`. O(nodes past it)."""
+        """The resume points past `position`, ascending. O(nodes past it)."""
         found: list[ResumePoint] = []
         for node in reversed(self.path):
             rung, end = node.rung, node.end
@@ -68,7 +68,7 @@ class Survey(NamedTuple):
 
 
 def survey(tree: Tree, salt: str, prompt: Ints) -> Survey:
-    """Walk `prompt` under `salt`. Exact: compares tokens, not hashes. O(prompt) bytes compared, O(path) steps in Python."""
+    """Look up `prompt` under `salt`, comparing tokens, not hashes. O(prompt) bytes compared, O(path) steps in Python."""
     node: Node | None = tree.roots.get(salt)
     count, block = len(prompt), tree.block
     raw = prompt.tobytes()
@@ -122,7 +122,7 @@ def _common(a: Ints, b: Ints) -> int:
 
 
 def _divergence(node: Node, prompt: Ints, at: int) -> int | None:
-    """First differing token after `at`, against the closest few continuations of `node`; None where the path simply ends."""
+    """Position of the first token after `at` that differs from the closest of a few continuations of `node`; None if it has none."""
     best = -1
     for _, child in zip(range(8), node.children.values(), strict=False):
         best = max(best, _common(child.tokens, prompt[at:]))
@@ -130,7 +130,7 @@ def _divergence(node: Node, prompt: Ints, at: int) -> int | None:
 
 
 def kv_nodes(path: tuple[Node, ...], start: int, end: int) -> list[tuple[Node, int, int]]:
-    """The nodes of `path` that cover [start, end), each with the part of it that they cover."""
+    """The nodes of `path` that overlap [start, end), each with the range of the overlap."""
     if start >= end:
         return []  # not an empty part of the node around it
     return [(n, max(start, n.start), min(end, n.end)) for n in path if n.start < end and n.end > start]
