@@ -1,6 +1,6 @@
-"""What becomes findable in a tier and what goes, for those outside who follow it: routers of a fleet.
+"""Journal of what becomes readable in a tier and what does not any more, for routers of a fleet.
 
-Blocks are named by chained digests that anyone can compute who knows the tokens: SHA-256 over the CBOR form (RFC 8949) of
+Blocks are named by chained digests, which can be computed from the tokens: SHA-256 over the CBOR form (RFC 8949) of
 [digest of the block before, tokens of the block, null]. The first block has SHA-256 of the text "vllm-none-hash" before it, and under a
 salt it says [["cache_salt", salt]] in place of null. That is vLLM's rule `sha256_cbor`.
 
@@ -37,13 +37,13 @@ NOTHING = sha256(_text("vllm-none-hash")).digest()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Blocks of one path that have come to a tier or gone from it.
+    """Blocks of one path that have come to a tier or left it.
 
-    rung     not the KV of blocks, but the state at the end of the one block that is named
-    stored   whether it has come
+    rung     True: the state at the end of the one block named, not its KV
+    stored   True: it has come; False: it has left
     digests  of the blocks, `DIGEST` bytes each, in order
-    above    of the block before the first; empty where that begins the prompt
-    tokens   of the blocks, int32, where they have come; else empty
+    above    digest of the block before the first; empty if that begins the prompt
+    tokens   of the blocks, int32, if they have come; else empty
     salt     of the path
     """
 
@@ -62,7 +62,7 @@ class Journal:
     __slots__ = ("_block", "_changes", "_rungs")
 
     def __init__(self, block: int, rungs: bool) -> None:
-        """`block`: tokens of one; `rungs`: whether states are told, which a model without recurrent layers has none of."""
+        """`block`: tokens of a block. `rungs`: whether states are noted; a model without recurrent layers has none."""
         self._block = block
         self._rungs = rungs
         self._changes: list[Change] = []
@@ -73,7 +73,7 @@ class Journal:
         return changes
 
     def note(self, item: Item, tier: Tier, stored: bool) -> None:
-        """The copy of `item` in `tier` can be read from now on, or no longer. O(blocks without a digest on the path)."""
+        """Note that the copy of `item` in `tier` has become readable, or is no longer. O(blocks without a digest on the path)."""
         node = item.node
         if item.what == "kv":
             self._note(node, node.start, tier, stored)
@@ -81,7 +81,7 @@ class Journal:
             self._note(node, node.end - self._block, tier, stored, rung=True)
 
     def note_grown(self, node: Node, start: int, tier: Tier) -> None:
-        """`node` goes on from `start` in `tier`."""
+        """Note that `node` has grown from `start` on, in `tier`."""
         self._note(node, start, tier, stored=True)
 
     def _note(self, node: Node, start: int, tier: Tier, stored: bool, rung: bool = False) -> None:
@@ -94,7 +94,7 @@ class Journal:
         self._changes.append(Change(tier, rung, stored, node.kv.digests[first:], above, tokens, salt))
 
     def _complete(self, node: Node) -> str:
-        """Compute what digests the path to `node` lacks. Returns its salt."""
+        """Compute missing digests on the path to `node`. Returns its salt."""
         path = list(node.up())
         root = path.pop()
         assert isinstance(root, Root)

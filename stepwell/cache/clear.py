@@ -1,6 +1,6 @@
-"""Emptying the cache while it serves, and taking out what is no longer trusted. What is in use stays until it is let go.
+"""Empties the cache while the engine serves, and removes entries that are no longer trusted. Leased copies stay until they are released.
 
-`reset` drops what nobody holds. `quarantine` takes out cached bytes that led to another answer than a cold run.
+`reset` drops everything that is not leased. `quarantine` removes cached bytes that led to another answer than a cold run.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from stepwell.cache.moves import DISK, Tier
 from stepwell.cache.tree import Item, Node, Root
 
 MOST_BRANCHES = 256
-"""Paths that a quarantine names to an external store, at most: each chunk takes a digest."""
+"""Most paths that a quarantine names to an external store: each chunk takes a digest."""
 
 
 def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
     """Drop every copy that is not leased, in every tier, under one salt or (None) under all. Returns the slots freed by tier.
 
-    Running requests keep what they read; the tokens of what was dropped are remembered as those of anything evicted. What an
-    earlier process left on disk goes too. An external store keeps what it has, for other engines; this one loads none of it any more.
+    Running requests keep what they read. The tokens of dropped entries are remembered, as after any eviction. What an earlier process left
+    on disk is dropped too. An external store keeps what it has, for other engines; this engine loads none of it any more. O(tree).
     """
     freed = dict.fromkeys(directory.pools, 0)
     while dropped := list(_droppable(directory, salt)):
@@ -40,7 +40,7 @@ def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
 
 
 def _droppable(directory: Directory, salt: str | None) -> Iterator[Item]:
-    """Items with an idle copy, the deepest first: no copy goes before what hangs on it."""
+    """Items with an unlocked copy, the deepest first, so that no copy is dropped before those below it."""
     for node in reversed(list(directory.tree.nodes())):
         if salt is None or _salt(node) == salt:
             for item in reversed(list(node.items())):
@@ -60,16 +60,16 @@ def _salt(node: Node) -> str:
 
 
 def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
-    """Condemn every copy, in every tier, of all that shares its first block with `tokens`; how many copies that were.
+    """Condemn every copy, in every tier, of all paths that share their first block with `tokens`. Returns the number of copies.
 
-    Which byte is wrong cannot be told, and whatever was computed after it read it as well: branches of the same beginning too.
-    All of it leaves the tree at once, so that no prompt leads there, whoever holds it. What is leased goes with its last lease; what
-    its readers go on to compute, and copies of it under way, are found by nobody. The next request for the same prompt computes
-    it anew, on other pages. What an earlier process left on disk under this salt, and nobody has asked for since, goes as a whole. An
-    external store is told to drop the paths that can be named, and this engine loads nothing any more that is there under this salt.
+    It is not known which byte is wrong, and everything computed behind it has read it, on all branches. So the whole subtree leaves the
+    tree at once, and lookups no longer find it. Leased copies are dropped with their last lease; what their readers compute later, and
+    copies of them under way, cannot be found either. The next request for the same prompt computes it again, on other pages. Dormant
+    records of this salt on disk are all dropped. An external store is told to drop the paths that can be named, and this engine loads
+    nothing any more that the store has under this salt.
 
-    `Directory.condemnations` moves on: whoever keeps what was computed from the cache before (a suspended request's state, an
-    audit's answer) looks whether it still counts.
+    Increments `Directory.condemnations`: whatever was computed from the cache before (the state of a suspended request, an audit's
+    answer) must not be used if that has changed since. O(subtree).
     """
     directory.condemnations += 1
     path = directory.survey(salt, tokens).path
@@ -83,8 +83,8 @@ def quarantine(directory: Directory, salt: str, tokens: Ints) -> int:
                 if item.has(tier):
                     directory.condemn(item, tier)
                     condemned += 1
-        directory.tidy(node)  # one that held nothing goes as well
-    directory.archive.expel(salt)  # branches among it cannot be told from the rest
+        directory.tidy(node)  # removes a node without copies, too
+    directory.archive.expel(salt)  # dormant branches of this path cannot be told from others
     return condemned
 
 
@@ -99,7 +99,7 @@ def _condemn_outside(directory: Directory, salt: str, tokens: Ints, top: Node | 
 
 
 def _expel(directory: Directory, top: Node) -> None:
-    """Remove `top`, a child of a root, and all below it from where prompts are looked up. It stays only as long as it is leased."""
+    """Move the subtree of `top`, a child of a root, out of the reach of lookups. Its nodes stay as long as they are leased."""
     root = top.parent
     assert root is not None, f"{top!r} is not part of the tree"
     directory.tree.expel(top, top.used)

@@ -15,21 +15,20 @@ from stepwell.cache.moves import EXTERNAL, Tier
 class CacheConfig:
     """Sizes and rules that never change while the engine runs.
 
-    device_pages, host_slots, disk_slots   room of each tier, in pages; 0: the tier is not there
-    host_ready                 slots of host that may be used from the start; `Account.widen` adds the others, until `Account.settle`.
-                               None: all
+    device_pages, host_slots, disk_slots   size of each tier, in pages; 0: there is no such tier
+    host_ready                 host slots that are ready at the start; `Account.widen` adds others, until `Account.settle`. None: all
     chunk                      tokens; the copy unit below the device
     whole_chunks               the store below reads whole chunks only; a native store reads single blocks
     external_chunk             tokens of a chunk of the external store (LMCache), which reads whole ones only; 0: there is none
     interval                   tokens between insurance rungs
-    min_load_tokens            load from a tier only what gains at least this much; None: decide by expected time
+    min_load_tokens            fewest tokens that a load must gain; None: decide by expected time
     clean_share                share of a tier kept free or already copied below
-    copy_idle                  copy to free slots of host while the engine is idle, or computes prompts and nobody waits: a load then
-                               finds room at once
-    write_idle                 write to disk while nothing else is to be done, so that little is lost with the process
-    ghost_blocks               evicted blocks that are remembered by their tokens alone, to say what was lost
-    ghost_nodes                ends of evicted paths that are remembered so: a path of one block takes as much memory as a long one
-    policy                     what goes first (`stepwell.cache.evict.policy`)
+    copy_idle                  copy to free slots of host while the engine is idle, or computes prompts and no request waits: a load
+                               then finds room at once
+    write_idle                 while idle, write to disk, so that little is lost with the process
+    ghost_blocks               most evicted blocks whose tokens are remembered, to tell evicted prompts from new ones
+    ghost_nodes                most ends of evicted paths that are remembered; each takes memory, however short its path
+    policy                     eviction order (`stepwell.cache.evict.policy`)
     tenant_share               share of a tier that one tenant may hold while others want it (`stepwell.cache.evict.tenants`), and of
                                what may be pinned; 1: no bound
     """
@@ -76,17 +75,17 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What things take on this machine, as far as anything weighs it: one value for all that a turn plans, explains and commits.
+    """Speeds of this machine, measured or from a profile. The same value serves everything that a turn plans and commits.
 
-    Measured, or from a profile. They choose between ways to the same answer, never the answer.
+    They choose between ways to the same answer, never the answer.
 
     prefill_tokens_per_s   the part of prefill that grows with its tokens
     bytes_per_s            per tier, of a copy into the device (the device's own copies count as free)
     external_bytes_per_s   of a copy from an external store, likewise
-    latency_s              fixed price of any load
+    latency_s              fixed time of any load
     attention_s_per_pair   of prefill, for each (query, key) pair of tokens, on top: it grows with the context
-    decode_s               a step of decodes alone, as they are now
-    prompt_step_s          what a step with any part of a prompt takes before its first token: launches, reading weights
+    decode_s               time of a step of decodes alone, at present
+    prompt_step_s          fixed time of a step with any part of a prompt: launches, reading weights
     """
 
     prefill_tokens_per_s: float = 10_000.0

@@ -1,4 +1,4 @@
-"""What the directory asks of the stores. Plain data: they carry it out, and report the ticket of each copy once."""
+"""What the directory asks of the stores, as plain data: they carry it out, and report the ticket of each copy once."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class LiveState:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What one record on disk, or one object in an external store, holds, told by keyed digests alone (see `stepwell.cache.disk.names`): no
-    token can be had from it.
+    """The name of one record on disk, or of one object in an external store: keyed digests (`stepwell.cache.disk.names`), from which
+    nobody can find the tokens.
 
     root    digest of the empty prefix of the salt       parent   of the tokens before `start`
     digest  of the tokens before `end`                   An image stands at start == end, and parent == digest.
@@ -81,7 +81,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The end of one ticket, after a copy that took `seconds`; 0: not measured. A ticket that no one knows any more is ignored."""
+    """The end of one copy, which took `seconds` (0: not measured). Reports of unknown tickets are ignored."""
 
     ticket: int
     ok: bool
@@ -91,15 +91,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forget:
-    """What these disk slots hold is to be found no more; they may be the target of a later move."""
+    """Remove what these disk slots hold from the index. They may be the target of a later move."""
 
     slots: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Divide:
-    """Where the disk slots `last` and `first` follow each other in one record, let two records stand for it, the second from
-    token `at` on, whose prefix has this digest: a record is to end wherever a branch leaves it or an image stands."""
+    """If the disk slots `last` and `first` follow each other in one record, split it into two, the second from token `at` on, whose prefix
+    has this digest. So a record ends wherever a branch leaves it or an image stands."""
 
     last: int
     first: int
@@ -109,7 +109,7 @@ class Divide:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Touch:
-    """What these disk slots hold has been of use just now."""
+    """Note that what these disk slots hold has just been used."""
 
     slots: Ints
 
@@ -121,5 +121,5 @@ Task: TypeAlias = Move | DiskNote
 
 
 def moves_of(tasks: Iterable[Task]) -> list[Move]:
-    """The copies among `tasks`: all that concerns whoever has no disk."""
+    """The copies among `tasks`."""
     return [task for task in tasks if isinstance(task, Move)]

@@ -10,10 +10,10 @@ from stepwell.base.geometry import Ints
 
 
 class Pool:
-    """A stack of free slot numbers. Taking and giving n slots costs O(n); runs given back together come out together.
+    """The free slots of one tier, as a stack. Taking and giving n slots costs O(n); runs that are given back together are taken together.
 
     free   slots that can be taken
-    total  slots that there are by now; `widen` adds more, up to what the pool was made for, until `settle`
+    total  slots that there are now; `widen` adds more, up to `most`, until `settle`
     """
 
     __slots__ = ("_stack", "free", "total")
@@ -31,7 +31,7 @@ class Pool:
 
     @property
     def most(self) -> int:
-        """Slots that the pool can grow to."""
+        """Number of slots that the pool can grow to."""
         return len(self._stack)
 
     def widen(self, count: int) -> None:
@@ -41,23 +41,23 @@ class Pool:
         self.give(np.arange(self.total - count, self.total, dtype=np.int32))
 
     def settle(self) -> None:
-        """No more slots will come."""
+        """Declare that the pool will not grow any more."""
         self._stack = self._stack[: self.total]
 
     def take(self, count: int) -> Ints:
-        """`count` slots, ascending where they were given back so. The caller has made sure that they are there."""
+        """Take `count` slots, ascending if they were given back so. The caller has made sure that so many are free."""
         assert 0 <= count <= self.free, f"{count} slots wanted, {self.free} of {self.total} free"
         self.free -= count
         return self._stack[self.free : self.free + count][::-1].copy()
 
     def give(self, slots: Ints) -> None:
-        """Return slots that are no longer referenced."""
+        """Give back slots that are no longer used."""
         assert self.free + len(slots) <= self.total, f"{len(slots)} slots too many given back"
         self._stack[self.free : self.free + len(slots)] = slots[::-1]
         self.free += len(slots)
 
     def check(self, used: Ints) -> None:
-        """Every slot is either free or in `used`, once. O(total)."""
+        """Assert that every slot is once either free or in `used`. O(total)."""
         seen = np.concatenate([self._stack[: self.free], used])
         counts = np.bincount(seen, minlength=self.total)
         wrong = np.flatnonzero(counts != 1)
@@ -68,7 +68,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class TierUse:
-    """Slots of one tier by state; `pinned` ones are cached ones that go last for some pin."""
+    """Slots of one tier by state. `pinned` ones are cached, and evicted last."""
 
     total: int
     free: int
@@ -110,22 +110,22 @@ class BlockTable:
 
     @property
     def pages(self) -> Ints:
-        """All pages, as they are now: what is handed out never changes, whatever becomes of the table."""
+        """All pages as they are now. A view whose entries never change, whatever happens to the table."""
         return self._pages[: self._count]
 
     def name(self) -> tuple[Ints, int]:
-        """All pages, for a step, and how many of them, from the first on, the last step has been given as they are now."""
+        """All pages, for the next step, and how many of the first ones are unchanged since the last step."""
         named, self._named = self._named, self._count
         return self._pages[: self._count], named
 
     @property
     def is_named(self) -> bool:
-        """Whether the last step has been given all pages as they are now."""
+        """True if the pages are unchanged since the last step."""
         return self._named == self._count
 
     @property
     def private(self) -> Ints:
-        """Pages to give back when the request ends, retired ones among them."""
+        """Pages to free when the request ends, retired ones included."""
         private = self._pages[: self._count][self._private[: self._count]]
         return np.concatenate([private, self._retired]) if len(self._retired) else private
 
@@ -146,7 +146,7 @@ class BlockTable:
         self._count = end
 
     def detach(self, start: int, end: int) -> tuple[Ints, Ints]:
-        """Take out the pages from block `start` on, all private: those before block `end`, and the rest."""
+        """Remove the pages from block `start` on, all private. Returns those before block `end`, and the rest."""
         assert self.is_private(start, self._count), "shared pages are not this table's to give away"
         pages, rest = self._pages[start : min(end, self._count)].copy(), self._pages[end : self._count].copy()
         self._count = start
@@ -154,13 +154,13 @@ class BlockTable:
         return pages, rest
 
     def hand_over(self, start: int, end: int) -> Ints:
-        """Pages [start, end), all private, which are the tree's from now on: they stay where they are, but are never written again."""
+        """Give pages [start, end), all private, to the tree. They stay in the table as shared pages, and are never written again."""
         assert self.is_private(start, end), f"pages [{start},{end}) are not this request's to publish"
         self._private[start:end] = False
         return self._pages[start:end].copy()
 
     def share(self, start: int, pages: Ints) -> Ints:
-        """From block `start` on, use `pages`, which the tree owns; returns the private pages that they replace, if they differ."""
+        """From block `start` on, use `pages`, which the tree owns. Returns the private pages that they replace."""
         end = start + len(pages)
         assert end <= self._count
         differs = self._pages[start:end] != pages
@@ -173,7 +173,7 @@ class BlockTable:
         return np.asarray(replaced, np.int32)
 
     def retire(self, pages: Ints) -> None:
-        """Keep `pages`, which the table has named until now, for the launched step that may still read them."""
+        """Keep `pages`, which the table no longer names, for a launched step that may still read them."""
         if len(pages):
             self._retired = np.concatenate([self._retired, pages])
 
@@ -182,6 +182,6 @@ class BlockTable:
         return len(self._retired) > 0
 
     def take_retired(self) -> Ints:
-        """Retired pages, for the caller to give back: no launched step names them any more."""
+        """Remove the retired pages, for the caller to free once no launched step names them."""
         retired, self._retired = self._retired, _NONE
         return retired

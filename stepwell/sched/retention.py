@@ -1,8 +1,8 @@
 """Hints of callers: a prompt will be asked for again, until some time (a pin), or soon (a prefetch).
 
-Hints change what is kept and move bytes, never an answer. `stepwell.cache.hints` begins and ends pins; this module says when, and
-carries out orders to prefetch. An order holds no live slot and ends as soon as nothing of it is in flight. What the disk holds of a
-prompt is looked up a few records a turn, as for requests: an order begins when all of that is known, and a pin then covers all of it.
+Hints change what is kept and move bytes, never an answer. `stepwell.cache.hints` does the work; this module decides when. A
+prefetch holds no live slot and ends when none of its copies is in flight. What the disk holds of a prompt is looked up a few records a
+turn, as for requests: a prefetch begins when all of that is known, and a pin then covers all of it.
 """
 
 from __future__ import annotations

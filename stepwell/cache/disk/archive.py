@@ -1,4 +1,4 @@
-"""The directory's side of the disk store: what records are called, what an earlier process left, what the store is to note.
+"""The directory's side of the disk store: names of records, what an earlier process left, and what the store must note.
 
 `Catalogue` answers for what an earlier process left. `WriteBudget` bounds what is written in a while. `Backlog` holds what may be
 worth a write while nothing else is to be done.
@@ -21,7 +21,7 @@ from stepwell.cache.tree import Item, Node, Root
 
 @dataclass(slots=True)
 class WriteBudget:
-    """`rate` pages a second, up to `burst` saved up. One batch may overdraw it; the next then waits."""
+    """A token bucket: `rate` pages a second, up to `burst`. One batch may overdraw it; the next then waits."""
 
     rate: float = float("inf")
     burst: float = float("inf")
@@ -29,7 +29,7 @@ class WriteBudget:
     at: float = 0.0
 
     def allows(self, now: float) -> bool:
-        """Whether anything may be written now."""
+        """True if a write may begin now."""
         return self.rate == float("inf") or self._level(now) > 0
 
     def spend(self, pages: int, now: float) -> None:
@@ -43,7 +43,7 @@ class WriteBudget:
 
 @dataclass(frozen=True, slots=True)
 class Dormant:
-    """A record on disk that no node of the tree stands for. `record` is the store's number for it."""
+    """A record on disk that has no node in the tree. `record` is its number in the store."""
 
     record: int
     what: Literal["kv", "image"]
@@ -54,36 +54,35 @@ class Dormant:
 class Catalogue(Protocol):
     """The dormant records of one namespace.
 
-    It answers from an index, not from a copy of it, so that a million records cost nothing until they are asked for. Whoever
-    cannot answer (a broken index) says that there is nothing. A store never merges two records of one name: the directory looks
-    here before it writes.
+    It answers from the index of the store, so that a million records cost nothing until they are looked up. A broken index answers that
+    there is nothing. A store never merges two records of one name, so the directory looks here before it writes.
     """
 
     @property
     def pages(self) -> int:
-        """Pages of all dormant records: room that the disk has not got."""
+        """Pages held by dormant records; subtract from free."""
 
     def hold(self, seconds: float = 0.0) -> bool:
-        """Keep the index as it is until `let_go`, for a few look-ups; False if that would have to wait for longer: try again later."""
+        """Lock the index until `let_go`, for a few lookups, waiting at most `seconds`. False if it is not locked: try again later."""
 
     def let_go(self) -> None:
-        """End a hold."""
+        """Unlock the index."""
 
     def under(self, parent: bytes, digests: Sequence[bytes]) -> Sequence[Dormant]:
-        """The dormant records whose name has this parent and one of these digests, each whole and unaltered: KV that goes on from
-        there in one of these ways, an image there."""
+        """The dormant records whose name has this parent and one of these digests, intact ones only: KV that continues from there, or an
+        image there."""
 
     def adopt(self, dormant: Dormant, slots: Ints) -> None:
-        """The record is dormant no more: its pages, in order, are these slots from now on."""
+        """Turn a dormant record into a cached one: its pages, in order, are `slots` from now on."""
 
     def discard(self, dormant: Dormant) -> None:
         """Discard the record."""
 
     def expel(self, root: bytes) -> int:
-        """Discard every record of this root (see `Name.root`); how many pages that was. Looks at all records: for emergencies."""
+        """Discard every record of this root (see `Name.root`). Returns the number of pages. O(records)."""
 
     def trim(self, pages: int) -> int:
-        """Discard the records least recently used, until `pages` pages are or none is left; how many pages that was."""
+        """Discard the least recently used records until `pages` pages are discarded or none is left. Returns the number of pages."""
 
 
 class NoCatalogue:
@@ -119,11 +118,11 @@ class NoCatalogue:
 
 @dataclass(slots=True)
 class Lookups:
-    """Look-ups that come before writes: what an earlier process left is not to be written again.
+    """Lookups before writes, which find out what an earlier process has written already.
 
-    left      records that may still be looked up this turn
-    put_off   whether a write waits for the next turn: nothing more may be looked up in this one, or a compaction commits
-    held      whether a compaction has kept anybody from looking up this turn
+    left      number of records that may still be looked up in this turn
+    put_off   True if a write waits for the next turn: `left` is used up, or a compaction holds the index
+    held      True if a compaction has prevented a lookup in this turn
     """
 
     left: int = 1 << 62
@@ -133,29 +132,30 @@ class Lookups:
     _patient: bool = True
 
     def turn(self, most: int, now: float, patience: float) -> None:
-        """A turn begins at `now`, in which `most` records may be looked up. After `patience` seconds of turns in each of which a write
-        was put off there is one in which none is; 0: never."""
+        """Begin a turn at `now`, in which `most` records may be looked up. If a write was put off in every turn for `patience` seconds
+        (0: for ever), none is put off in this one."""
         if not (self.put_off and self._patient):
             self._since = now
         self._patient = not 0 < patience <= now - self._since
         self.left, self.put_off, self.held = most, False, False
 
     def put_off_write(self) -> None:
-        """A write has to wait for the next turn."""
+        """Put off a write to the next turn."""
         self.put_off = self._patient
 
     def rest(self) -> None:
-        """No turn follows until something happens: what has been put off does not wait meanwhile."""
+        """Forget that a write was put off, since no turn follows until something happens."""
         self.put_off = False
 
 
 @dataclass(slots=True)
 class Archive:
-    """`names` None: records need no names, because nothing outlives the process (a simulation).
+    """Everything that the directory holds for the disk.
 
-    budget   of what may be written
-    lookups  of what is about to be written
-    outbox   moves to the disk and orders, in the order in which the store must carry them out
+    names    rule for the names of records; None: nothing outlives the process (a simulation)
+    budget   limits writes
+    lookups  lookups before writes
+    outbox   moves to the disk and its bookkeeping, in the order in which the store must carry them out
     """
 
     names: Names | None = None
@@ -165,24 +165,24 @@ class Archive:
     outbox: list[Task] = field(default_factory=list)
 
     def hold(self) -> bool:
-        """Keep the index as it is for a few look-ups and adoptions, until `catalogue.let_go`; False while a compaction commits."""
+        """Lock the index for a few lookups and adoptions, until `catalogue.let_go`. False while a compaction commits."""
         if self.catalogue.hold():
             return True
         self.lookups.held = True
         return False
 
     def wait(self, seconds: float) -> None:
-        """Wait until no compaction commits, at most so long."""
+        """Wait until no compaction commits, at most `seconds`."""
         if self.catalogue.hold(seconds):
             self.catalogue.let_go()
 
     def send(self) -> list[Task]:
-        """Everything in the outbox, which is empty afterwards."""
+        """Take everything out of the outbox."""
         tasks, self.outbox = self.outbox, []
         return tasks
 
     def expel(self, salt: str) -> int:
-        """Discard all that an earlier process left under `salt`. Returns the pages that it took."""
+        """Discard all that an earlier process left under `salt`. Returns the number of pages."""
         return self.catalogue.expel(self.names.root(salt)) if self.names is not None and self.catalogue.pages else 0
 
     def forget(self, slots: Ints) -> None:
@@ -192,13 +192,13 @@ class Archive:
         self.outbox.append(Touch(slots))
 
     def divide(self, last: int, first: int, node: Node, at: int) -> None:
-        """The record that holds `last` and `first`, if it is one, is to end at token `at` of the path to `node`."""
+        """Have the record that holds `last` and `first` end at token `at` of the path to `node`, if one record holds both."""
         trail = self.trail(node)
         if trail is not None:
             self.outbox.append(Divide(last, first, at, trail.at(at)))
 
     def split(self, upper: Item, lower: Item) -> None:
-        """A node was cut, into KV `upper` and `lower`: so is the record that has the cut within it, or will have."""
+        """Split the record on disk, or on its way there, of a node that was cut into `upper` and `lower`."""
         first, second = (
             kv.pending.slots if kv.pending and kv.pending.tier == DISK else kv.at[DISK] for kv in (upper, lower)
         )
@@ -214,7 +214,7 @@ class Archive:
 
 
 def names_of(item: Item, trail: Trail) -> tuple[Name, ...]:
-    """What the records of `item` are to be called; `trail` goes along its path, as far as its end at least."""
+    """The names of the records of `item`. `trail` follows its path, at least to its end."""
     if item.what == "image":
         return (trail.image(item.node.end),)
     return tuple(trail.records(item.node.start, item.node.end))
@@ -229,9 +229,9 @@ def path_tokens(node: Node) -> tuple[Root, Ints]:
 
 
 class Backlog:
-    """Items in a lazy heap, each once: those used most recently come first, as far as their use was known when they were added.
+    """Items in a lazy heap, each once, the most recently used first (by the use known when they were added).
 
-    live   whether an item is still to be looked at
+    live   tells if an item still has to be written
     """
 
     __slots__ = ("_count", "_heap", "_live", "_waiting")
@@ -243,7 +243,7 @@ class Backlog:
         self._count = 0
 
     def add(self, item: Item, items: int) -> None:
-        """Have `item` looked at; `items` are in the tree in all, which bounds what is kept of those that have gone. O(log n) amortised."""
+        """Add `item`. `items` is the size of the tree, which bounds stale entries. O(log n) amortised."""
         if item in self._waiting:
             return
         self._waiting.add(item)
@@ -255,7 +255,7 @@ class Backlog:
             heapq.heapify(self._heap)
 
     def pop(self) -> Item | None:
-        """The next item, no longer waiting; None if there is none. O(log n) amortised."""
+        """Take out the next item. None if there is none. O(log n) amortised."""
         if self.empty:
             return None
         _, _, item = heapq.heappop(self._heap)
@@ -264,7 +264,7 @@ class Backlog:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is to be looked at. Forgets what has gone from the top. O(log n) amortised."""
+        """True if no item has to be written. Drops stale entries from the top. O(log n) amortised."""
         while self._heap and not self._live(self._heap[0][2]):
             _, _, item = heapq.heappop(self._heap)
             self._waiting.remove(item)
@@ -274,7 +274,7 @@ class Backlog:
         return item in self._waiting
 
     def __len__(self) -> int:
-        """Entries, those of items that have gone included."""
+        """Number of entries, stale ones included."""
         return len(self._heap)
 
 

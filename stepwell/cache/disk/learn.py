@@ -1,10 +1,10 @@
-"""Bringing back into the tree what an earlier process left on disk, as far as a prompt matches it.
+"""Adds to the tree what an earlier process left on disk of a prompt.
 
     tree      0 ───── node ───── node ┊                    known by its tokens
-    disk                              └╌╌ record ╌╌ record ⟂ image       known by their names alone
+    disk                              └╌╌ record ╌╌ record ⟂ image       known by their names only
 
-From the boundaries on the prompt's path the catalogue is asked what goes on from there. A record whose digest is that of the prompt
-becomes part of the tree, with the prompt's tokens; the rest stays dormant. Nothing is read but the index.
+The catalogue is asked which records continue from the boundaries on the prompt's path. A record whose digest matches the prompt becomes
+part of the tree, with the prompt's tokens; the others stay dormant. Only the index is read.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from stepwell.cache.tree import PROMPT_END, Node, Root
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """How many records have come back, and whether more may: then ask again."""
+    """Number of records that were added, and whether there may be more: then call again."""
 
     records: int
     more: bool = False
 
 
 def learn_some(directory: Directory, salt: str, tokens: Ints, now: float, most: int) -> Learned:
-    """Bring back at most `most` records of `tokens` under `salt`, without waiting for the store. A call asks the index once for each of
+    """Add at most `most` records of `tokens` under `salt` to the tree, without waiting for the store. One lookup in the index for each of
     them, and for each node of the prompt's path."""
     if not directory.archive.hold():
         return Learned(0, True)
@@ -46,7 +46,7 @@ def learn_some(directory: Directory, salt: str, tokens: Ints, now: float, most: 
 
 
 def learn_from_disk(directory: Directory, salt: str, tokens: Ints, now: float, most: int = 1 << 62) -> int:
-    """Let the tree know what the disk holds of `tokens` under `salt`: all of it, or at most `most` records. Returns how many came back."""
+    """Add what the disk holds of `tokens` under `salt` to the tree: at most `most` records. Returns their number."""
     names, catalogue = directory.archive.names, directory.archive.catalogue
     if names is None or not catalogue.pages or len(tokens) < directory.tree.block:
         return 0
@@ -69,7 +69,7 @@ def learn_from_disk(directory: Directory, salt: str, tokens: Ints, now: float, m
                 ends.extend(nodes)
                 grown.append(nodes[-1])
                 count += len(run)
-    for node in grown:  # not before: a node that has been joined to another can be given nothing
+    for node in grown:  # last, since a node that was joined to another cannot take slots
         for adopted in [*node.up()]:
             directory.tidy(adopted)
     directory.tidy(root)
@@ -77,8 +77,8 @@ def learn_from_disk(directory: Directory, salt: str, tokens: Ints, now: float, m
 
 
 def _ends(directory: Directory, root: Root, found: Survey, trail: Trail) -> list[Node]:
-    """Where the prompt may go on: the ends of its nodes, and, where it leaves one on the way, whatever boundary of a record lies
-    in the last chunk before: nodes may have been joined since."""
+    """Nodes behind which records of the prompt may continue: the nodes of its path, and, if it leaves the last one midway, boundaries of
+    records in the chunk before, at which that node is cut."""
     ends: list[Node] = [root, *(node for node in found.path if node.end <= found.matched)]
     known = {node.end for node in ends}
     near = range(floor_to(found.matched, directory.config.chunk), found.matched + 1, directory.tree.block)
@@ -98,7 +98,7 @@ def _after(directory: Directory, trail: Trail, position: int) -> Sequence[Dorman
 
 
 def _run(directory: Directory, first: Dormant, trail: Trail, most: int) -> list[Dormant]:
-    """`first`, if it matches, and the records that follow it one by one up to the next image, at most `most` in all: one node stands for
+    """`first`, if it matches, and the records that follow it up to the next image or fork, at most `most` in all. One node will hold
     them."""
     run: list[Dormant] = []
     follower: Dormant | None = first
@@ -117,21 +117,21 @@ def _matches(directory: Directory, dormant: Dormant, trail: Trail) -> bool:
 
 
 def _take(directory: Directory, dormant: Dormant) -> Ints:
-    """Slots for what it holds: the disk has kept their room free all along."""
+    """Take slots for a dormant record. Its pages count as free slots, so there is room."""
     slots = directory.pools[DISK].take(dormant.pages)
     directory.archive.catalogue.adopt(dormant, slots)
     return slots
 
 
 def _adopt_kv(directory: Directory, node: Node, run: list[Dormant], tokens: Ints, now: float) -> list[Node]:
-    """Give the slots of these records to the nodes of their tokens, made or cut as need be. Returns the nodes, topmost first."""
+    """Give the slots of these records to the nodes of their tokens, which are added or cut if need be. Returns the nodes, topmost first."""
     slots = np.concatenate([_take(directory, dormant) for dormant in run])
     block, start, end = directory.tree.block, node.end, run[-1].name.end
     nodes: list[Node] = []
     while node.end < end:
         node = follow(directory, node, tokens, end, now)
         nodes.append(node)
-    for child in nodes[1:]:  # before any of them lets go of its part
+    for child in nodes[1:]:  # before any of them frees its part
         cut = (child.start - start) // block
         directory.archive.divide(int(slots[cut - 1]), int(slots[cut]), child, child.start)
     for child in nodes:
@@ -144,10 +144,10 @@ def _adopt_kv(directory: Directory, node: Node, run: list[Dormant], tokens: Ints
 
 
 def _adopt_image(directory: Directory, node: Node, dormant: Dormant, now: float) -> bool:
-    """Give the record to the rung at the end of `node`, made if need be; False, and it goes, if one is on disk already."""
+    """Give the record to the rung at the end of `node`, which is added if need be. Returns False, and discards it, if one is on disk."""
     rung = node.rung
     if rung is not None and rung.image.pending is not None:
-        return False  # it may be on its way to disk again: left dormant
+        return False  # it may be on its way to disk: leave the record dormant
     on_disk = rung is not None and rung.image.at[DISK] is not None
     if on_disk or node.parent is None or dormant.pages != directory.config.geometry.image_pages:
         directory.archive.catalogue.discard(dormant)

@@ -1,9 +1,9 @@
-"""What cached content is called where it outlives the process: chained, keyed digests in place of tokens.
+"""Names of cached content that outlives the process: chained, keyed digests in place of tokens.
 
     D(0) = blake3(key, salt)      D(p) = blake3(D(q) ‖ tokens[q, p)),  q the last chunk boundary before p
 
-So D(p) depends on the salt and on all of [0, p), not on how it is cut into records, and is found from the chunk before it
-alone. Without the key, which the store draws at random and binds to model and layout, nobody can try out guesses.
+So D(p) depends on the salt and on all of [0, p), not on how it is cut into records, and is computed from the digest of the chunk before
+it alone. Without the key, which the store draws at random and binds to model and layout, nobody can test guesses.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class Trail:
 
 
 def root_number(salt: str) -> int:
-    """A number for the root of `salt` that test models mix into what they compute; nothing is looked up by it."""
+    """A number for `salt` that test models mix into what they compute. Nothing is looked up by it."""
     return crc32(salt.encode())
 
 
 def tenant_of(salt: str) -> str:
-    """Who a salt belongs to: what stands before its first colon. A key's own salts are named below the key."""
+    """The tenant of a salt: the part before its first colon. Salts of an API key are named below the key."""
     return salt.partition(":")[0]

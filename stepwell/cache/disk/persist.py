@@ -1,9 +1,9 @@
-"""Copying to disk: what is worth a write, and in which order, so that whatever is on disk can be resumed from there alone.
+"""Writes to disk: what is worth a write, and in which order, so that everything on disk can be resumed from the disk alone.
 
-The unit is a rung with all that it hangs on: its image, the KV of its node, and the KV of every node above that is not on disk yet,
-topmost first. Written behind: while the tier above is nearly full of copies that are nowhere else, or a copy into it waits for room
-(`stepwell.cache.evict.make_room`); and while nothing else is to be done. Nothing is written twice, and
-only what is sooner read back than computed again.
+The unit is a rung with everything that it depends on: its image, the KV of its node, and the KV of every node above that is not on disk
+yet, topmost first. Writes begin when the tier above is nearly full of dirty copies, when a copy into it waits for room
+(`stepwell.cache.evict.make_room`), and while the engine is idle. Nothing is written twice, and only what is faster to read back than to
+compute again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
 from stepwell.cache.tree import BRANCH, INTERVAL, Item, Node
 
 AT_ONCE = 256
-"""Items that one turn of `persist_rest` looks at: a request that arrives meanwhile has to wait for the turn."""
+"""Most items that one call of `persist_rest` looks at: a request that arrives meanwhile must wait for it."""
 TOKENS_AT_ONCE = 1 << 20
-"""Tokens of their prompts, which may have to be hashed: a few milliseconds."""
+"""Most tokens of their prompts, which may have to be hashed: a few milliseconds."""
 
 
 def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int = 0) -> None:
-    """Begin writes that bring the clean share of the tier above the disk back to where the configuration wants it, and that let
-    `lacking` slots of it be dropped besides what can be now."""
+    """Begin writes that restore the configured clean share of the tier above the disk, and that make `lacking` more slots of it clean. The
+    moves go to the archive's outbox."""
     if DISK not in directory.pools:
         return
     upper = above(directory)
@@ -49,8 +49,8 @@ def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int =
 
 
 def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
-    """Begin writing what has been of use most recently and is not on disk: at most `AT_ONCE` items and `TOKENS_AT_ONCE` tokens of prompts
-    are looked at in one call. False if nothing is left that is worth it."""
+    """Begin to write items that are not on disk, the most recently used first; looks at `AT_ONCE` items and `TOKENS_AT_ONCE` tokens of
+    prompts at most. Returns False if nothing is left to be written."""
     if DISK not in directory.pools or not directory.config.write_idle:
         return False
     candidates, lookups = directory.candidates, directory.archive.lookups
@@ -63,7 +63,7 @@ def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
             break
         looked, tokens = looked + 1, tokens + item.node.end
         _write(directory, item, costs, now)
-        if candidates.unsaved(item):  # a part of it is on its way elsewhere
+        if candidates.unsaved(item):  # a part of it is being copied elsewhere
             later.append(item)
     more = bool(directory.in_flight) or lookups.put_off or not candidates.backlog.empty
     for item in later:
@@ -72,7 +72,7 @@ def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
 
 
 def _settled(item: Item) -> bool:
-    """Whether the disk has, or is getting, or will not get `item`."""
+    """True if the disk has `item`, is getting it, or will not get it."""
     return item.has(DISK) or item.life[DISK] == REFUSED or _coming(item)
 
 
@@ -86,8 +86,7 @@ def above(directory: Directory) -> Tier:
 
 
 def _may_begin(directory: Directory, now: float) -> bool:
-    """Whether another write may begin: not too much of a tier is being read for the disk already, which could make no room
-    meanwhile, and the budget allows it."""
+    """True if another write may begin: the budget allows it, and writes under way do not hold too much of a tier."""
     image = directory.config.geometry.image_pages
     read = _being_read(directory)
     held = any(read[tier] >= max(image, directory.pools[tier].total // 8) for tier in read)
@@ -95,24 +94,24 @@ def _may_begin(directory: Directory, now: float) -> bool:
 
 
 def _being_read(directory: Directory) -> dict[Tier, int]:
-    """Pages by tier that writes under way hold."""
+    """Pages by tier that writes under way read."""
     return {tier: directory.moving.get((tier, DISK), 0) for tier in directory.pools}
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Items to be written, topmost first, and how many pages they have."""
+    """Items to be written, topmost first, and their pages."""
 
     items: tuple[Item, ...]
     pages: int
 
 
 def _write(directory: Directory, item: Item, costs: Costs, now: float) -> bool:
-    """Begin writing `item` with all that it hangs on, or decide that it never will be. False: not just now."""
+    """Begin to write `item` with everything that it depends on, or decide that it is not written. False: not possible now."""
     archive = directory.archive
     if not archive.catalogue.pages:
         return _write_unknown(directory, item, costs, now)
-    if _settled(item) or _batch(item) is None:  # not worth a question
+    if _settled(item) or _batch(item) is None:  # not worth a lookup
         return _settled(item)
     if not archive.hold():
         archive.lookups.put_off_write()
@@ -124,7 +123,7 @@ def _write(directory: Directory, item: Item, costs: Costs, now: float) -> bool:
 
 
 def _write_unknown(directory: Directory, item: Item, costs: Costs, now: float) -> bool:
-    """The same, where no earlier process has left more of the path than the tree knows."""
+    """The same, if no earlier process has left more of the path than the tree knows."""
     if not attached(item) or _settled(item):
         return True
     batch = _batch(item)
@@ -136,7 +135,7 @@ def _write_unknown(directory: Directory, item: Item, costs: Costs, now: float) -
         return True
     if not attached(item) or _settled(item) or (batch := _batch(item)) is None:
         return True  # dropping let its node join another, which is a candidate of its own
-    trail = directory.archive.trail(item.node)  # one for all: each would hash the path from the root again
+    trail = directory.archive.trail(item.node)  # one for all, or each would hash the path from the root again
     for part in batch.items:
         source = HOST if part.has(HOST) else DEVICE
         directory.archive.outbox.append(begin_copy(directory, part, source, DISK, trail))
@@ -145,8 +144,8 @@ def _write_unknown(directory: Directory, item: Item, costs: Costs, now: float) -
 
 
 def _remembers(directory: Directory, node: Node, now: float) -> bool:
-    """What an earlier process wrote of this path need not be written again. False if there may be more of it than can be looked up this
-    turn: the write is put off."""
+    """Look up what an earlier process wrote of the path to `node`, which need not be written again. False if there may be more of it than
+    can be looked up in this turn: the write is put off."""
     lookups = directory.archive.lookups
     most = max(0, lookups.left)
     root, tokens = path_tokens(node)
@@ -159,7 +158,7 @@ def _remembers(directory: Directory, node: Node, now: float) -> bool:
 
 
 def _batch(item: Item) -> _Batch | None:
-    """What is to be written for `item`; None while a part of it is on its way elsewhere, or a copy that failed is still read."""
+    """What must be written for `item`. None while a part of it is being copied elsewhere, or is condemned on disk and still read."""
     node = item.node
     wanted = [above.kv for above in node.up() if above.parent is not None][::-1]
     if node.rung is not None and node.rung.image.best() is not None:
@@ -172,12 +171,12 @@ def _batch(item: Item) -> _Batch | None:
 
 
 def _worth(directory: Directory, item: Item, batch: _Batch, costs: Costs) -> bool:
-    """Whether reading `batch` back would beat computing again what it spares, from the last rung above that the disk has."""
+    """True if reading `batch` back is faster than computing its tokens again from the last rung above that the disk has."""
     node = item.node
     if any(part.best() is None for part in batch.items):
-        return False  # below a gap: nothing resumes from there
+        return False  # below a gap: no request can resume there
     if node.rung is None or node.rung.image.best() is None:
-        return item.below[DISK] > 0  # what the disk has below is of no use without it
+        return item.below[DISK] > 0  # needed for what the disk has below it
     if node.rung.superseded and node.rung.kind not in (BRANCH, INTERVAL):
         return False
     above = (n for n in node.up() if n is not node and n.rung is not None)
@@ -187,15 +186,14 @@ def _worth(directory: Directory, item: Item, batch: _Batch, costs: Costs) -> boo
 
 
 def _room_on_disk(directory: Directory, node: Node, batch: _Batch) -> bool:
-    """Free disk slots for `batch`: of what nobody has asked for since an earlier process, then of what is worth less than the rung at
-    `node` and than each part of the batch; never of anything else, or two runs that do not fit together would be written in turn for
-    ever."""
+    """Free disk slots for `batch`: first dormant records, then items of less value than the rung at `node` and than each part of the
+    batch. Nothing else is dropped, or two runs that do not fit together would be written in turn for ever. True if there is room."""
     pool, catalogue, pages = directory.pools[DISK], directory.archive.catalogue, batch.pages
     last = node.rung.image if node.rung is not None else node.kv
     ranking = directory.candidates.drops[DISK]
-    # what it is built on must not make room for it
+    # what it depends on must not make room for it
     holds = [directory.lease(held, DISK) for held in (node.kv, last)]
-    fits = pages + directory.leased[DISK] <= pool.total  # if not, nothing is to go for it
+    fits = pages + directory.leased[DISK] <= pool.total  # if not, nothing is dropped for it
     while (lack := pages + catalogue.pages - pool.free) > 0 and fits:
         if catalogue.pages and catalogue.trim(lack):
             continue

@@ -1,13 +1,13 @@
-"""The account of pins: which paths go last when memory is short, and until when.
+"""Pins: which paths are evicted last, and until when.
 
-A pin is a retention class, not a lease. In each tier the eviction order puts what is pinned behind everything else, under any policy.
-It may still be copied down, and it is dropped where nothing else can go, so no pin makes a request wait or fail.
+A pin is a retention class, not a lease. In each tier pinned items are evicted after all others, under any policy. They may still be copied
+down, and are dropped if nothing else can be, so no pin makes a request wait or fail.
 
-    root ── pinned ── pinned ── tip ⟂ image      a pin counts on every node of its path and on the image at its tip,
-                      └──────── node             so nothing pinned hangs on something that is not
+    root ── pinned ── pinned ── tip ⟂ image      a pin covers every node of its path and the image at its tip,
+                      └──────── node             so everything above a pinned item is pinned too
 
-Pinned pages are bounded twice: all together by half of the largest tier, and those of one tenant by its share of that half
-(`CacheConfig.tenant_share`). In each tier, at most half of the slots go last.
+Pinned pages are bounded by half of the largest tier in all, and for one tenant by its share of that half (`CacheConfig.tenant_share`).
+In each tier, at most half of the slots are guarded: evicted last.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from stepwell.cache.moves import Tier
 from stepwell.cache.tree import Item, Node
 
 Label: TypeAlias = tuple[str, str]
-"""What a pin is known by: its salt and a digest of its prompt."""
+"""Identifies a pin: its salt and a digest of its prompt."""
 
 MOST_PINS = 4096
 """Pins of all tenants together; one tenant may have its share of them."""
 SHARE = 0.5
-"""Share of a tier that may go last."""
+"""Largest share of a tier that is guarded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,11 +52,11 @@ class Pin:
 
 
 class Pins:
-    """Every pin of one directory. Counts pins on items. Its methods return the items whose value has fallen; the caller requeues those.
+    """All pins of one directory, and their counts on items.
 
     known   by label            at       by the node at which they end
     pages   pinned, each once   pages_of, pins_of   pinned pages and pins by tenant
-    caps    slots that may go last, by tier         guarded   slots that do
+    caps    most slots guarded, by tier             guarded   slots guarded, by tier
     """
 
     def __init__(self, geometry: Geometry, totals: Mapping[Tier, int], tenant_share: float = 1.0) -> None:
@@ -79,11 +79,11 @@ class Pins:
         return max(self.caps.values())
 
     def widen(self, tier: Tier, total: int) -> None:
-        """`tier` has `total` slots from now on, more than before. What comes there later uses them."""
+        """Note that `tier` has grown to `total` slots."""
         self.caps[tier] = int(SHARE * total)
 
     def room(self, tenant: str) -> int:
-        """Pages that `tenant` may still pin. Negative if it may not have another pin at all."""
+        """Number of pages that `tenant` may still pin. Negative if it may not have another pin at all."""
         share = self._tenant_share
         if len(self.known) >= MOST_PINS or self.pins_of.get(tenant, 0) >= MOST_PINS * share:
             return -1
@@ -94,7 +94,7 @@ class Pins:
         return self._image_pages if item.what == "image" else (item.node.end - item.node.start) // self._block
 
     def begin(self, pin: Pin) -> None:
-        """Count `pin` in. Its label is not known yet. O(path)."""
+        """Add `pin`, whose label is not in use. O(path)."""
         assert pin.label not in self.known
         self.known[pin.label] = pin
         self.at.setdefault(pin.tip, []).append(pin)
@@ -109,7 +109,7 @@ class Pins:
         heapq.heappush(self._ends, (pin.until, self._serial, pin))
 
     def end(self, pin: Pin) -> list[Item]:
-        """Count `pin` out. Returns the items that no longer go last in some tier; the caller requeues them. O(path)."""
+        """Remove `pin`. Returns the items that are no longer guarded in some tier; the caller requeues them. O(path)."""
         if not pin.open:
             return []
         pin.open = False
@@ -132,7 +132,7 @@ class Pins:
         return fallen
 
     def ended(self, now: float) -> Pin | None:
-        """A pin whose time is over; the caller ends it. None if there is none, in O(1)."""
+        """A pin whose time is over, for the caller to end. None if there is none. O(1) then."""
         ends = self._ends
         while ends and not ends[0][2].open:
             heapq.heappop(ends)
@@ -142,7 +142,7 @@ class Pins:
         return ends[0][2] if ends and ends[0][0] <= now else None
 
     def placed(self, item: Item, tier: Tier, before: Ints | None, after: Ints | None) -> None:
-        """The copy of pinned `item` in `tier` moves from slots to others (None: nowhere)."""
+        """Update the guard of pinned `item` in `tier`, whose copy moves from slots `before` to `after` (None: no copy)."""
         if after is None:
             self._unguard(item, tier, before)
         elif not item.guarded >> tier & 1 and self.guarded[tier] + len(after) <= self.caps[tier]:

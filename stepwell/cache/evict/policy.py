@@ -1,17 +1,17 @@
-"""What goes next in a tier, and what does its loss cost? A policy moves memory and time, never an answer.
+"""Which copy of a tier is evicted next. A policy decides about memory and time, never about answers.
 
-The engine has one, `LadderPolicy`: the tip of a path stays longest, what deeper rungs supersede and branches that were left go soon, and
-below the device images outlive KV. Others can be simulated to compare with it (`stepwell.replay.eviction`).
+The engine has one, `LadderPolicy`: the tip of a path stays longest; rungs superseded by deeper ones, and branches that were left, go soon;
+below the device, images outlive KV. Other policies can be simulated for comparison (`stepwell.replay.eviction`).
 
-A policy sorts copies into queues, each by last use. In queue i time runs `weights[i]` times as fast: the next to go is the head of the
-queue whose weighed age is the greatest. So nothing depends on how long an hour is: a trace played twice as fast keeps the same things.
+A policy sorts copies into queues, each ordered by last use. In queue i, time runs `weights[i]` times as fast: the next to be evicted is the
+head with the greatest weighed age. So only ratios of times matter: a trace played twice as fast keeps the same entries.
 (If the rate of use falls with age as 1/age, a copy that is half as likely or twice as large is worth as much as one twice as old:
-hyperbolic caching, Blankstein et al. 2017, with classes in the place of sampling.) Queue 0 goes before all others, at any age.
+hyperbolic caching, Blankstein et al. 2017, with classes instead of sampling.) Queue 0 is evicted before all others, at any age.
 
-Some rules hold under every policy (`stepwell.cache.evict.ranking`): KV goes leaf first, what is leased stays, the last copy of a rung whose
-loss would leave a wide gap goes after the KV that it serves, and what a pin guards goes last.
+Some rules hold under every policy (`stepwell.cache.evict.ranking`): KV is evicted leaf first; leased copies stay; the last copy of a rung
+whose loss would leave a wide gap is evicted after the KV that it serves; pinned copies are evicted last.
 
-What a policy knows of the future it has learnt from the past: `AnswerReuse`, `BranchReuse` and `Regret`.
+`AnswerReuse`, `BranchReuse` and `Regret` hold what is learnt from past requests.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Value: TypeAlias = tuple[int, float]
 
 
 class Policy(Protocol):
-    """One answer to what goes first. Stateless: two directories may share one.
+    """The eviction order. Stateless: two directories may share one policy.
 
-    weights   per queue: how fast its copies age; the first is not looked at
-    thins     whether what is learnt of paths counts: rungs that deeper ones supersede, answers left out, branches left
+    weights   per queue: how fast its copies age; the first is not used
+    thins     whether superseded rungs, answers not sent back and branches left lose value
     """
 
     @property
@@ -85,8 +85,8 @@ POPULAR = 3
 
 
 def worthless(item: Item) -> bool:
-    """Whether nothing could resume from the bytes of `item` in any tier: not worth a copy. Queue 0 alone does not say so, an
-    image whose KV has left the device for host is still a way back."""
+    """True if no request could resume with `item`, so that it is not worth a copy. (Items in queue 0 may be: an image whose KV has moved
+    to host.)"""
     if item.what == "image":
         return item.node.kv.best() is None
     return item.node.rung is None and not any(item.below) and not item.node.awaited
@@ -95,32 +95,32 @@ def worthless(item: Item) -> bool:
 # ---- what is learnt -----------------------------------------------------------------------------------------------
 
 _KEEP = 0.98
-"""Part of the weight of earlier events that is left after one more: the last fifty or so decide."""
+"""Factor for the weight of earlier events at each new one: about the last fifty count."""
 
 
 @dataclass(slots=True)
 class AnswerReuse:
-    """Whether clients send answers back unchanged. Counts the turns that continued the answer before, and those that did not (its text was
-    rendered anew, say)."""
+    """How often clients send answers back unchanged: counts turns that continue the answer before, and turns that do not (because the
+    template renders it differently, say)."""
 
     repeated: float = 1.0
     left_out: float = 0.0
 
     def saw(self, repeated: bool) -> None:
-        """Note whether the next turn continued an answer."""
+        """Count a turn that continued the answer before, or did not."""
         self.repeated = self.repeated * _KEEP + repeated
         self.left_out = self.left_out * _KEEP + (not repeated)
 
     @property
     def in_vain(self) -> bool:
-        """True if hardly any answer is continued. Rungs at the ends of answers then go first and are not worth a copy."""
+        """True if hardly any answer is continued. Rungs at the ends of answers are then evicted first and not copied down."""
         return self.left_out > 12 * self.repeated
 
 
 @dataclass(slots=True)
 class BranchReuse:
-    """How often callers go back to a branch once its path went on elsewhere: a compacted history hardly ever, one of several agents
-    that share a head nearly always."""
+    """How often requests return to a branch after its conversation went on elsewhere: to a compacted history hardly ever, to one of
+    several agents that share a head nearly always."""
 
     left: float = 4.0
     returned: float = 2.0
@@ -133,27 +133,27 @@ class BranchReuse:
         return 1 + sum(rate < bound for bound in (0.5, 0.125, 0.03))
 
     def come_back(self) -> None:
-        """A request continued a branch that had been left."""
+        """Count a request that continued a branch that had been left."""
         self.returned += 1
 
 
 @dataclass(slots=True)
 class Regret:
-    """Whether the working set exceeds memory: tokens of prompts, and those of them whose KV had been evicted. Recent prompts count."""
+    """Whether the working set exceeds memory: tokens of recent prompts, and those of them whose KV had been evicted from every tier."""
 
     asked: float = 0.0
     evicted: float = 0.0
 
     def saw(self, tokens: int, evicted: int) -> None:
-        """A prompt of `tokens` tokens came; the KV of `evicted` of them was gone from every tier."""
+        """Count a prompt of `tokens` tokens, of which `evicted` had lost their KV in every tier."""
         self.asked = self.asked * _REMEMBER + tokens
         self.evicted = self.evicted * _REMEMBER + evicted
 
     @property
     def thrashes(self) -> bool:
-        """True if KV is missed so often that rungs kept for possible forks have to give way to it."""
+        """True if KV is missed so often that rungs kept for possible forks should make room for it."""
         return self.evicted * 1000 > self.asked
 
 
 _REMEMBER = 0.995
-"""The same for prompts: a line that was evicted and is missed counts for hundreds of them."""
+"""The same factor for prompts: a missed one counts for hundreds of prompts."""

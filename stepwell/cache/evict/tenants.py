@@ -1,8 +1,8 @@
-"""What each tenant holds in each tier, and whose copies go first for that.
+"""What each tenant holds in each tier, and whose copies are evicted first.
 
-A tenant is what a salt names before its first colon (`stepwell.cache.disk.names.tenant_of`): one API key, say. While there is room, a
-tenant may hold all of it. Once something has to go, the copies of a tenant that holds its share or more go first, in their own order. Where
-no tenant does, the order among all tenants counts.
+A tenant is the part of a salt before its first colon (`stepwell.cache.disk.names.tenant_of`): one API key, say. While there is room, a
+tenant may hold all of it. When something must be evicted, the copies of a tenant that holds its share or more go first, in their own
+order. If no tenant does, the order among all tenants counts.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Tenants:
         else:
             counts.pop(tenant, None)
         if gained > 0:
-            over.pop(tenant, None)  # to stand last: whoever has just taken something
+            over.pop(tenant, None)  # the tenant that took something last comes last
         if count >= self._share * self._totals[tier]:
             over[tenant] = None
         else:
             over.pop(tenant, None)
 
     def widen(self, tier: Tier, total: int) -> None:
-        """`tier` has `total` slots from now on, more than before. O(1 / share)."""
+        """Note that `tier` has grown to `total` slots. O(1 / share)."""
         self._totals[tier] = total
         for tenant in [name for name in self._over[tier] if self.held[tier][name] < self._share * total]:
             del self._over[tier][tenant]
@@ -56,7 +56,7 @@ class Tenants:
 class FairRanking(Ranking):
     """A ranking in which the candidates of tenants that hold more than their share go before all others.
 
-    Each candidate stands in the ranking of all and in its tenant's; taking it from one takes it out of the other.
+    Each candidate is in the ranking of all and in that of its tenant; taking it out of one removes it from the other.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""What the cache tells those who watch, as plain data. Nothing here changes anything.
+"""What the cache tells observers, as plain data. Nothing here changes any state.
 
-`explain` says what a prompt would get if it came now: the survey, the plan, and how its admission would end. `ladders` shows the paths
-that were used last: their rungs, their KV by tier, and where the last request resumed.
+`explain` tells what would be reused of a prompt if it came now: the lookup, the plan, and the outcome. `ladders` shows the paths that were
+used last: their rungs, their KV by tier, and where the last request resumed.
 
     0 ──────────┬─────────┬────────────────┬───── known       rungs: device, host, disk or gone
     ├ device ───────────┤ ├ host ──────────┤                   KV, by tier
                           ↑ boundary
 
-Paths are noted as requests end, a few dozen at most, so that a look at them never walks the tree.
+Paths are noted when requests end, a few dozen at most, so that showing them never walks the tree.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Explanation:
     matched        tokens of the prompt that are known, cached or not
     device, union  KV without a gap: on the device, in all tiers together
     hit            what the device alone could resume
-    rungs          where the state could be had, as (position, fastest tier)
-    lost_rungs     where it once could
-    starts         the aim, then what it would fall back on; empty where the request would wait for room
-    pages_needed   beyond what is shared; pages_available is told where the request would wait
-    outcome        how the admission would end if nothing failed
-    waits_for      tokens that another request is computing and that it would wait for; None where it would not
+    rungs          resume points, as (position, fastest tier)
+    lost_rungs     positions of evicted rungs
+    starts         the aim, then its fallbacks; empty if the request would wait for room
+    pages_needed   beyond what is shared; pages_available: only if the request would wait
+    outcome        outcome of the admission if no load failed; None if the request would wait
+    waits_for      position up to which it would wait for another request to compute; None if it would not wait
     """
 
     tokens: int
@@ -102,14 +102,14 @@ def _name(tier: Tier) -> str:
 
 
 GONE = "gone"
-MOST_TRAILS = 64
-_MOST_NODES = 2048  # of one path that are looked at, from its end up
-_MOST_RUNGS = 256  # of one path that are told, the deepest ones
+MOST_PATHS = 64
+_MOST_NODES = 2048  # of one path, from its end up
+_MOST_RUNGS = 256  # of one path, the deepest ones
 
 
 @dataclass(frozen=True, slots=True)
 class PathUse:
-    """A request that has ended: under which salt and for which session, how it was resumed, and when it ended."""
+    """The salt, session and outcome of a request that has ended, and when."""
 
     salt: str
     session: str | None
@@ -119,7 +119,7 @@ class PathUse:
 
 @dataclass(frozen=True, slots=True)
 class RungSeen:
-    """Where a rung stands, or stood; `tier` is its fastest copy's, or `gone`; `kind` is empty where it is gone."""
+    """A rung, or a place of one that was evicted: then `tier` is `gone` and `kind` empty. `tier` is that of its fastest copy."""
 
     position: int
     tier: str
@@ -130,7 +130,7 @@ class RungSeen:
 class Ladder:
     """One path.
 
-    known    tokens of it that the tree knows, bytes or not
+    known    tokens of it in the tree, cached or not
     kv       where its KV is: (tier, first token, end), ascending within a tier; copies may be in several
     outcome  how the last request that ended on it was resumed;  ago  seconds since it ended
     """
@@ -148,24 +148,24 @@ class RecentPaths:
 
     __slots__ = ("_at", "_most")
 
-    def __init__(self, most: int = MOST_TRAILS) -> None:
+    def __init__(self, most: int = MOST_PATHS) -> None:
         self._at: OrderedDict[Node, PathUse] = OrderedDict()
         self._most = most
 
     def __len__(self) -> int:
         return len(self._at)
 
-    def left(self, tip: Node, trail: PathUse) -> None:
-        """A request ended, and what it published ends at `tip`. O(nodes of its path)."""
+    def left(self, tip: Node, use: PathUse) -> None:
+        """Note a request that has ended; what it published ends at `tip`. O(nodes of its path)."""
         if self._at:
             for node in islice(tip.up(), _MOST_NODES):
                 self._at.pop(node, None)
-        self._at[tip] = trail
+        self._at[tip] = use
         while len(self._at) > self._most:
             self._at.popitem(last=False)
 
     def latest(self, count: int, owner: str = "") -> list[tuple[Node, PathUse]]:
-        """Up to `count` of them, the last used first; only those of `owner`, where one is given: its salt, and those below it."""
+        """Up to `count` of them, the last used first. With `owner`, only those of its salt and of salts below it."""
         self._forget()
         mine = (tip for tip in reversed(self._at) if _belongs(self._at[tip].salt, owner))
         return [(tip, self._at[tip]) for tip in islice(mine, count)]
@@ -176,20 +176,20 @@ class RecentPaths:
             del self._at[tip]
 
 
-def ladders(trails: RecentPaths, now: float, count: int, owner: str = "") -> tuple[Ladder, ...]:
-    """The `count` paths that were used last. Changes nothing that anybody else sees; bounded by `count` and the lengths of paths."""
-    return tuple(_ladder(tip, trail, now) for tip, trail in trails.latest(count, owner))
+def ladders(paths: RecentPaths, now: float, count: int, owner: str = "") -> tuple[Ladder, ...]:
+    """The `count` paths that were used last. O(count · nodes of a path)."""
+    return tuple(_ladder(tip, use, now) for tip, use in paths.latest(count, owner))
 
 
 def _belongs(salt: str, owner: str) -> bool:
     return not owner or salt == owner or salt.startswith(f"{owner}:")
 
 
-def _ladder(tip: Node, trail: PathUse, now: float) -> Ladder:
+def _ladder(tip: Node, use: PathUse, now: float) -> Ladder:
     path = [node for node in islice(tip.up(), _MOST_NODES) if node.parent is not None][::-1]
     rungs = sorted((seen for node in path for seen in _rungs(node)), key=lambda seen: seen.position)
     kv = tuple(run for tier in TIERS for run in _runs(path, tier))
-    return Ladder(trail.session, tip.end, tuple(rungs[-_MOST_RUNGS:]), kv, trail.outcome, max(0.0, now - trail.ended))
+    return Ladder(use.session, tip.end, tuple(rungs[-_MOST_RUNGS:]), kv, use.outcome, max(0.0, now - use.ended))
 
 
 def _rungs(node: Node) -> list[RungSeen]:

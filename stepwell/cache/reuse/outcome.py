@@ -1,4 +1,4 @@
-"""How each admission ended and why it went no further, and every counter that derives from that."""
+"""How each admission ended, why its boundary is not further, and the counters derived from that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepwell.cache.moves import DEVICE, EXTERNAL, Tier
 
 
 class Reason(StrEnum):
-    """Why a prompt was not resumed further. One per admission; `complete` where nothing more could be reused."""
+    """Why a prompt was not resumed further. One for each admission; `complete` if nothing more could be reused."""
 
     COMPLETE = "complete"
     TOO_SHORT = "too_short"
@@ -26,7 +26,7 @@ class Reason(StrEnum):
 
 
 class Loss(StrEnum):
-    """What a recomputed token was lost to."""
+    """Why a token was recomputed."""
 
     NEW = "new"
     NO_RUNG = "no_rung"
@@ -45,11 +45,11 @@ class AdmissionOutcome:
 
     boundary      where the request resumed; hit: deepest boundary the device alone could resume
     state_tier    where the rung's image came from; None at boundary 0
-    lost          recomputed tokens by what they were lost to; sums to `recomputed`
-    diverged_at   first token that differs from the closest cached prompt; None where the prompt only extends it
+    lost          recomputed tokens by reason; sums to `recomputed`
+    diverged_at   first token that differs from the closest cached prompt; None if the prompt only extends it
     coalesced     tokens below the boundary that another request computed while this one waited for it
     external      tokens that came from an external store
-    legs          loads that were tried: the tier that was read, "kv" or "image", and whether all of it came
+    legs          (tier read, "kv" or "image", whether all of it came) for each leg of the loads that were tried
     """
 
     request_id: str
@@ -90,9 +90,9 @@ class AdmissionOutcome:
 
 @dataclass(slots=True)
 class AdmissionCounts:
-    """Sums over first admissions. Readmissions after a preemption are counted apart: they are not cache hits of a prompt.
+    """Sums over first admissions. Readmissions after a preemption are counted apart, since they are no cache hits of a prompt.
 
-    legs  loads by the tier that was read, "kv" or "image", and whether all of it came: of readmissions, too
+    legs  number of legs by (tier read, "kv" or "image", whether all of it came); those of readmissions too
     """
 
     admissions: int = 0
@@ -147,7 +147,7 @@ class AdmissionCounts:
         return f"{head} | {rest} fallback_weakened={self.weakened}{self._loads()}"
 
     def _loads(self) -> str:
-        """Legs by tier as completed/attempted, and how many states came from an external store; nothing where there was no load."""
+        """Legs by tier as completed/attempted, and how many states came from an external store. Empty without loads."""
         legs = sorted({(tier, what) for tier, what, _ in self.legs})
         done = {leg: self.legs.get((*leg, True), 0) for leg in legs}
         tried = {leg: done[leg] + self.legs.get((*leg, False), 0) for leg in legs}
