@@ -5,7 +5,8 @@
     python bench/lmcache.py --model PATH --tokens 20000
 
 Each way has an engine of its own. It computes the prompts, the device forgets them, and they are asked for again; `redis` asks a second
-engine, which has only what the first one left on the server. All answers are greedy, and compared with those of an engine without a
+engine, which has only what the first one left on the server. Two more ways begin at a device hit off the grid of LMCache's chunks, whose
+part of a chunk is loaded into private pages, or left out. All answers are greedy, and compared with those of an engine without a
 cache. Then, in LMCache's memory, one byte of each stored state is made wrong, and the prompts are asked for once more: every load
 fails, and the answer has to be right all the same.
 
@@ -47,6 +48,8 @@ from stepwell.store.external.lmcache import LMCacheBackend
 from stepwell.testing.checkpoint import write_checkpoint
 
 FIRST, MORE = (SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for count in (1, 8))
+HIT = 192
+"""Tokens: off the grid of chunks of 256."""
 SETTLE_S = 2.0
 """LMCache writes what it has to what lies below it a little later."""
 
@@ -94,8 +97,16 @@ class Bench:
         while loop.busy:
             loop.step()
 
+    def begin(self, llm: LocalEngine, loop: OwnedLoop) -> None:
+        """Have the device hold the first `HIT` tokens of each prompt, and nothing else."""
+        forget(loop)
+        for prompt in self.prompts:
+            llm.generate([prompt[: HIT + 1]], FIRST)
+        while loop.busy:
+            loop.step()
+
     def ask(self, way: Way, llm: LocalEngine, loop: OwnedLoop) -> Way:
-        """Ask for every prompt again; only the first one's first tokens are ever on the device."""
+        """Ask for every prompt again."""
         bytes_before = _copied(loop)
         for prompt in self.prompts:
             began, cpu = time.perf_counter(), _cpu()
@@ -181,6 +192,11 @@ def run(bench: Bench) -> tuple[list[Way], Way, Way]:
         forget(loop)
         with wrong_states():
             bench.ask(failed, llm, loop)
+    for partial in ("private", "drop"):
+        with bench.engine(kv_offload="lmcache", lmcache_partial_chunk=partial) as (llm, loop):
+            bench.compute(llm, loop)
+            bench.begin(llm, loop)
+            ways.append(bench.ask(Way(f"LMCache, hit {HIT}, {partial}"), llm, loop))
     if shutil.which("redis-server"):
         with redis() as address:
             os.environ["LMCACHE_REMOTE_URL"] = address

@@ -19,6 +19,8 @@ class CacheConfig:
     host_ready                 host slots that are ready at the start; `Account.widen` adds others, until `Account.settle`. None: all
     chunk                      tokens; the copy unit below the device
     whole_chunks               the store below reads whole chunks only; a native store reads single blocks
+    external_drops             a load from the external store leaves out what the device has of its first chunk; else that goes into pages
+                               of the request's own
     external_chunk             tokens of a chunk of the external store (LMCache), which reads whole ones only; 0: there is none
     interval                   tokens between insurance rungs
     min_load_tokens            fewest tokens that a load must gain; None: decide by expected time
@@ -40,6 +42,7 @@ class CacheConfig:
     chunk: int = 256
     whole_chunks: bool = False
     external_chunk: int = 0
+    external_drops: bool = False
     interval: int = 8192
     min_load_tokens: int | None = None
     clean_share: float = 0.05

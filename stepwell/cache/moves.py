@@ -68,7 +68,8 @@ class Move:
            "image": the source's slots, in order, hold one image; the target is as many slots, or a live state.
     tokens the position the bytes belong to: end of the range for KV, tokens folded for an image.
     names  to disk: the records to be made, in order; each takes as many of the target's slots as it has blocks (or
-           an image pages). To and from an external store: the objects to be stored or read, likewise.
+           an image pages). To and from an external store: the objects to be stored or read, likewise; of the first chunk that is
+           read, only as many pages count, from its end, as there are slots.
     """
 
     ticket: int

@@ -188,6 +188,7 @@ def _cache_rules(
         tenant_share=config.tenant_share,
         host_ready=None if pinning is None else pinning.ready,
         external_chunk=0 if external is None else external.names.chunk,
+        external_drops=config.lmcache_partial_chunk == "drop",
     )
 
 

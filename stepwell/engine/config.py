@@ -17,6 +17,7 @@ STATE_DTYPES = ("float32", "bfloat16")
 DISK_WHEN = ("idle", "pressure")
 KV_OFFLOADS = ("native", "lmcache")
 LMCACHE_LOOKUPS = ("all", "rank0")
+LMCACHE_PARTIAL_CHUNKS = ("private", "drop")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 SWITCH = ("auto", "on", "off")
 _SIZES = ("device_memory", "host_memory", "disk_write_budget")
@@ -94,6 +95,8 @@ class EngineConfig:
     fair_salts              salts that wait at one priority take turns
     lmcache_lookup          ranks that LMCache is asked on before a load: "all", whose answers are leased; "rank0", to compare: the others
                             may lack what it has, and fail the load then
+    lmcache_partial_chunk   of the part of a chunk that the device has: "private": it is loaded too, into pages of the request's own;
+                            "drop": it is read with its chunk, and left out
     kv_events_endpoint      where changes of the cache are published, such as tcp://*:5557; None: nowhere
     kv_events_replay_endpoint  where who has missed some asks for them; None: nowhere
     kv_events_topic         what they are published under
@@ -119,6 +122,7 @@ class EngineConfig:
     disk_cache: DiskCache | None = None
     kv_offload: str = "native"
     lmcache_lookup: str = "all"
+    lmcache_partial_chunk: str = "private"
     disk_write_budget: int | None = None
     disk_write_when: str = "idle"
     enable_prefix_caching: bool = True
@@ -196,6 +200,9 @@ class EngineConfig:
             raise ConfigError(
                 f"--lmcache-lookup {self.lmcache_lookup!r} is unknown: use one of {', '.join(LMCACHE_LOOKUPS)}"
             )
+        if self.lmcache_partial_chunk not in LMCACHE_PARTIAL_CHUNKS:
+            known = ", ".join(LMCACHE_PARTIAL_CHUNKS)
+            raise ConfigError(f"--lmcache-partial-chunk {self.lmcache_partial_chunk!r} is unknown: use one of {known}")
         if self.kv_offload != "native":
             self._check_external()
         if self.disk_cache is not None and not self.enable_prefix_caching:

@@ -355,7 +355,7 @@ class EngineLoop:
         """
         directory, now = self.directory, self._clock.now()
         self.queues.moves.extend(copy_ahead(directory, self.costs, now))
-        self.queues.moves.extend(write_behind(directory))
+        self.queues.moves.extend(write_behind(directory, now))
         if idle and not self.serving and directory.epoch != self._rested:
             copies = copy_idle(directory, self.costs)
             self.queues.moves.extend(copies.moves)

@@ -47,7 +47,7 @@ class _Joint:
         if not self.errors:
             return Report(ticket, True, seconds=self.seconds)
         said = "; ".join(f"rank {rank}: {error or 'failed'}" for rank, error in sorted(self.errors.items()))
-        return Report(ticket, False, said)
+        return Report(ticket, False, said, self.seconds)
 
 
 class JointMover:

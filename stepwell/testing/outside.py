@@ -125,7 +125,7 @@ class OutsideStore:
 
     def _load(self, rank: int, memory: Memory, move: Move) -> None:
         parts = [self._read(rank, move.what, name) for name in move.names]
-        rows = np.concatenate(parts)[: len(move.source.slots)]
+        rows = np.concatenate(parts)[-len(move.source.slots) :]  # the device may have the first of them
         if isinstance(move.target, LiveState):
             memory.live[move.target.slot] = memory.unpack(rows)
         else:

@@ -69,10 +69,11 @@ def only(store: dict[str, DictBackend]) -> DictBackend:
     return found
 
 
+@pytest.mark.parametrize("partial", ["private", "drop"])
 def test_a_device_hit_at_any_block_of_a_chunk_goes_on_from_the_store(
-    model: Path, cold: tuple[int, ...], store: dict[str, DictBackend]
+    model: Path, cold: tuple[int, ...], store: dict[str, DictBackend], partial: str
 ) -> None:
-    with engine(model) as one:
+    with engine(model, lmcache_partial_chunk=partial) as one:
         assert one.ask(PROMPT).token_ids == cold
         one.settle()
         for hit in range(0, 256, 16):
@@ -168,6 +169,7 @@ def test_a_store_that_hangs_as_it_closes_is_left_to_itself(caplog: pytest.LogCap
     [
         ({"kv_offload": "lmcach"}, "use one of native, lmcache"),
         ({"kv_offload": "lmcache", "lmcache_lookup": "some"}, "use one of all, rank0"),
+        ({"kv_offload": "lmcache", "lmcache_partial_chunk": "keep"}, "use one of private, drop"),
         ({"kv_offload": "lmcache", "enable_prefix_caching": False}, "--no-enable-prefix-caching"),
     ],
 )

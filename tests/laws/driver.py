@@ -118,6 +118,7 @@ def engine(rng: Chooser, seed: int, ranks: int = 1, corrupt: int = 0, faulty: in
         sched = replace(
             sched, lookup_timeout=outside.choice((0.004, 0.03)), external_lease_s=outside.choice((0.004, 1.0))
         )
+        cache = replace(cache, external_drops=outside.random() < 0.5)
     return Harness(
         cache,
         sched,

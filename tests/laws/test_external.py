@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from stepwell.cache.config import CacheConfig, Costs
-from stepwell.cache.moves import Tier
+from stepwell.cache.external.ledger import Saving
+from stepwell.cache.moves import Report, Tier
 from stepwell.cache.reuse.outcome import AdmissionOutcome, Loss, Reason
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
@@ -25,10 +26,11 @@ PROMPT = np.arange(100, 190, dtype=np.int32)
 class Engine:
     """A harness over an external store, asked one prompt after the other."""
 
-    def __init__(self, pages: int = 80, host: int = 0, ranks: int = 1, faults: FaultPlan | None = None) -> None:
-        cache = CacheConfig(
-            telltale.geometry(BLOCK, BLOCK), pages, host, chunk=CHUNK, interval=32, external_chunk=CHUNK
-        )
+    def __init__(
+        self, pages: int = 80, host: int = 0, ranks: int = 1, faults: FaultPlan | None = None, drops: bool = False
+    ) -> None:
+        geometry = telltale.geometry(BLOCK, BLOCK)
+        cache = CacheConfig(geometry, pages, host, chunk=CHUNK, interval=32, external_chunk=CHUNK, external_drops=drops)
         sched = SchedConfig(max_num_seqs=3, max_num_batched_tokens=32, lookup_timeout=0.02, load_timeout=0.05)
         self.harness = Harness(cache, sched, faults, costs=COSTS, ranks=ranks, least=CHUNK)
         self.count = 0
@@ -59,10 +61,11 @@ class Engine:
         self.harness.flush(Tier.DEVICE, keep=tokens)
 
 
+@pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("hit", range(0, 64, BLOCK))
-def test_a_load_begins_at_any_hit_inside_a_chunk(hit: int, ranks: int) -> None:
-    engine = Engine(ranks=ranks)
+def test_a_load_begins_at_any_hit_inside_a_chunk(hit: int, ranks: int, drops: bool) -> None:
+    engine = Engine(ranks=ranks, drops=drops)
     assert engine.ask().recomputed == 90
     if hit:
         engine.store.objects, kept = [{} for _ in range(ranks)], engine.store.objects
@@ -81,9 +84,10 @@ def test_a_load_begins_at_any_hit_inside_a_chunk(hit: int, ranks: int) -> None:
     assert (again.device, again.external, again.recomputed) == (88, 0, 2)
 
 
+@pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("hit", range(BLOCK, 64, BLOCK))
-def test_a_live_reader_of_the_shared_pages_is_not_disturbed(hit: int) -> None:
-    engine = Engine()
+def test_a_live_reader_of_the_shared_pages_is_not_disturbed(hit: int, drops: bool) -> None:
+    engine = Engine(drops=drops)
     engine.ask()
     engine.store.objects, kept = [{}], engine.store.objects
     engine.keep(hit)
@@ -135,10 +139,11 @@ HARM: dict[str, Harm] = {
 }
 
 
+@pytest.mark.parametrize("drops", [False, True])
 @pytest.mark.parametrize("hit", [0, 20, 32])
 @pytest.mark.parametrize("harm", HARM)
-def test_what_breaks_between_lookup_and_load_costs_the_load_alone(harm: str, hit: int) -> None:
-    engine = Engine(ranks=2)
+def test_what_breaks_between_lookup_and_load_costs_the_load_alone(harm: str, hit: int, drops: bool) -> None:
+    engine = Engine(ranks=2, drops=drops)
     engine.ask()
     if hit:
         engine.store.objects, kept = [{}, {}], engine.store.objects
@@ -311,6 +316,55 @@ def test_without_room_for_the_private_part_of_a_chunk_the_hit_is_kept() -> None:
         outcome = engine.ask()
         ends.add((outcome.boundary, outcome.reason))
     assert (28, Reason.PARTIAL_CHUNK_NO_ROOM) in ends and (80, Reason.COMPLETE) in ends, ends
+
+
+def pages_of_a_load(hit: int, drops: bool) -> int:
+    """Pages that the KV of a load above `hit` is copied into."""
+    engine = Engine(drops=drops)
+    engine.ask()
+    engine.store.objects, kept = [{}], engine.store.objects
+    engine.keep(hit)
+    engine.store.objects = kept
+    engine.harness.faults.delay(Where(source=Tier.EXTERNAL), polls=9)
+    name = engine.begin()
+    while name not in engine.harness.loop.queues.parked:
+        engine.harness.step()
+    moves = engine.harness.loop.queues.parked[name].loading.moves
+    engine.harness.drain()
+    return sum(len(move.source.slots) for move in moves if move.what == "kv")
+
+
+@pytest.mark.parametrize("hit", range(BLOCK, 64, BLOCK))
+def test_what_the_device_has_of_a_chunk_takes_pages_only_where_it_is_not_dropped(hit: int) -> None:
+    assert pages_of_a_load(hit, drops=False) == (80 - hit // CHUNK * CHUNK) // BLOCK
+    assert pages_of_a_load(hit, drops=True) == (80 - hit) // BLOCK
+
+
+def test_a_part_that_is_dropped_needs_no_room() -> None:
+    for pages in range(24, 34):
+        engine = Engine(pages, drops=True)
+        engine.ask()
+        engine.store.objects, kept = [{}], engine.store.objects
+        engine.keep(28)
+        engine.store.objects = kept
+        engine.begin(np.concatenate([PROMPT[:28], np.array([7, 8, 9], np.int32)]), tokens=20)
+        for _ in range(4):
+            engine.harness.step()
+        assert engine.ask().reason is not Reason.PARTIAL_CHUNK_NO_ROOM
+
+
+def test_a_store_that_is_slow_to_fail_is_left_alone_for_a_while() -> None:
+    engine = Engine()
+    external = engine.harness.loop.directory.external
+    assert external is not None
+    external.begin(99, Saving("kv", external.trail("", PROMPT).image(16), 1))
+    external.landed(Report(99, False, "no answer within 5 s", seconds=5.0))
+    engine.ask()
+    assert not engine.store.objects[0] and not external.unstored
+    engine.harness.clock.advance(20.0)
+    engine.harness.flush(Tier.DEVICE)
+    engine.ask()
+    assert engine.store.objects[0]
 
 
 def corrupted_and_stored() -> Engine:

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from stepwell.cache.external.ledger import External
-from stepwell.cache.moves import Extent, Move, Tier
+from stepwell.cache.external.ledger import External, What
+from stepwell.cache.moves import Extent, Move, Name, Tier
 from stepwell.cache.reuse import admission
 from stepwell.testing.laws import LawBroken
 from stepwell.testing.outside import OutsideStore
+from stepwell.testing.telltale import Words
 from tests.interpreted import interpreted
 from tests.laws.test_external import Engine
 
@@ -67,6 +69,17 @@ def wrong_bytes_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OutsideStore, "_read", lambda self, rank, what, name: self.objects[rank][what, name.digest].rows)
 
 
+def the_first_pages_of_a_chunk_are_kept(patch: pytest.MonkeyPatch) -> None:
+    """What the device has already is not what is dropped."""
+    real = OutsideStore._read
+
+    def turned(self: OutsideStore, rank: int, what: What, name: Name) -> Words:
+        rows = real(self, rank, what, name)
+        return np.roll(rows, 1, axis=0) if what == "kv" and name.start == 16 else rows
+
+    patch.setattr(OutsideStore, "_read", turned)
+
+
 @pytest.mark.parametrize(
     ("bug", "laws"),
     [
@@ -76,10 +89,11 @@ def wrong_bytes_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
         (what_failed_stays_believed, {6}),
         (an_image_of_another_boundary_is_loaded, {2}),
         (wrong_bytes_are_not_noticed, {2, 3, 10}),
+        (the_first_pages_of_a_chunk_are_kept, {3}),
     ],
 )
 def test_it_is_found(bug: Patch, laws: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine()
+    engine = Engine(drops=bug is the_first_pages_of_a_chunk_are_kept)
     engine.ask()
     engine.store.objects, kept = [{}], engine.store.objects
     engine.keep(20)

@@ -47,6 +47,9 @@ class Saving:
     pages: int
 
 
+_REST, _LONGEST_REST = 4.0, 600.0
+"""After a failed copy nothing is stored for so many times as long as it took, and seconds at most: a store that hangs would else hold
+pages nearly all of the time."""
 _MOST_SALTS = 4096
 """Salts whose objects have names of their own; where there would be more, all salts get new names."""
 
@@ -69,6 +72,7 @@ class External:
         self.released: list[int] = []
         self.forgotten: list[tuple[What, Name]] = []
         self._asked = 0
+        self._rest, self._rests_until = 0.0, 0.0
         self._leases: set[int] = set()
         self._known: dict[tuple[What, bytes], int] = {}
         self._dropped: dict[tuple[What, bytes], int] = {}  # with the number of the last query before
@@ -189,6 +193,12 @@ class External:
         if len(tokens) >= self.chunk:
             self.unstored.append(UnstoredPath(salt, tokens, self.trail(salt, tokens)))
 
+    def rests(self, now: float) -> bool:
+        """Whether nothing is to be stored for now, since the store has been slow to fail."""
+        if self._rest:
+            self._rests_until, self._rest = now + self._rest, 0.0
+        return now < self._rests_until
+
     def begin(self, ticket: int, saving: Saving) -> None:
         """Record that a copy of this object into the store has begun: until it has `landed`, `knows` is True of it."""
         self.saving[ticket] = saving
@@ -201,6 +211,8 @@ class External:
         saving = self.saving.pop(report.ticket, None)
         if saving is None:
             return
+        if not report.ok:
+            self._rest = max(self._rest, min(_LONGEST_REST, _REST * report.seconds))
         key = (saving.what, saving.name.digest)
         if self._known.get(key) != report.ticket:
             if key in self._dropped and key not in self._known:

@@ -24,12 +24,15 @@ _SHARE = 8
 """One page of the device in so many may be leased by such copies."""
 
 
-def write_behind(directory: Directory) -> list[Move]:
+def write_behind(directory: Directory, now: float) -> list[Move]:
     """Begin the next copies into the store: the newest paths first, as far as an eighth of the device's pages goes. The moves are to be
-    carried out. O(path) and `AT_ONCE` digests."""
+    carried out. While the ledger `rests`, paths are dropped; a later request leaves them again. O(path) and `AT_ONCE` digests."""
     external = directory.external
     moves: list[Move] = []
     if external is None or not external.unstored:
+        return moves
+    if external.rests(now):
+        external.unstored.clear()
         return moves
     room = max(1, directory.config.device_pages // _SHARE) - external.saving_pages
     if room > 0:

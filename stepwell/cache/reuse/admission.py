@@ -16,6 +16,7 @@ import numpy as np
 
 from stepwell.base.errors import StalePlan
 from stepwell.base.geometry import Ints
+from stepwell.base.units import floor_to
 from stepwell.cache.account import Lease
 from stepwell.cache.directory import Directory
 from stepwell.cache.evict.make_room import free_pages
@@ -176,14 +177,14 @@ def _begin_loads(
     block, external_hit = directory.tree.block, option.external_hit
     at = option.shared // block
     for source, extent in zip(option.leg, held.legs[index], strict=True):
-        size = COPY_PAGES[source.tier] if source.tier != EXTERNAL else _chunk_pages(directory) * COPY_CHUNKS
-        for first in range(0, len(extent.slots), size):
-            part = Extent(source.tier, extent.slots[first : first + size])
+        for first, last in _cuts(directory, source):
+            part = Extent(source.tier, extent.slots[first:last])
             target = Extent(DEVICE, held.table.pages[at : at + len(part.slots)].copy())
-            end = min(source.end, source.start + (first + len(part.slots)) * block)
+            end = min(source.end, source.start + last * block)
             names: tuple[Name, ...] = ()
             if source.tier == EXTERNAL and external_hit is not None:
-                names = tuple(external_hit.trail.records(end - len(part.slots) * block, end))
+                start = floor_to(source.start + first * block, directory.config.external_chunk)
+                names = tuple(external_hit.trail.records(start, end))
             moves.append(Move(directory.ticket(), "kv", part, target, end, names))
             at += len(part.slots)
     resume_point = option.resume_point
@@ -200,9 +201,15 @@ def _begin_loads(
     return Loading(held, index, tuple(moves), frozenset(m.ticket for m in moves), (), reason, skipped, tried)
 
 
-def _chunk_pages(directory: Directory) -> int:
-    """Pages of a chunk of the external store."""
-    return directory.config.external_chunk // directory.tree.block
+def _cuts(directory: Directory, source: Source) -> list[tuple[int, int]]:
+    """First and last page, exclusive, of each copy of a leg. Those from an external store end on its grid of chunks."""
+    block, chunk = directory.tree.block, directory.config.external_chunk
+    pages, before = (source.end - source.start) // block, 0
+    if source.tier == EXTERNAL:
+        size, before = chunk // block * COPY_CHUNKS, source.start % chunk // block
+    else:
+        size = COPY_PAGES[source.tier]
+    return [(max(0, at - before), min(pages, at - before + size)) for at in range(0, pages + before, size)]
 
 
 def reported(loading: Loading, report: Report) -> Loading:

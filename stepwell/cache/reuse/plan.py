@@ -7,6 +7,7 @@ fail. Everything in the chain is leased at commit, so falling back cannot fail a
     whole chunks, K inside   0 ═ shared ═ S ─ private ─ K ─ leg ─ B ─ ⌈B⌉       S = ⌊K⌋ on the chunk grid
     resumed below K          0 ═════ shared, read only ═════ K                  [B, K) is recomputed for its state alone
     external store           0 ═ shared ═ S ─ private ─ K ─ leg ─ B             B on the chunk grid, if native tiers reach no chunk past K
+                             0 ════ shared ════ K ──── leg ──── B               the same, if the store leaves out [S, K) as it unpacks
                              0 ════ shared ════ K ─ native ─ S ─ leg ─ B        S = ⌊union⌋ on the chunk grid, if they do
 """
 
@@ -220,7 +221,8 @@ def _external_option(external_hit: ExternalHit, found: Survey, best: int, rules:
     if start > found.device:
         native = _sources(found, found.device, start)
         return Option(boundary, found.device, None, (*native, Source(EXTERNAL, start, boundary)), external_hit)
-    return Option(boundary, start, None, (Source(EXTERNAL, start, boundary),), external_hit)
+    shared = found.device if rules.external_drops else start
+    return Option(boundary, shared, None, (Source(EXTERNAL, shared, boundary),), external_hit)
 
 
 def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:

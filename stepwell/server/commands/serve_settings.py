@@ -137,6 +137,12 @@ class ServeSettings:
             "Ranks that LMCache is asked on before a load, and holds what it has found on: all, or rank0 to compare."
         ),
     ] = "all"
+    lmcache_partial_chunk: Annotated[
+        str,
+        _memory(
+            "Part of an LMCache chunk that the device has already: private loads it into pages of the request's own; drop leaves it out."
+        ),
+    ] = "private"
     kv_events_endpoint: Annotated[
         str | None,
         _memory(

@@ -215,9 +215,10 @@ class ExternalMover:
                 found = self._backend.get(move.what, name)
                 parts.append(objects.read(found, move.what, name, pages, self._page_bytes, self._rank))
                 at += pages
-            if at != len(move.source.slots):
+            more = at - len(move.source.slots)  # pages of the first chunk that the device has already
+            if not 0 <= more < len(parts[0]):
                 raise StoreError(f"{at} pages named, {len(move.source.slots)} asked for")
-            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            rows = (parts[0] if len(parts) == 1 else np.concatenate(parts))[more:]
             if not self._claim(job):
                 return
             self._gate.deliver(move.target, rows, job.fence)

@@ -107,6 +107,26 @@ def test_what_is_stored_comes_back_in_order(rig: Rig) -> None:
     assert not rig.mover.busy
 
 
+@pytest.mark.parametrize("pages", range(5, 9))
+def test_of_the_first_chunk_only_the_end_is_copied_where_fewer_pages_are_asked_for(rig: Rig, pages: int) -> None:
+    stored(rig)
+    before = rig.rows.copy()
+    rig.rows[8:] = 0
+    rig.move(range(16 - pages, 16), [FIRST, SECOND], up=True)
+    (report,) = rig.reports()
+    assert report.ok and (rig.rows[16 - pages :] == before[8 - pages : 8]).all()
+    assert (rig.rows[8 : 16 - pages] == 0).all()
+
+
+@pytest.mark.parametrize("pages", [3, 4, 9])
+def test_pages_that_the_chunks_cannot_be_of_are_refused(rig: Rig, pages: int) -> None:
+    stored(rig)
+    before = rig.rows.copy()
+    rig.move(range(16 - pages, 16), [FIRST, SECOND], up=True)
+    (report,) = rig.reports()
+    assert not report.ok and (rig.rows == before).all()
+
+
 def test_an_answer_says_how_far_it_goes(rig: Rig) -> None:
     stored(rig)
     rig.mover.look_up(Query(1, 0, (FIRST, SECOND, *TRAIL.records(128, 192)), (IMAGE, TRAIL.image(128))))
