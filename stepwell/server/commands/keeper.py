@@ -21,6 +21,8 @@ LOOK = 1.0
 WINDOW = 600.0
 """Seconds for which a restart counts."""
 _LONGEST_WAIT = 60.0
+_LEAST_BUILD = 600.0  # seconds that a restarted engine may take to be built, at least
+_BUILDS = 5.0  # and as a multiple of what the first one took
 
 
 class Vigil:
@@ -37,15 +39,24 @@ class Vigil:
         self._every = every
         self._seen = -1
         self._missed = 0
+        self._turn = self._held = self._last = 0.0
 
     def begin(self) -> None:
         """Another engine serves from now on."""
-        self._seen, self._missed = -1, 0
+        self._seen, self._missed, self._held = -1, 0, 0.0
 
-    def look(self, signs: int, turn_s: float) -> str:
-        """What hangs, after `signs` signs of life in all, the last of which told of a turn of `turn_s` seconds; empty while all is well."""
+    def look(self, signs: int, turn_s: float, now: float) -> str:
+        """What hangs, after `signs` signs of life in all, the last of which told of a turn of `turn_s` seconds; empty while all is well.
+
+        Time in which the front end itself did not look does not count for the turn: both processes may have been stopped meanwhile.
+        """
         self._missed = 0 if signs != self._seen else self._missed + 1
         self._seen = signs
+        self._held = 0.0 if turn_s < self._turn else self._held
+        if self._last and (late := now - self._last - self._every) > self._every:
+            self._held += late
+        self._turn, self._last = turn_s, now
+        turn_s -= self._held
         silent = self._missed * self._every
         if self._care.silence and silent >= self._care.silence:
             return f"the engine process has given no sign of life for {silent:.0f} s (--hang-timeout)"
@@ -83,8 +94,9 @@ class Keeper:
         care: Care,
         observer: Observer,
         clock: Clock,
+        least_build_s: float = _LEAST_BUILD,
     ) -> None:
-        """`start` starts another process."""
+        """`start` starts another process, which may take as long to be built as five times the first, or `least_build_s`."""
         self._process = process
         self._start = start
         self._client = client
@@ -94,11 +106,14 @@ class Keeper:
         self._vigil = Vigil(care)
         self._restarts = Restarts(care.restarts)
         self._serving = False
-        self._since = 0.0
+        self._since = clock.now()
+        self._build_s = least_build_s
 
     def serves(self) -> None:
         """The first engine is ready: what ends it from now on need not end the server."""
-        self._serving, self._since = True, self._clock.now()
+        now = self._clock.now()
+        self._build_s = max(self._build_s, _BUILDS * (now - self._since))
+        self._serving, self._since = True, now
         self._client.replaceable = self._care.restart
 
     async def run(self) -> None:
@@ -140,7 +155,7 @@ class Keeper:
             ended.cancel()
 
     def _look(self) -> str:
-        return self._vigil.look(self._client.alive, self._client.turn_s)
+        return self._vigil.look(self._client.alive, self._client.turn_s, self._clock.now())
 
     async def _again(self, reason: str) -> str | None:
         """Start the engine again, as often as it may be; returns why not, if it does not serve in the end."""
@@ -175,9 +190,9 @@ class Keeper:
         """Wait until the new engine serves; returns why not, if it never will."""
         ended, ready = asyncio.create_task(self._process.ended()), asyncio.create_task(self._client.ready())
         try:
-            await asyncio.wait((ended, ready), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((ended, ready), timeout=self._build_s, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
-                return ended.result()
+                return ended.result() if ended.done() else f"the new engine was not ready after {self._build_s:.0f} s"
             try:
                 ready.result()
             except EngineDead as error:
