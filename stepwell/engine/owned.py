@@ -28,7 +28,7 @@ from stepwell.sched.stats import EngineStats
 from stepwell.sched.step import Guidance, Mover, Runner
 from stepwell.store.disk.health import DiskStats
 
-LOCKING_REST = 1.0
+LOCKING_REST = 0.5
 """Seconds between two looks at how much of host an idle engine has by now, while more of it is being made ready."""
 
 

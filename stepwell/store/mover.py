@@ -16,6 +16,8 @@ from stepwell.store.tickets import CopyTotal, Tickets, Way, describe
 IN_FLIGHT = 2
 """One copies, the next is queued behind it. A third gains nothing once each is large enough to hide the call of the next."""
 
+FIRST = 4
+"""The first call of a lane that rests is shorter by this factor, so that the link has something to do while the next one is made."""
 SWITCH_SECONDS = 5e-4
 """For `sys.setswitchinterval` of a process with a mover. A thread that has copies to begin waits so long for the interpreter at most; with
 Python's own 5 ms a link of 50 GiB/s would rest for 250 MiB."""
@@ -159,12 +161,13 @@ class _Lane:
                 must_wait = False
 
     def _take(self, wait: bool) -> list[_Part]:
-        """The next parts that go together, cut where the call is full. None: nothing is queued, and with `wait` nothing ever will be."""
+        """The next parts that go together, cut where the call is full. None: nothing is queued, and with `wait`, which whoever has
+        nothing under way asks for, nothing ever will be."""
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._parts or self._closing)
             taken: list[_Part] = []
-            room = self._pages
+            room = max(1, self._pages // FIRST) if wait and self._pages and self._limit > 1 else self._pages
             while self._parts and (not taken or self._joins(taken[0], room)):
                 part = self._parts.popleft()
                 if 0 < room < len(part.move.source.slots) and _can_part(part.move):
