@@ -9,6 +9,7 @@ from pathlib import Path
 # before anything imports Triton: its kernels run in its interpreter, without a GPU
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -33,18 +34,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: left out unless --long is given")
     config.addinivalue_line("markers", "more: tries more examples with --long")
+    config.addinivalue_line("markers", "sampled(n): n of its cases, spread evenly; the others are marked long")
     config.addinivalue_line("markers", "by_hand: left out unless --by-hand is given: takes minutes of several cores")
     settings.register_profile("few", max_examples=30, deadline=None)
     settings.register_profile("many", max_examples=100, deadline=None)
     settings.load_profile("many" if config.getoption("--long") else "few")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_most_of_the_sampled_to_long_runs(items)
     unwanted = {mark for mark in ("long", "by_hand") if not config.getoption(mark)}
     left_out = [item for item in items if any(mark.name in unwanted for mark in item.iter_markers())]
     gone = set(left_out)
     items[:] = [item for item in items if item not in gone]
     config.hook.pytest_deselected(items=left_out)
+
+
+def _leave_most_of_the_sampled_to_long_runs(items: list[pytest.Item]) -> None:
+    """Mark as long all but n cases of each test marked sampled(n): its first and last stay, and others evenly between them."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("long"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for group in cases.values():
+        marker = group[0].get_closest_marker("sampled")
+        assert marker is not None
+        kept = {round(x) for x in np.linspace(0, len(group) - 1, min(marker.args[0], len(group)))}
+        for place, item in enumerate(group):
+            if place not in kept:
+                item.add_marker("long")
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ def test_it_is_noticed_if_something_does(tmp_path: Path) -> None:
     assert identities([path]) == ["4: tuple[float, str] | None, tuple[float, str]"]
 
 
+@pytest.mark.long
 def test_a_replay_that_fails_or_ends_otherwise_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = tool("fast")
     monkeypatch.setattr(fast, "REPLAYS", ("replay synthetic --conversations 2 --lanes 1 --warmup 0 --duration 60",))

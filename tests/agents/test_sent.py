@@ -43,6 +43,7 @@ def ask(server: Running, call: Sent) -> httpx.Response:
     return httpx.request(call.method, server.url + call.path, json=body, headers=headers, timeout=60)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_call_is_answered_and_every_stream_ends(server: Running, program: str) -> None:
     calls = list(sent_by(program))
@@ -56,6 +57,7 @@ def test_every_call_is_answered_and_every_stream_ends(server: Running, program: 
     assert eventually(lambda: server.client.open == 0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_next_step_of_a_turn_goes_on_where_the_last_one_ended(server: Running, program: str) -> None:
     """With a template that keeps thoughts, whatever one call has sent is the beginning of the next one's prompt."""

@@ -107,6 +107,7 @@ def readable(directory: Directory) -> Iterator[tuple[Tier, bool, bytes]]:
                 yield tier, True, names(node)[-1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_who_hears_of_every_change_knows_what_is_cached(seed: int) -> None:
     driver = Driver(random.Random(seed), seed, corrupt=4 * (seed % 2))

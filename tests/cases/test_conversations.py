@@ -36,6 +36,7 @@ class TestTwelveTurns:
                 assert how.recomputed <= new + 1 + GRID + GRID, "the answer is reused too, to its last rung"
             prompt = join(history(harness, f"{number}"), self.turn(number))
 
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize("kept", [0, 7])
     def test_where_the_last_answers_reasoning_is_left_out(self, kept: int) -> None:
         """Of an answer of 16 tokens the client sends back the last few."""

@@ -77,6 +77,7 @@ def test_the_state_of_another_question_needs_another_question(model: Path) -> No
     assert done.exit_code == 2 and "give two --questions or more, or --scored 0" in " ".join(done.output.split())
 
 
+@pytest.mark.long
 def test_one_scored_question_is_given_the_state_of_the_next_one_and_missing_legs_are_told(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_one_scored_question_is_given_the_state_of_the_next_one_and_missing_legs
         assert losses.skipped == ("zero_state", "foreign_state") and set(losses.controls) == {"zero_kv", "shifted_kv"}
 
 
+@pytest.mark.long
 def test_tampering_leaves_no_trace(model: Path) -> None:
     config = engine_config({"model": str(model), "dtype": "float32", "device_memory": "32MiB", "host_memory": "64MiB"})
     with LocalSubject(config, Tier.HOST, 16, 1) as subject:

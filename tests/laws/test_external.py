@@ -62,6 +62,7 @@ class Engine:
 
 
 @pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("hit", range(0, 64, BLOCK))
 def test_a_load_begins_at_any_hit_inside_a_chunk(hit: int, ranks: int, drops: bool) -> None:
@@ -85,6 +86,7 @@ def test_a_load_begins_at_any_hit_inside_a_chunk(hit: int, ranks: int, drops: bo
 
 
 @pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("hit", range(BLOCK, 64, BLOCK))
 def test_a_live_reader_of_the_shared_pages_is_not_disturbed(hit: int, drops: bool) -> None:
     engine = Engine(drops=drops)

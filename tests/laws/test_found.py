@@ -45,6 +45,7 @@ def test_a_copy_that_failed_to_load_is_not_copied_over_while_another_load_reads_
     harness.drain()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "seed",
     [

@@ -48,6 +48,7 @@ def drafted(directory: Path, chunks: list[int], poison: int = 0xFF) -> list[int]
     return drafts
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("chunks", [[75], [64, 75], [16, 17, 18, 64, 74, 75]])
 def test_drafts_equal_a_straightforward_layer(model: Path, chunks: list[int]) -> None:
     """However the prompt is divided: in parts of several tokens, or of one."""

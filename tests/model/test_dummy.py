@@ -57,6 +57,7 @@ class Filled:
         return np.array([tokens[0] for tokens in self.rig.run(*works)[0].sampled])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tied", [False, True])
 def test_without_its_state_a_sequence_answers_otherwise(tmp_path: Path, tied: bool) -> None:
     filled = Filled(dummy_decoder(config(tmp_path, tie_word_embeddings=tied)))

@@ -101,6 +101,7 @@ def logits(directory: Path, dtype: Any = None) -> Any:
     return rig.last(work(TOKENS, rig.table(40), 0, 40))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "block"), [(torch.float32, [128, 128]), (torch.bfloat16, [80, 112])])
 def test_an_official_pack_equals_its_twin(plain: Path, tmp_path: Path, kind: Any, block: list[int]) -> None:
     """Blocks are whole, or cut off on either side."""
@@ -109,6 +110,7 @@ def test_an_official_pack_equals_its_twin(plain: Path, tmp_path: Path, kind: Any
     assert not torch.equal(logits(pack), logits(plain)), "packing costs precision: the pack was read"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [DYNAMIC, BY_BLOCK])
 def test_a_dynamic_pack_of_compressed_tensors_equals_its_twin(plain: Path, tmp_path: Path, config: Any) -> None:
     pack, twin = packs(plain, tmp_path, config, torch.bfloat16)
@@ -124,6 +126,7 @@ def wrapped(name: str) -> str:
     return name.replace("model.", "model.language_model.", 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
 def test_exclusions_may_be_spelt_either_way(plain: Path, tmp_path: Path, prefix: str) -> None:
     """In a vision wrapper, whose settings stand outside of the text model's."""
@@ -157,6 +160,7 @@ def test_the_bytes_of_weights_are_counted_as_they_are_held(plain: Path, tmp_path
     assert abs(weight_bytes(config, 4, kept=True) - sum(t.nbytes for t in stored.values())) < 2000
 
 
+@pytest.mark.sampled(1)
 def test_values_and_scales_need_each_other(plain: Path, tmp_path: Path) -> None:
     pack, _ = packs(plain, tmp_path, OFFICIAL)
     name = next(n for n in load_file(pack / "model.safetensors") if n.endswith("_scale_inv"))
@@ -174,6 +178,7 @@ def test_values_and_scales_need_each_other(plain: Path, tmp_path: Path) -> None:
         load_decoder(bare)
 
 
+@pytest.mark.sampled(1)
 def test_a_matrix_that_a_pack_left_alone_is_read_as_it_is(plain: Path, tmp_path: Path) -> None:
     """Whatever the list of exclusions says."""
     pack, twin = packs(plain, tmp_path, {**OFFICIAL, "modules_to_not_convert": []})
@@ -185,6 +190,7 @@ def test_a_matrix_that_a_pack_left_alone_is_read_as_it_is(plain: Path, tmp_path:
     assert torch.equal(logits(pack), logits(twin))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("arch", "experts"), [("qwen3_5", 0), ("qwen3_next", 4), ("qwen3_5_moe", 4)])
 def test_transformers_reads_the_same_model(tmp_path: Path, arch: Any, experts: int) -> None:
     """Experts fill whole blocks: where the gate's last block is cut off, it stacks gate and up in other blocks than were packed."""

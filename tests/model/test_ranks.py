@@ -55,6 +55,7 @@ def answer(load: Callable[[Ranks], HybridDecoder], ranks: int) -> list[tuple[lis
     return on_ranks(ranks, one)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ARCHS)
 def test_ranks_answer_as_one_does(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
@@ -70,6 +71,7 @@ def test_ranks_answer_as_one_does(name: str, tmp_path: Path) -> None:
 # ---- what a rank holds -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ARCHS)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_parts_of_all_ranks_are_the_whole(name: str, ranks: int, tmp_path: Path) -> None:

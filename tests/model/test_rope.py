@@ -32,6 +32,7 @@ def plain(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(folder, arch=request.param, hidden=64, layers=4, vocab=512, max_positions=64)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "rope",
     [

@@ -39,6 +39,7 @@ def test_a_draw_depends_on_its_seed_and_index_alone() -> None:
     assert draws(LOGITS[2], replace(WARM, seed=6), 20) != alone
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "draw", [WARM, replace(WARM, temperature=0.5), replace(WARM, top_k=5), replace(WARM, top_p=0.7)]
 )

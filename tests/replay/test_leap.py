@@ -95,6 +95,7 @@ class TestLeap:
     def test_with_room(self, most: int, answers: tuple[int, ...]) -> None:
         same(self.rig(1, 256, 256, (), answers), self.rig(most, 256, 256, (), answers))
 
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("every", [4, 12, 20, 48])
     @pytest.mark.parametrize("most", [7, 64])
     def test_with_rungs_that_stay(self, most: int, every: int) -> None:

@@ -120,6 +120,7 @@ class TestWorkedExample:
         rig.drained()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("hit", range(272, 512, 16))
 def test_a_hit_anywhere_inside_a_chunk_costs_no_shared_byte(whole: bool, hit: int) -> None:

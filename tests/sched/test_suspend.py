@@ -52,6 +52,7 @@ def total(engine: Harness) -> int:
     return engine.stats().computed_tokens
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("tokens", range(1, 12))
 @pytest.mark.parametrize("route", ["device", "host"])
 def test_no_token_is_computed_twice_wherever_its_kv_went(tokens: int, route: str) -> None:

@@ -38,6 +38,7 @@ def test_it_is_small() -> None:
     assert sum(file.stat().st_size for file in MODEL.iterdir()) < 30_000_000
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
@@ -51,6 +52,7 @@ def test_it_answers_what_it_was_taught(llm: LLM, question: str, answer: str) -> 
     assert said(llm, {"role": "user", "content": question}) == answer
 
 
+@pytest.mark.long
 def test_it_recalls_most_of_what_it_is_told(llm: LLM) -> None:
     scripts = write_scripts(8, 1)
     right = [
@@ -77,6 +79,7 @@ def test_most_first_drafts_are_what_it_says(llm: LLM) -> None:
     assert computed > 100 and accepted > 0.5 * computed
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_its_state_or_its_kv_shows_in_its_loss() -> None:
     asked = write_questions(Form(7, 2, 1, open_book=True), read_problems(TEST), read_problems(SHOTS))
     with LocalSubject(engine_config({"model": str(MODEL), **FLAGS}), Tier.DEVICE, 8, 1) as subject:

@@ -96,6 +96,7 @@ class Turning(Always):
         self.steps += 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ahead", [long("off"), "on"])
 def test_answers_are_the_same_where_drafts_turn_themselves_off_and_on(
     checkpoint: Path, ahead: str, monkeypatch: pytest.MonkeyPatch
@@ -107,6 +108,7 @@ def test_answers_are_the_same_where_drafts_turn_themselves_off_and_on(
     assert tokens(drafted) == tokens(plain) and stats.drafts[1][1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [long({}), {"top_p": 0.9, "min_p": 0.02}, long({"top_k": 8})])
 def test_drawn_answers_are_the_same_for_every_seed(checkpoint: Path, settings: dict[str, Any]) -> None:
     """So their distribution is, too: a row draws by its request's seed and its own place in the answer, drafts or not."""

@@ -35,6 +35,7 @@ def off(logits: Any, reference: Any) -> float:
     return float((logits - reference).abs().max())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("poison", [0xFF, 0x7F])
 def test_a_prompt_and_its_decodes_equal_transformers(pair: Any, poison: int) -> None:
     rig = Rig(pair.decoder, poison=poison)
@@ -44,6 +45,7 @@ def test_a_prompt_and_its_decodes_equal_transformers(pair: Any, poison: int) -> 
         assert off(rig.last(work(pair.tokens, pages, i, i + 1)), pair.reference[i]) < TOLERANCE
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", DENSE[:2])
 def test_a_prompt_split_anywhere_equals_the_whole(pairs: Any, name: str) -> None:
     dense = pairs[name]

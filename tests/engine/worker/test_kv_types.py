@@ -118,6 +118,7 @@ def test_scales_are_calibrated_once_and_every_route_gives_the_cold_answer(model:
     assert len({one.token_ids for one in seen}) == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", ["lost", "flipped", "other model"])
 def test_pages_with_scales_that_are_not_known_any_more_are_never_read(model: Path, tmp_path: Path, fault: str) -> None:
     disk = tmp_path / "cache"

@@ -48,6 +48,7 @@ def both(rigs: tuple[Rig, Rig], *works: Any) -> None:
             assert float((mine - other).abs().max()) < TOLERANCE
 
 
+@pytest.mark.sampled(1)
 def test_prompts_images_and_decodes_agree(rigs: tuple[Rig, Rig]) -> None:
     first, second, image = rigs[0].table(40), rigs[0].table(20), rigs[0].image()
     both(rigs, work(TOKENS, first, 0, 19, cuts=[Cut(16, image)]), work(TOKENS[5:], second, 0, 3, slot=3))
@@ -62,6 +63,7 @@ def test_prompts_images_and_decodes_agree(rigs: tuple[Rig, Rig]) -> None:
     both(rigs, work(TOKENS, first, 20, 21, slot=1), work(TOKENS, first, 21, 22))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("e4m3_as_on_a_gpu")
 @pytest.mark.parametrize("scaled", [False, True])
 def test_kv_in_fp8_is_stored_and_read_alike(tmp_path: Path, scaled: bool) -> None:
@@ -85,6 +87,7 @@ def test_kv_in_fp8_is_stored_and_read_alike(tmp_path: Path, scaled: bool) -> Non
             assert float((mine - other).abs().max()) < 2e-3
 
 
+@pytest.mark.sampled(1)
 def test_a_decode_goes_on_from_what_its_slot_drew(rigs: tuple[Rig, Rig]) -> None:
     pages = rigs[0].table(20)
     both(rigs, work(TOKENS, pages, 0, 9))

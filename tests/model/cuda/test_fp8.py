@@ -35,6 +35,7 @@ def steps(rigs: tuple[Rig, Rig]) -> None:
     both(rigs, work(TOKENS, first, 68, 69), work(TOKENS[5:], second, 3, 4, slot=3))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("form", "more"), [("blocks", {}), long("rows", {}), long("cut blocks", EXPERTS)])
 def test_random_fp8_weights_agree_with_their_unpacked_twin(tmp_path: Path, form: str, more: dict[str, Any]) -> None:
     directory = written(tmp_path, **more, quantization_config=FORMS[form])

@@ -161,6 +161,7 @@ class Counted(Uploader):
         super().into(target, arrays)
 
 
+@pytest.mark.long
 def test_a_step_of_decodes_sends_one_copy(rigs: tuple[Rig, Rig]) -> None:
     rig = rigs[0]
     tables = begun(rig, (0, 1, 2))

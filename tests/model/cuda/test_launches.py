@@ -83,6 +83,7 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Counter[str]]]
         yield found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("more", "expected"),
     [({}, {"delta_net": 8, "attention": 7, "mlp": 4}), (EXPERTS, {"delta_net": 8, "attention": 7, "experts": 8})],

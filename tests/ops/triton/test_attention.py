@@ -121,6 +121,7 @@ def test_gathered_tokens_are_contiguous_and_nothing_else_is_read() -> None:
     assert torch.equal(mine[0][:at], other[0][:at]) and torch.equal(mine[1][:at], other[1][:at])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("lengths", [[1], [17, 4, 33], [16, 0, 31]])
 @pytest.mark.parametrize(("gated", "fp8"), [(True, False), (False, False), (True, True)])
@@ -136,6 +137,7 @@ def test_decoding_reads_each_token_once_and_no_other(lengths: list[int], splits:
     assert found.isfinite().all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("new", [2, long(3), long(5)])
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def layer(seed: int, padding: int = 0) -> tuple[Layer, Chunks, int]:
     return Layer(Made(seed), rows, padding, list(SIZES)), chunks_of(SIZES, CUTS, padding), rows
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("padding", [0, 5])
 def test_rows_are_convolved_gated_and_made_unit(padding: int) -> None:
     one, chunks, rows = layer(0, padding)
@@ -77,6 +78,7 @@ def test_rows_are_convolved_gated_and_made_unit(padding: int) -> None:
     assert found[2][2].isnan().all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("padding", [0, 5])
 def test_chunks_fold_what_tokens_do_one_by_one(padding: int) -> None:
     one, chunks, rows = layer(1, padding)

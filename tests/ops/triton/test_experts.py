@@ -67,6 +67,7 @@ def weights_of(made: Made) -> tuple[torch.Tensor, ...]:
     return gate_up / HIDDEN**0.5, down / WIDTH**0.5, made.normal(2 * WIDTH, HIDDEN), made.normal(HIDDEN, WIDTH)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rows", "tiles"), [(1, None), (1, TILES), (2, TILES), (19, TILES)])
 def test_a_mixture_adds_its_experts_and_norms_the_sum(rows: int, tiles: Tiles | None) -> None:
     made = Made(rows)

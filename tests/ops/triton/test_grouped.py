@@ -31,6 +31,7 @@ def test_one_half_gates_the_other(rows: int, width: int) -> None:
     assert close(grouped.silu_gate(x), torch.nn.functional.silu(x[:, :width]) * x[:, width:])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("rows", "places"), [(1, 16), (6, 16), long(70, 16), long(70, 32)])
 def test_a_mixture_of_many_is_the_mixture(rows: int, places: int) -> None:
     made = Made(3)

@@ -111,6 +111,7 @@ def test_padded_rows_work_on_the_sacrificial_slot_alone() -> None:
         assert torch.equal(first.window[slot].nan_to_num(), second.window[slot].nan_to_num())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("accepted", [(1,) * 6, (3, 1, 2), (2, 2, 2)])
 def test_a_state_does_not_depend_on_how_tokens_were_grouped(accepted: tuple[int, ...]) -> None:
     """Six tokens, drafted in any groups and with rejected drafts after them, give the bits of six single steps."""

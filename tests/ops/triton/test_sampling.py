@@ -34,6 +34,7 @@ def settings(choices, seeds, index) -> Settings:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_draws_are_those_of_the_sorted_distribution(dtype: torch.dtype) -> None:
     logits = (2 * Made(0).strided(len(CHOICES), VOCAB)).to(dtype)
@@ -58,6 +59,7 @@ def test_a_row_without_a_sound_peak_has_no_token(bad: float) -> None:
     assert drawn[0] >= 0
 
 
+@pytest.mark.long
 def test_a_draw_does_not_depend_on_its_batch() -> None:
     logits = Made(3).normal(3, VOCAB)
     choices, seeds = [(1.0, 0, 0.9, 0.0), (0.0, 0, 1.0, 0.0), (0.8, 20, 0.9, 0.0)], [1, 2, 3]

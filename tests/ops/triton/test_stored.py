@@ -112,6 +112,7 @@ def stacked(made: Made, count: int, width: int, depth: int, rows: int, columns: 
     return Scaled(values, torch.stack([m.scales for m in one]), rows, columns)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("rows", "tiles"), [(1, None), (2, Tiles(16, 16, 16, 16, 1)), long(19, Tiles(16, 16, 16, 16, 1))]
 )

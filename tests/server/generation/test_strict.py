@@ -238,6 +238,7 @@ def _extra(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in own} | {"extra_body": own}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("after", [0, 1, 5, 40])
 @pytest.mark.parametrize(("path", "body", "check"), DIALECTS, ids=NAMES)
 def test_a_fault_of_ours_ends_a_stream_as_its_dialect_says(
@@ -312,6 +313,7 @@ def _adds_nothing(name: str, data: str) -> bool:
     return bool(choices) and choices[0]["delta"] in ({}, {"content": ""}) and choices[0]["finish_reason"] is None
 
 
+@pytest.mark.sampled(1)
 @MANY
 @given(**ASKED)
 def test_what_goes_out_can_come_back(talking: Running, said: str, most: int, thinks: bool, shown: bool) -> None:

@@ -193,6 +193,7 @@ def check(server: Running, response: httpx.Response, status: int = 400) -> dict[
     return error
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "values"), FIELDS, ids=[name for name, _ in FIELDS])
 def test_wrong_fields_are_named(server: Running, name: str, values: list[Any]) -> None:
     before = len(server.loop.seen)

@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_no_body_is_a_server_error_and_every_stream_has_an_end(server: Running, seed: int) -> None:
     rng = random.Random(seed)

@@ -183,6 +183,7 @@ def test_thoughts_are_preserved_where_the_template_can_and_the_flags_let_it(
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("effort", "told"),
     [

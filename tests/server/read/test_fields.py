@@ -55,6 +55,7 @@ def test_bad_words_never_become_whole_whatever_they_are_made_of(real: Real) -> N
     assert tokens_of(real, max_tokens=40, bad_words=["never said in any answer"]) == tokens_of(real, max_tokens=40)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -156,6 +157,7 @@ CALLS: list[tuple[str, type[pydantic.BaseModel], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("path", "kind", "body"), CALLS, ids=[path for path, _, _ in CALLS])
 def test_null_means_absent_wherever_a_field_may_be_left_out(
     talking: Running, path: str, kind: type[pydantic.BaseModel], body: dict[str, Any]

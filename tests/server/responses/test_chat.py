@@ -143,6 +143,7 @@ WRONG: list[tuple[str, list[Any]]] = [
 ]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "values"), WRONG, ids=[name for name, _ in WRONG])
 def test_wrong_fields_are_named(name: str, values: list[Any]) -> None:
     for value in values:

@@ -60,7 +60,8 @@ def test_a_pinned_prompt_stays_on_the_device(served: Running) -> None:
     pinned = post(served, "/cache/pin", {"prompt": PROMPT, "ttl_s": 600})
     assert pinned["pinned_tokens"] == 56 and 595 < pinned["until"] - time.time() < 605
     crowd(served)
-    assert cached(served)["device_tokens"] == 56
+    d = cached(served)
+    assert d["device_tokens"] == 56, d
     assert post(served, "/cache/unpin", {"prompt": PROMPT}) == {"unpinned_tokens": 56}
     crowd(served, 20)
     assert cached(served)["device_tokens"] < 56
