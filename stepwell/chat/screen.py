@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import TracebackType
 from typing import Self
 
@@ -12,17 +11,10 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.markup import escape
 
-from stepwell.chat.talkers import Piece
+from stepwell.chat.talkers import Piece, harmless
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters with which a text could command the terminal."""
 _FULL, _EMPTY, _WIDTH = "█", "░", 12
 _REFRESHES = 12
-
-
-def harmless(text: str) -> str:
-    """The same without characters that a terminal obeys, but for new lines and tabs."""
-    return _CONTROLS.sub("", text)
 
 
 def finished(text: str) -> int:

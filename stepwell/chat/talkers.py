@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,13 @@ Message: TypeAlias = dict[str, str]
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 _DATA = "data:"
 _LONGEST_ERROR = 2000
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters with which a text could command the terminal."""
+
+
+def harmless(text: str) -> str:
+    """The same without characters that a terminal obeys, but for new lines and tabs."""
+    return _CONTROLS.sub("", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ class RemoteTalker:
             if answer.is_error:
                 raise StepwellError(_said(answer))
             first = answer.json()["data"][0]
-            self.name = str(first["id"])
+            self.name = harmless(str(first["id"]))
         except (httpx.HTTPError, httpx.InvalidURL, StepwellError) as error:
             raise ConfigError(f"no server answers at {url} ({error}): start one, or give its URL and key") from error
         except (ValueError, LookupError, TypeError) as error:
@@ -143,7 +151,9 @@ def _events(stream: httpx.Response) -> Iterator[dict[str, Any]]:
         except ValueError as error:
             raise StepwellError(f"the server sent what is no JSON: {text[:80]!r}") from error
         if "error" in chunk:
-            raise StepwellError(str(chunk["error"].get("message") if isinstance(chunk["error"], dict) else chunk))
+            raise StepwellError(
+                harmless(str(chunk["error"].get("message") if isinstance(chunk["error"], dict) else chunk))
+            )
         yield chunk
 
 
@@ -162,7 +172,7 @@ def _said(answer: httpx.Response) -> str:
         text = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, LookupError, TypeError):
         text = answer.text
-    return f"{answer.status_code}: {text[:_LONGEST_ERROR]}"
+    return f"{answer.status_code}: {harmless(text[:_LONGEST_ERROR])}"
 
 
 class LocalTalker:

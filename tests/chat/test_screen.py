@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stepwell.chat.screen import AnswerScreen, finished, harmless, meter
-from stepwell.chat.talkers import Piece
+from stepwell.chat.screen import AnswerScreen, finished, meter
+from stepwell.chat.talkers import Piece, harmless
 
 ANSWER = "# Title\n\nSome *words*.\n\n```\na\n\nb\n```\n\n1. one\n\n2. two\n\nThe end."
 

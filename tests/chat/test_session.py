@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -168,3 +170,36 @@ def test_what_is_below_the_line_tells_how_full_the_context_is() -> None:
     assert typist.below[0] == "a new conversation"
     assert typist.below[1] == "context ██░░░░░░░░░░ 15%, 150 of 1,000 tokens"
     assert typist.below[2] == "branch 2 of 2"
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """A server that would like to command the terminal of whoever talks to it."""
+
+    def do_GET(self) -> None:
+        self._say(200, {"data": [{"id": "tiny\x1b]0;owned\x07"}]})
+
+    def do_POST(self) -> None:
+        self._say(400, {"error": {"message": "no\x1b[2J\x9b31m"}})
+
+    def _say(self, status: int, body: object) -> None:
+        told = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is printed."""
+
+
+def test_neither_the_name_of_a_model_nor_an_error_commands_the_terminal() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            shown = screen(RemoteTalker(f"http://127.0.0.1:{server.server_port}", "", 12, 0.0), "hi")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert "tiny]0;owned" in shown and "400: no[2J31m" in shown
+    assert not any(mark in shown for mark in "\x1b\x07\x9b")
