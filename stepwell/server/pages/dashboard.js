@@ -155,7 +155,8 @@ function paths(s) {
     const box = make("div", undefined, "path"), row = make("div", undefined, "row"), name = make("span");
     name.append(path.session ? "session " : "", make("code", path.session || path.request), `, ${whole.format(path.known)} tokens`);
     const from = path.boundary ? `resumed at ${whole.format(path.boundary)} of ${whole.format(path.prompt)} from ${path.from}` : `computed all ${whole.format(path.prompt)}`;
-    row.append(name, make("span", `${from} (${path.reason.replaceAll("_", " ")}), ${age(path.ago)} ago`));
+    const why = path.reason === "complete" ? "" : ` (${path.reason.replaceAll("_", " ")})`;
+    row.append(name, make("span", `${from}${why}, ${age(path.ago)} ago`));
     box.append(row, ladder(path));
     return box;
   }));

@@ -316,10 +316,14 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 def _request_error(error: ValidationError) -> RequestError:
     """The first fault in words: the field, what is wrong, what was given."""
     fault = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in fault["loc"])
+    place = [str(part) for part in fault["loc"]]
+    path = ".".join(place)
     if fault["type"] == "missing":
         return RequestError(f"{path} is missing", path)
     given = repr(fault["input"])
     given = given if len(given) <= 60 else given[:57] + "..."
+    if place[-1] == "bool":  # the first of several kinds of which none fits
+        path = ".".join(place[:-1])
+        return RequestError(f"{path} must be a string, a number, true, false or null, not {given}", path)
     reason = fault["msg"].replace("Input should be", "must be")
     return RequestError(f"{path} {reason}, not {given}", path)

@@ -256,6 +256,13 @@ def test_wrong_messages_are_refused(server: Running, messages: Any) -> None:
     assert error["param"].startswith("messages")
 
 
+def test_what_no_kind_of_value_fits_is_said_in_words(server: Running) -> None:
+    body = {"messages": [USER], "chat_template_kwargs": {"a": {"deep": 1}}}
+    error = check(server, httpx.post(server.url + "/v1/chat/completions", json=body))
+    assert error["param"] == "chat_template_kwargs.a"
+    assert "must be a string, a number, true, false or null, not {'deep': 1}" in error["message"]
+
+
 def test_template_variables_cannot_replace_the_template(server: Running) -> None:
     for name in ("chat_template", "tokenize", "messages", "conversation"):
         body = {"messages": [USER], "chat_template_kwargs": {name: "x"}}
