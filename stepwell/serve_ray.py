@@ -18,6 +18,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -39,13 +40,18 @@ from stepwell.cache.moves import Tier
 from stepwell.fleet.router import Router, View
 from stepwell.sched.outlook import Outlook
 
-GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+_RESPONSES = "/v1/responses"
+_STORED = f"{_RESPONSES}/"
+GENERATING = ("/v1/completions", "/v1/chat/completions", _RESPONSES, "/v1/messages")
 _HOP = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding", "accept-encoding"})
 _OURS = frozenset({"x-stepwell-outlook"})
 """What the router sends itself, and no caller."""
 _SESSION_HEADERS = ("x-session-id", "x-session-affinity")
 _MOST_BODY = 64 << 20
 _TRIES = 3
+_HEAD_START = 1 / 3
+"""Part of the time to answer after which others are asked as well, though the first has not answered."""
+_MOST_STORED, _LONGEST_NAME = 100_000, 64
 _HEAD = 4096
 """Bytes of a prompt that stand for its session where it names none."""
 
@@ -195,45 +201,49 @@ class Nearest(RequestRouter):  # type: ignore[misc]
         loads = {name: self.replica_queue_len_cache.get(r.replica_id) or 0 for name, r in by_name.items()}
         call = pending_request.args[0] if pending_request is not None and pending_request.args else None
         told: dict[str, Outlook] = {}
-        session = ""
+        session = call.session if isinstance(call, Call) else ""
         if isinstance(call, Call) and call.generates:
-            session = call.session
-            told = await self._ask(call, {name: by_name[name] for name in self._router.whom_to_ask(session, loads)})
+            urls = {name: r.replica_metadata["url"] for name, r in by_name.items() if "url" in r.replica_metadata}
+            asked = [name for name in self._router.whom_to_ask(session, loads) if name in urls]
+            told, asked = await self._ask(call, asked, urls)
+            here = {replica_id.unique_id for replica_id in self.curr_replicas}  # some may have left meanwhile
+            self._router.heard([name for name in asked if name in here], told)
+            loads = {name: load for name, load in loads.items() if name in here} or loads
         tokens = next(iter(told.values())).tokens if told else 0
         views = [View(name, load, told.get(name)) for name, load in loads.items()]
         order = self._router.choose(session, tokens, views, time.monotonic()).order
         return [[by_name[name]] for name in order]
 
-    async def _ask(self, call: Call, replicas: Mapping[str, RunningReplica]) -> dict[str, Outlook]:
-        """What those who answer in time expect of the call. One reads its text; the others are asked about the tokens that it found."""
-        urls = {name: r.replica_metadata["url"] for name, r in replicas.items() if "url" in r.replica_metadata}
-        known = self._router.session(call.session)
-        homes = [name for name in known.homes if name in urls] if known is not None else []
-        first = next(iter([*homes, *urls]), None)
-        if first is None:
-            return {}
-        told: dict[str, Outlook] = {}
-        answer = await self._outlook(urls[first], call.path, call.headers, call.body)
+    async def _ask(
+        self, call: Call, names: Sequence[str], urls: Mapping[str, str]
+    ) -> tuple[dict[str, Outlook], list[str]]:
+        """What those who answer in time expect of the call, and who was asked. The first reads its text, and the others are asked about the
+        tokens that it found. If it is slow, they read the text as well: all have the same deadline."""
+        if not names:
+            return {}, []
+        now = asyncio.get_running_loop().time()
+        ends = now + self._ask_s
+        first = asyncio.create_task(self._outlook(urls[names[0]], call.path, call.headers, call.body, ends))
+        await asyncio.wait([first], timeout=self._ask_s * _HEAD_START)
+        answer = first.result() if first.done() else None
+        told = {} if answer is None else {names[0]: answer[0]}
+        others = self._router.whom_to_ask_next(call.session, names, told)
+        path, headers, body = call.path, call.headers, call.body
         if answer is not None:
-            told[first] = answer[0]
-            if not (homes and self._router.stays(answer[0])):
-                body = orjson.dumps({"prompt": answer[1]})
-                others = [name for name in urls if name != first]
-                plain = [(name, value) for name, value in call.headers if name != "content-encoding"]
-                asked = (self._outlook(urls[name], "/v1/completions", plain, body) for name in others)
-                found = zip(others, await asyncio.gather(*asked), strict=True)
-                told |= {name: one[0] for name, one in found if one is not None}
-                self._router.heard(others, told)
-        self._router.heard((first,), told)
-        return told
+            path, body = "/v1/completions", orjson.dumps({"prompt": answer[1]})
+            headers = tuple((name, value) for name, value in headers if name != "content-encoding")
+        asked = [self._outlook(urls[name], path, headers, body, ends) for name in others]
+        answers = await asyncio.gather(first, *asked)
+        found = {name: one[0] for name, one in zip((names[0], *others), answers, strict=True) if one is not None}
+        return found, [names[0], *others]
 
     async def _outlook(
-        self, url: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
+        self, url: str, path: str, headers: Sequence[tuple[str, str]], body: bytes, ends: float
     ) -> tuple[Outlook, list[int]] | None:
-        """An outlook and the prompt's token ids; None where they do not come in time, or not at all."""
+        """An outlook and the prompt's token ids; None where they have not come by `ends`, by the event loop's clock, or not at all."""
         try:
             sent = [*headers, ("x-stepwell-outlook", "tokens")]
-            async with asyncio.timeout(self._ask_s):
+            async with asyncio.timeout_at(ends):
                 answer = await self._asking.post(url + path, headers=sent, content=body)
             told = orjson.loads(answer.content)
             return outlook_in(told["outlooks"][0]), told["prompt_token_ids"][0]
@@ -250,32 +260,68 @@ def outlook_in(told: Mapping[str, Any]) -> Outlook:
     return Outlook(tokens, boundary, Tier[str(told["tier"]).upper()], load, prefill, queue, requests)
 
 
+class StoredResponses:
+    """The sessions of responses that `/v1/responses` has stored: whoever goes on from one, or asks for it, goes to its replica."""
+
+    def __init__(self, most: int = _MOST_STORED) -> None:
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._most = most
+
+    def note(self, response: str, session: str) -> None:
+        """This response is of this session. The oldest is forgotten where there are too many, and what is no name of one is ignored."""
+        if session and response.startswith("resp_") and len(response) < _LONGEST_NAME:
+            self._sessions[response] = session
+        if len(self._sessions) > self._most:
+            self._sessions.popitem(last=False)
+
+    def session_of(self, path: str, body: bytes) -> str:
+        """Of the response that a call names, in its path or as `previous_response_id`; "" where it names none that is known."""
+        if path.startswith(_STORED):
+            return self._sessions.get(path.removeprefix(_STORED).partition("?")[0], "")
+        if b"previous_response_id" not in body:
+            return ""
+        with contextlib.suppress(orjson.JSONDecodeError):
+            told = orjson.loads(body)
+            named = told.get("previous_response_id") if isinstance(told, dict) else None
+            return self._sessions.get(named, "") if isinstance(named, str) else ""
+        return ""
+
+
 class Door:
     """The one endpoint. A call that has not begun to be answered goes to another replica if its own dies; a stream that has begun ends with
     an error that says so."""
 
     def __init__(self, replicas: Any) -> None:
         self._replicas = replicas.options(stream=True, method_name="carry")
+        self._stored = StoredResponses()
 
     async def __call__(self, request: Request) -> Response:
         body = await _bounded(request)
         if body is None:
             return _problem(413, f"a body may have {_MOST_BODY >> 20} MiB at most", "body_too_large")
         headers = tuple((k, v) for k, v in request.headers.items() if k not in _HOP | _OURS)
-        session = session_of(request.headers, body) if request.method == "POST" else ""
-        query = f"?{request.url.query}" if request.url.query else ""
-        call = Call(request.method, f"{request.url.path}{query}", headers, body, session)
+        path = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
+        call = Call(request.method, path, headers, body, self._session(request, path, body))
         for _ in range(_TRIES if call.generates or call.method == "GET" else 1):  # anything else may have taken effect
             answer = self._replicas.remote(call)
             try:
                 status, sent = await anext(answer)
                 told = dict(sent)
+                if call.path.partition("?")[0] == _RESPONSES and "x-request-id" in told:
+                    self._stored.note(told["x-request-id"], call.session)
                 if told.get("content-type", "").startswith("text/event-stream"):
                     return StreamingResponse(_stream(answer, call.path), status, told)
                 return Response(b"".join([piece async for piece in answer]), status, told)
             except RayError:
                 continue
         return _problem(503, f"{_TRIES} replicas have failed in turn: ask again later", "replica_died")
+
+    def _session(self, request: Request, path: str, body: bytes) -> str:
+        """Of a call that generates, or that names a stored response; "" for any other."""
+        if stored := self._stored.session_of(path, body):
+            return stored
+        generates = request.method == "POST" and request.url.path in GENERATING
+        return session_of(request.headers, body) if generates else ""
 
 
 async def _bounded(request: Request) -> bytes | None:

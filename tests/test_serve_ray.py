@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -20,8 +21,9 @@ from ray import serve
 
 from stepwell.base.errors import ConfigError
 from stepwell.cache.moves import Tier
+from stepwell.fleet.router import Router
 from stepwell.sched.outlook import Outlook
-from stepwell.serve_ray import Call, build, outlook_in, session_of
+from stepwell.serve_ray import Call, Nearest, StoredResponses, build, outlook_in, session_of
 
 MODEL = Path(__file__).resolve().parents[1] / "tiny" / "model"
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}]
@@ -56,6 +58,48 @@ def test_what_is_no_outlook_is_not_taken_for_one() -> None:
     for change in wrong:
         with pytest.raises((KeyError, ValueError, TypeError)):
             outlook_in({**told, **change})
+
+
+def test_a_stored_response_leads_to_its_session() -> None:
+    stored = StoredResponses(most=2)
+    stored.note("resp_1", "here")
+    assert stored.session_of("/v1/responses", body(previous_response_id="resp_1")) == "here"
+    assert stored.session_of("/v1/responses/resp_1?include=all", b"") == "here"
+    for path, sent in (
+        ("/v1/responses", body(previous_response_id=["resp_1"])),
+        ("/v1/responses", b'{"previous_response_id'),
+        ("/v1/responses", body(input="resp_1")),
+        ("/v1/responses/resp_2", b""),
+        ("/v1/models", b""),
+    ):
+        assert stored.session_of(path, sent) == ""
+    for name in ("resp_2", "resp_3", "x" * 10, "resp_" + "x" * 100):
+        stored.note(name, "there")
+    assert stored.session_of("/v1/responses/resp_1", b"") == "" and stored.session_of("/v1/responses/resp_3", b"")
+
+
+class Asked(Nearest):
+    """Asks replicas that are not there: `late` never answer. `texts` counts by replica what it was sent."""
+
+    def __init__(self, late: set[str]) -> None:
+        self._router, self._ask_s, self.late, self.texts = Router(), 0.3, late, {}
+
+    async def _outlook(self, url: str, path: str, headers: Any, sent: bytes, ends: float) -> Any:
+        self.texts[url] = sent
+        if url in self.late:
+            await asyncio.sleep(ends - asyncio.get_running_loop().time())
+            return None
+        return Outlook(9, 4, Tier.HOST, 0.5, 1.0, 0.0, 2), [1, 2, 3]
+
+
+@pytest.mark.parametrize("late", [set(), {"a"}, {"b"}, {"a", "b", "c"}])
+def test_a_replica_that_hangs_costs_a_call_its_own_expectation_alone(late: set[str]) -> None:
+    nearest = Asked(late)
+    call = Call("POST", "/v1/chat/completions", (), b"the text", "s")
+    told, asked = asyncio.run(nearest._ask(call, ["a", "b", "c"], {name: name for name in "abc"}))
+    assert set(told) == set("abc") - late and asked == ["a", "b", "c"]
+    assert nearest.texts["a"] == b"the text"
+    assert nearest.texts["b"] == (b"the text" if "a" in late else b'{"prompt":[1,2,3]}')
 
 
 def test_an_unknown_argument_is_told() -> None:

@@ -119,6 +119,14 @@ class Router:
         )
         return tuple([*first, *others][: self.rules.asked])
 
+    def whom_to_ask_next(self, session: str, asked: Sequence[str], told: Mapping[str, Outlook]) -> tuple[str, ...]:
+        """The rest of `asked` (see `whom_to_ask`), once the first of them has answered, or is late. Nobody where the session is at home
+        there and stays."""
+        known, first = self._sessions.get(session), asked[0]
+        if known is not None and first in known.homes and first in told and self.stays(told[first]):
+            return ()
+        return tuple(asked[1:])
+
     def choose(self, session: str, tokens: int, views: Sequence[View], now: float) -> Choice:
         """Where a prompt of `tokens` tokens goes. `views`: each replica that takes requests, once; at least one. `now` in s of any clock
         that does not go back. The session's home is the chosen replica from now on."""

@@ -143,3 +143,20 @@ def test_a_session_whose_home_is_gone_is_placed_anew_and_what_it_computed_there_
 def test_there_must_be_a_replica() -> None:
     with pytest.raises(AssertionError):
         Router().choose("s", 1, [], 0.0)
+
+
+def test_others_are_asked_unless_the_session_is_at_home_where_it_was_asked_first() -> None:
+    router = Router()
+    asked = ("a", "b", "c")
+    near, far = told(0.0, 0.1), told(0.0, 100.0)
+    assert router.whom_to_ask_next("s", asked, {"a": near}) == ("b", "c"), "no home yet"
+    router.choose("s", 1000, [View("a", 0, near), View("b", 0, near)], 0.0)
+    home = router.choose("s", 1000, [View("a", 0, near), View("b", 0, near)], 0.0).replica
+    assert router.whom_to_ask("s", {"a": 0, "b": 0, "c": 0})[0] == home
+    others = tuple(name for name in asked if name != home)
+    assert router.whom_to_ask_next("s", (home, *others), {home: near}) == ()
+    assert router.whom_to_ask_next("s", (home, *others), {home: far}) == others, "moving may pay"
+    assert router.whom_to_ask_next("s", (home, *others), {}) == others, "it is late"
+    assert router.whom_to_ask_next("s", (home, *others), {home: cold(0.0, 0.1, 1000)}) == others, (
+        "it has nothing of the prompt"
+    )

@@ -17,6 +17,7 @@ from stepwell.base.geometry import Ints
 from stepwell.fleet.router import Router, View
 from stepwell.replay.lanes import TraceRequest
 from stepwell.replay.machine import Machine
+from stepwell.sched.outlook import Outlook
 
 MOST_REPLICAS = 1024
 
@@ -119,9 +120,13 @@ class StepwellRouting:
         loads = {name: arrival.loads[i] for name, i in self._numbers.items()}
         session = arrival.request.session
         asked = self._router.whom_to_ask(session, loads)
-        told = {name: self._machines[self._numbers[name]].loop.outlook("", arrival.prompt) for name in asked}
+        told = self._outlooks(asked[:1], arrival.prompt)
+        told |= self._outlooks(self._router.whom_to_ask_next(session, asked, told), arrival.prompt)
         views = [View(name, load, told.get(name)) for name, load in loads.items()]
         return self._numbers[self._router.choose(session, len(arrival.prompt), views, arrival.now).replica]
+
+    def _outlooks(self, names: Sequence[str], prompt: Ints) -> dict[str, Outlook]:
+        return {name: self._machines[self._numbers[name]].loop.outlook("", prompt) for name in names}
 
 
 ONE = "one"
