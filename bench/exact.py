@@ -162,7 +162,7 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
             prompts = [drawn(rng, size, options.vocab) for size in sizes]
         else:
             prompts = await grown(client, options.grown, sizes, options.at_once)
-        cases = [Case(prompt) for prompt in prompts[: options.prompts]]
+        cases = [Case(prompt) for prompt in prompts[options.first : options.prompts]]
         began = time.perf_counter()
         play = Play(client, options.new, options.at_once)
         cases = await play.run(cases, prompts[options.prompts :], options.lag, options.seconds)
@@ -197,6 +197,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="m")
     parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--first", type=int, default=0, help="leave out so many of them: an earlier run has had them")
     parser.add_argument("--again", type=int, default=16, help="prompts that are asked cold twice")
     parser.add_argument("--least", type=int, default=1000, help="tokens of the shortest prompt")
     parser.add_argument("--most", type=int, default=8000, help="tokens of the longest")

@@ -172,7 +172,9 @@ def read(file: Path) -> Calibrated:
 
 async def _calibrated(options: argparse.Namespace, base: CostModel) -> Calibrated:
     async with Client(options.url, options.served, options.most) as client:
-        sizes = Sizes(options.calibrate, options.max_num_seqs, options.lanes, options.vocab)
+        machine = sizes_of(options, base)
+        room = machine.device_tokens, machine.rung_tokens
+        sizes = Sizes(options.calibrate, options.max_num_seqs, options.lanes, options.vocab, *room)
         return await calibrate(client, Server(options.url, timeout=options.most), base, sizes)
 
 

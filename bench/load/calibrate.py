@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,12 +23,15 @@ BESIDE, NEW = 64, 128  # tokens of prompts that come while others decode, and of
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """longest: tokens of the longest prompt; seqs: sequences that the server runs at once; lanes: calls at once; vocab: of its ids."""
+    """longest: tokens of the longest prompt; seqs: sequences that the server runs at once; lanes: calls at once; vocab: of its ids;
+    device: tokens that its device holds; image: those that a state takes."""
 
     longest: int
     seqs: int
     lanes: int
     vocab: int
+    device: int
+    image: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ async def calibrate(client: Client, server: wire.Server, base: CostModel, sizes:
         await batch.fill()
         costs = fit_costs(base, prefills, await _decodes(batch, sizes), 1e-3)
         costs = replace(costs, apart_s=await _apart(batch, sizes, costs))
+        costs = replace(costs, load_s=await _loaded(batch, sizes, costs))
         call = float(np.median([_beside(costs, *pair, per_token) for pair in zip(lengths, waits, strict=True)]))
         front = Front(max(0.0, call), per_token)
         return Calibrated(costs, replace(front, shared=await _shared(replaying, model, rng, sizes, costs, front)))
@@ -71,7 +75,19 @@ class Batch:
         self._base = drawn(rng, sizes.longest // 2, sizes.vocab)
 
     def prompt(self, context: int) -> list[int]:
-        return self._base[:context] + drawn(self._rng, BESIDE, self._sizes.vocab)
+        return self.longer(self._base[:context])
+
+    def longer(self, prompt: list[int]) -> list[int]:
+        return prompt + drawn(self._rng, BESIDE, self._sizes.vocab)
+
+    def foreign(self, context: int) -> list[int]:
+        """A prompt that shares nothing with the others."""
+        return drawn(self._rng, context, self._sizes.vocab)
+
+    async def ask_all(self, prompts: list[list[int]]) -> None:
+        """One after the other, a token each."""
+        for prompt in prompts:
+            await self._client.ask(prompt, 1)
 
     async def fill(self) -> None:
         """Compute what the prompts have in common."""
@@ -84,22 +100,22 @@ class Batch:
         inside = [[time for time in reply.times if low <= time <= high] for reply in replies]
         return float(np.median([(times[-1] - times[0]) / (len(times) - 1) for times in inside if len(times) > 1]))
 
-    async def beside(self, many: int, context: int) -> tuple[float, float]:
-        """The same with one short prompt after the other beside them, and how many of those came in each gap."""
+    async def beside(self, many: int, context: int, prompts: Callable[[int], list[int]]) -> tuple[float, float, float]:
+        """The same with one prompt after the other beside them, how many of those came in each gap, and their share from host."""
         stop = asyncio.Event()
 
-        async def flow() -> int:
-            asked = 0
+        async def flow() -> list[Reply]:
+            asked: list[Reply] = []
             while not stop.is_set():
-                await self._client.ask(self.prompt(context), 1)
-                asked += 1
+                asked.append(await self._client.ask(prompts(len(asked)), 1))
             return asked
 
         flowing, began = asyncio.create_task(flow()), time.perf_counter()
         gap = await self.gap(many, context)
         took = time.perf_counter() - began
         stop.set()
-        return gap, await flowing * gap / took
+        asked = await flowing
+        return gap, len(asked) * gap / took, float(np.mean([reply.cached["host_tokens"] > 0 for reply in asked]))
 
 
 async def _decodes(batch: Batch, sizes: Sizes) -> list[Decode]:
@@ -112,9 +128,27 @@ async def _apart(batch: Batch, sizes: Sizes, costs: CostModel) -> float:
     """Seconds that a step takes longer for a short prompt in it, beside what its tokens cost."""
     many, context = max(1, sizes.seqs // 2), sizes.longest // 4
     alone = await batch.gap(many, context)
-    gap, asked = await batch.beside(many, context)
-    own = BESIDE / costs.prefill_tokens_per_s + costs.attention_s_per_pair * BESIDE * context
-    return max(0.0, (gap - alone) / asked - own)
+    gap, asked, _ = await batch.beside(many, context, lambda _: batch.prompt(context))
+    return max(0.0, (gap - alone) / asked - _own(costs, context))
+
+
+async def _loaded(batch: Batch, sizes: Sizes, costs: CostModel) -> float:
+    """Seconds that a step takes longer for a prompt that was loaded from host, beside what any short prompt costs. 0 without a host tier.
+
+    Fills the device one third over, so that those asked first have left it: of prompts asked in turn, each has when it comes again.
+    """
+    many, context = max(1, sizes.seqs // 2), sizes.longest // 8
+    apart = [batch.foreign(context) for _ in range(4 * sizes.device // (3 * (context + sizes.image)))]
+    await batch.ask_all(apart)
+    alone = await batch.gap(many, context)
+    gap, asked, loaded = await batch.beside(many, context, lambda at: batch.longer(apart[at % len(apart)]))
+    each = (gap - alone) / asked - _own(costs, context) - costs.apart_s
+    return max(0.0, each / loaded) if loaded > 0.5 else 0.0
+
+
+def _own(costs: CostModel, context: int) -> float:
+    """Seconds that the new tokens of a short prompt cost behind `context` others."""
+    return BESIDE / costs.prefill_tokens_per_s + costs.attention_s_per_pair * BESIDE * context
 
 
 async def _shared(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from stepwell.base.errors import ConfigError
 from stepwell.cache.config import Costs
 from stepwell.cache.moves import Extent, Move, Tier
-from stepwell.sched.step import Step, Work
+from stepwell.sched.step import Carry, Step, Work
 
 _GIB = 2**30
 _RATES = frozenset({"prefill_tokens_per_s", "kv_bytes_per_token", "to_device", "to_host", "from_disk", "to_disk"})
@@ -31,6 +31,7 @@ class CostModel:
     kv_s_per_token        reading one token's KV in a decode
     overhead_s            fixed for each pass: scheduling, launches
     apart_s               on top, of a step in which prompts and decodes meet: they are passes of their own there; 0: one pass takes both
+    load_s                on top, for each prompt of a step that came from below the device: what its copies take from the engine
     kv_bytes_per_token    sizes pages and images
     to_device, …          bytes/s from host to device, device to host, disk to host, host to disk
     copy_latency_s        fixed for each copy
@@ -43,6 +44,7 @@ class CostModel:
     kv_s_per_token: float = 2.2e-9
     overhead_s: float = 0.002
     apart_s: float = 0.0
+    load_s: float = 0.0
     kv_bytes_per_token: int = 7_800
     to_device: float = 47.5 * _GIB
     to_host: float = 49.7 * _GIB
@@ -69,6 +71,7 @@ class CostModel:
                 carried += 1
             else:
                 other += self.attention_s_per_pair * count * (work.start + count / 2)
+                other += self.load_s * came_from_below(work)
             tokens += count
         if 0 < carried < len(step):
             other += self.apart_s
@@ -117,6 +120,11 @@ class CostModel:
 def decodes(work: Work) -> bool:
     """A work that carries one sampled token on, as against one that computes a piece of a prompt."""
     return len(work.tokens) == 1 and work.sample is not None and work.sample.index > 0
+
+
+def came_from_below(work: Work) -> bool:
+    """The first piece of a prompt whose state was loaded straight into its live slot."""
+    return work.start > 0 and work.known == 0 and isinstance(work.state, Carry)
 
 
 def direction(move: Move) -> tuple[Tier, Tier]:

@@ -11,7 +11,7 @@ from stepwell.base.errors import ConfigError
 from stepwell.cache.moves import Extent, LiveState, Move, Tier
 from stepwell.replay.cost import CostModel, decodes, direction
 from stepwell.sched.request import SamplingParams
-from stepwell.sched.step import Carry, Sample, Step, Work
+from stepwell.sched.step import Carry, FromImage, Sample, Step, Work
 
 COSTS = CostModel(
     prefill_tokens_per_s=1000.0,
@@ -64,6 +64,17 @@ def test_prompts_beside_decodes_may_take_a_pass_of_their_own() -> None:
     )
     assert dearer.pass_seconds([(0, 200)], 1, 1000) == pytest.approx(COSTS.pass_seconds([(0, 200)], 1, 1000) + 0.25)
     assert dearer.pass_seconds([(0, 200)], 0, 0) == COSTS.pass_seconds([(0, 200)], 0, 0)
+
+
+def test_prompts_that_were_loaded_may_cost_more() -> None:
+    dearer = replace(COSTS, load_s=0.25)
+    cold, resumed = work(0, 200, None), work(5000, 200, 0)
+    later = replace(resumed, known=300)
+    on_device = replace(resumed, state=FromImage(np.zeros(1, np.int32)))
+    for other in (cold, later, on_device, work(999, 1, 3)):
+        assert dearer.step_seconds(Step((other,))) == COSTS.step_seconds(Step((other,)))
+    both = Step((resumed, resumed))
+    assert dearer.step_seconds(both) == pytest.approx(COSTS.step_seconds(both) + 0.5)
 
 
 def test_repeated_decodes_cost_what_the_single_ones_do() -> None:
