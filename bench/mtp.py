@@ -1,12 +1,14 @@
 """What drafts gain on a GPU: tokens a second with three of them over none, at acceptance that is forced.
 
     python bench/mtp.py                                  M and D, 1 and 64 answers at once: some three minutes, 110 GB of device memory
+    python bench/mtp.py --shapes D M-FP8                 M with the weights of official FP8 packs
     python bench/mtp.py --shapes D --out docs/numbers/models.json
 
-M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B, each with its draft layer: random weights, bfloat16, states in float32. Random
-weights guess nothing, so a test sampler accepts a share of the drafts, by a coin for each position. The engine loop is the one that
-serves, with asynchronous steps, rolling rungs, and drafts that turn themselves off where they do not gain; server and client are left out.
-Tokens count from 64 tokens of each answer on, to 256. Ends with one line of JSON; with `--out` it becomes `mtp_over_none` of that file.
+M is the shape of Qwen3.5-35B-A3B, D that of Qwen3.5-4B, each with its draft layer: random weights, bfloat16 unless the name says FP8,
+states in float32. Random weights guess nothing, so a test sampler accepts a share of the drafts, by a coin for each position. The engine
+loop is the one that serves, with asynchronous steps, rolling rungs, and drafts that turn themselves off where they do not gain; server and
+client are left out. Tokens count from 64 tokens of each answer on, to 256. Ends with one line of JSON; with `--out` it becomes
+`mtp_over_none` of that file.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ DEVICE, BLOCK, PROMPT = torch.device("cuda"), 16, 256
 ROWS, DRAFTS, SHARES = (1, 64), 3, (0.7, 0.0, 1.0)
 FIRST, LAST = 64, 256
 """Tokens of an answer between which its time counts: before, drafts that gain nothing have turned themselves off."""
+FP8 = "-FP8"
 MUST = {"M_1": 1.15, "M_64": 1.6, "D_1": 1.5, "at_zero": 0.9}
 
 
@@ -145,7 +148,7 @@ def measure(name: str, layers: int | None, console: Console) -> dict[str, dict[s
 
 def summary(found: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
     """What is to hold of them, of what was measured."""
-    told = {f"{name}_{count}": found[name][count]["0.7"] for name in found for count in found[name]}
+    told = {f"{name.removesuffix(FP8)}_{count}": found[name][count]["0.7"] for name in found for count in found[name]}
     zero = [own["0.0"] for counts in found.values() for own in counts.values()]
     return {key: value for key, value in (*told.items(), ("at_zero", min(zero))) if key in MUST}
 
@@ -161,7 +164,8 @@ def main() -> None:
         found[name] = measure(name, options.layers, console)
         torch.cuda.empty_cache()
         print(json.dumps({"mtp": found}), flush=True)
-    told = {"mtp_over_none": summary(found), "date": datetime.date.today().isoformat(), "mtp_weights": "bfloat16"}
+    types = {name.removesuffix(FP8): "fp8" if name.endswith(FP8) else "bfloat16" for name in found}
+    told = {"mtp_over_none": summary(found), "date": datetime.date.today().isoformat(), "mtp_weights": types}
     if options.out is not None:
         before = json.loads(options.out.read_text()) if options.out.exists() else {}
         options.out.write_text(json.dumps({**before, **told}, indent=1) + "\n")
