@@ -1,4 +1,4 @@
-"""A mixture of experts for one token: products of a single row, without tensor cores. The second sums over the token's experts."""
+"""A mixture of experts for one token: products of a single row, without tensor cores."""
 
 from __future__ import annotations
 
@@ -35,20 +35,18 @@ def _up_one_kernel(
 
 @triton.jit
 def _down_one_kernel(
-    h, chosen, weights, down, shared, total, EXPERTS: tl.constexpr, PAIRS: tl.constexpr, HIDDEN: tl.constexpr,
-    WIDTH: tl.constexpr, N: tl.constexpr, K: tl.constexpr, OVERLAP: tl.constexpr,
+    h, chosen, weights, down, shared, parts, EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    n, k = tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
+    pair, n, k = tl.program_id(1), tl.program_id(0) * N + tl.arange(0, N), tl.arange(0, K)
     seen = (n < HIDDEN)[:, None] & (k < WIDTH)[None, :]
-    acc = tl.zeros([N, K], tl.float32)
     follow(OVERLAP)
-    for pair in tl.static_range(PAIRS):
-        expert = tl.load(chosen + pair).to(tl.int64)
-        matrix = shared if expert == EXPERTS else down + expert * (HIDDEN * WIDTH)
-        part = tl.load(matrix + n[:, None] * WIDTH + k[None, :], mask=seen, other=0.0).to(tl.float32)
-        row = tl.load(h + pair * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)
-        acc += part * (row * tl.load(weights + pair))[None, :]
-    tl.store(total + n, tl.sum(acc, 1), mask=n < HIDDEN)
+    expert = tl.load(chosen + pair).to(tl.int64)
+    matrix = shared if expert == EXPERTS else down + expert * (HIDDEN * WIDTH)
+    values = tl.load(matrix + n[:, None] * WIDTH + k[None, :], mask=seen, other=0.0).to(tl.float32)
+    row = tl.load(h + pair * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)
+    made = tl.sum(values * row[None, :], 1) * tl.load(weights + pair)
+    tl.store(parts + pair * HIDDEN + n, made, mask=n < HIDDEN)
 
 
 @triton.jit
@@ -74,21 +72,19 @@ def _scaled_up_one_kernel(
 
 @triton.jit
 def _scaled_down_one_kernel(
-    h, chosen, weights, down, scales, shared, shared_scales, total, EXPERTS: tl.constexpr, PAIRS: tl.constexpr,
-    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, N: tl.constexpr, B: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    h, chosen, weights, down, scales, shared, shared_scales, parts, EXPERTS: tl.constexpr, HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr, N: tl.constexpr, B: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    n = tl.program_id(0) * N + tl.arange(0, N)
-    real, acc = n < HIDDEN, tl.zeros([N], tl.float32)
+    pair, n = tl.program_id(1), tl.program_id(0) * N + tl.arange(0, N)
+    real = n < HIDDEN
     follow(OVERLAP)
-    for pair in tl.static_range(PAIRS):
-        expert = tl.load(chosen + pair).to(tl.int64)
-        matrix = shared if expert == EXPERTS else down + expert * (HIDDEN * WIDTH)
-        own = shared_scales if expert == EXPERTS else scales + expert * scales_in(HIDDEN, WIDTH, HIGH, WIDE)
-        values = block_tile(matrix, n, real, 0, WIDTH, B, WIDE)
-        scale = block_scales(own, n, real, 0, WIDTH, B, HIGH, WIDE) * tl.load(weights + pair)
-        acc += block_sums(values, scale, block_row(h + pair * WIDTH, 0, WIDTH, B, WIDE))
-    tl.store(total + n, acc, mask=real)
+    expert = tl.load(chosen + pair).to(tl.int64)
+    matrix = shared if expert == EXPERTS else down + expert * (HIDDEN * WIDTH)
+    own = shared_scales if expert == EXPERTS else scales + expert * scales_in(HIDDEN, WIDTH, HIGH, WIDE)
+    values = block_tile(matrix, n, real, 0, WIDTH, B, WIDE)
+    scale = block_scales(own, n, real, 0, WIDTH, B, HIGH, WIDE) * tl.load(weights + pair)
+    made = block_sums(values, scale, block_row(h + pair * WIDTH, 0, WIDTH, B, WIDE))
+    tl.store(parts + pair * HIDDEN + n, made, mask=real)
 
 
 def mixture_of_one(
@@ -100,11 +96,12 @@ def mixture_of_one(
     shared_gate_up: Matrix,
     shared_down: Matrix,
 ) -> Tensor:
-    """The weighted sum of one row's experts, float32 [1, hidden]. Arguments are those of `experts.mixture`."""
+    """What each of one row's experts makes of it, weighted, float32 [top + 1, 1, hidden]: whoever norms the sum adds them up.
+    Arguments are those of `experts.mixture`."""
     hidden, width, pairs = x.shape[1], shared_down.shape[1], chosen.shape[1]
-    h, total = x.new_empty(pairs, width), torch.empty(1, hidden, dtype=torch.float32, device=x.device)
+    h, parts = x.new_empty(pairs, width), torch.empty(pairs, 1, hidden, dtype=torch.float32, device=x.device)
     sizes = {"EXPERTS": gate_up.shape[0], "HIDDEN": hidden, "WIDTH": width}
-    k, n = triton.next_power_of_2(hidden), 4
+    k, n = triton.next_power_of_2(hidden), max(1, _ONE_ROW // 2 // triton.next_power_of_2(width))
     if isinstance(gate_up, Scaled) and isinstance(down, Scaled):
         matrices, stored = operands(gate_up, shared_gate_up)
         m = max(1, _ONE_ROW // 2 // k)
@@ -112,17 +109,16 @@ def mixture_of_one(
             x, chosen, *matrices, h, **sizes, N=m, B=blocks_of(gate_up), **stored, num_warps=4, **overlap(x, 1),
         )  # fmt: skip
         matrices, stored = operands(down, shared_down)
-        _scaled_down_one_kernel[(triton.cdiv(hidden, n),)](
-            h, chosen, weights, *matrices, total, **sizes, PAIRS=pairs, N=n, B=blocks_of(down), **stored, num_warps=4,
-            **overlap(x, 1),
+        _scaled_down_one_kernel[(triton.cdiv(hidden, n), pairs)](
+            h, chosen, weights, *matrices, parts, **sizes, N=n, B=blocks_of(down), **stored, num_warps=4, **overlap(x, 1),
         )  # fmt: skip
-        return total
+        return parts
     m = max(1, _ONE_ROW // k)
     _up_one_kernel[(triton.cdiv(width, m), pairs)](
         x, chosen, gate_up, shared_gate_up, h, **sizes, N=m, K=k, num_warps=4, **overlap(x, 1)
     )
-    _down_one_kernel[(triton.cdiv(hidden, n),)](
-        h, chosen, weights, down, shared_down, total, **sizes, PAIRS=pairs, N=n, K=triton.next_power_of_2(width),
-        num_warps=4, **overlap(x, 1),
+    _down_one_kernel[(triton.cdiv(hidden, n), pairs)](
+        h, chosen, weights, down, shared_down, parts, **sizes, N=n, K=triton.next_power_of_2(width), num_warps=4,
+        **overlap(x, 1),
     )  # fmt: skip
-    return total
+    return parts

@@ -264,7 +264,7 @@ def tiles_for(rows: int, scaled: bool) -> Tiles:
     """The fastest of those tried on an H200."""
     if not scaled or rows > 32:
         return Tiles()
-    return Tiles(stages=3) if rows <= 4 else Tiles(up=64, down=128, stages=3)
+    return Tiles(stages=5) if rows <= 4 else Tiles(up=64, down=128, stages=3)
 
 
 def mixture(
@@ -285,8 +285,8 @@ def mixture(
     experts, width, pairs = gate_up.shape[0], gate_up.shape[1] // 2, chosen.shape[1]
     assert shared_down.shape == (hidden, width)
     if rows == 1 and tiles is None:
-        total = mixture_of_one(x, chosen, weights, gate_up, down, shared_gate_up, shared_down)
-        return add_rms_norm(total, residual, norm, eps)
+        parts = mixture_of_one(x, chosen, weights, gate_up, down, shared_gate_up, shared_down)
+        return add_rms_norm(parts, residual, norm, eps)
     scaled, narrow = isinstance(gate_up, Scaled), None
     tiles = tiles or tiles_for(rows, scaled)
     if scaled and x.dtype == torch.bfloat16:

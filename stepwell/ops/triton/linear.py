@@ -38,7 +38,8 @@ _MULTIPROCESSORS = 132  # of an H200
 class Tile:
     """Columns and depth of a tile, and the stages of its pipeline. Depth changes last bits, the rest none.
 
-    more   columns of a second tile beside it, in the same program: tiles are powers of two, what divides a matrix well is not
+    more     columns of a second tile beside it, in the same program: tiles are powers of two, what divides a matrix well is not
+    turned   weights are the left operand (`stored.product`)
     """
 
     columns: int = 32
@@ -46,15 +47,18 @@ class Tile:
     stages: int = 4
     warps: int = 4
     more: int = 0
+    turned: bool = False
 
 
 _WIDER = Tile(64, 64, 8, 4, more=16), Tile(64, 128, 4, 4, more=32)
 
 
-def tile_for(rows: int, scaled: bool = False) -> Tile:
-    """The fastest of those tried on an H200."""
+def tile_for(rows: int, scaled: bool = False, cut: bool = False) -> Tile:
+    """The fastest of those tried on an H200. `cut`: of products whose depth is cut into parts."""
+    if scaled and rows > 16:
+        return Tile(128, 128, 3, 8, turned=True) if cut else Tile(64, 128, 4, 4, turned=True)
     if scaled:
-        return Tile(32, 128, 6, 4) if rows <= 16 else Tile(64, 128, 3, 4)
+        return Tile(32, 128, 4, 4)
     return Tile(64, 128, 4, 4) if rows <= 16 else Tile(64, 64, 6, 4)
 
 
@@ -74,8 +78,8 @@ def even_tile(tile: Tile, width: int, depth: int, parts: int) -> Tile:
 
 def parts_for(width: int, depth: int, rows: int, scaled: bool = False) -> int:
     """Into how many parts the depth is cut so that narrow products fill the card: 1, 2, 4 or 8. One row is never cut."""
-    tile, parts = tile_for(rows, scaled), 1
-    while rows > 1 and parts < 8 and width * parts < _PROGRAMS * tile.columns and depth % (2 * parts * tile.depth) == 0:
+    tile, parts, most = tile_for(rows, scaled, cut=True), 1, _PROGRAMS * (2 if scaled and rows <= 16 else 1)
+    while rows > 1 and parts < 8 and width * parts < most * tile.columns and depth % (2 * parts * tile.depth) == 0:
         parts *= 2
     return parts
 
@@ -83,11 +87,12 @@ def parts_for(width: int, depth: int, rows: int, scaled: bool = False) -> int:
 @triton.jit
 def _sums(
     own, row, matrix, scales, first, end, begin, DEPTH: tl.constexpr, SHARE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, STAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+    K: tl.constexpr, STAGES: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """[M, N]: rows at `own`, where `row` is true, times N rows of a matrix from `first` on, a multiple of N, as far as `end`; over the
-    columns from `begin` to `begin` + SHARE."""
-    n, k, acc = first + tl.arange(0, N), begin + tl.arange(0, K), tl.zeros([M, N], tl.float32)
+    """[M, N], or [N, M] if TURNED: rows at `own`, where `row` is true, times N rows of a matrix from `first` on, a multiple of N, as far as
+    `end`; over the columns from `begin` to `begin` + SHARE."""
+    n, k = first + tl.arange(0, N), begin + tl.arange(0, K)
+    acc = tl.zeros([N, M] if TURNED else [M, N], tl.float32)
     some = sharing(first, n, HIGH, N)
     scale = scales_of(scales, some, some < end, begin, DEPTH, HIGH, WIDE)
     for a in tl.range(0, SHARE, K, num_stages=STAGES):
@@ -96,7 +101,7 @@ def _sums(
         right = tl.load(matrix + n[:, None] * DEPTH + (a + k)[None, :], mask=(n < end)[:, None] & seen, other=0.0)
         # asked for a turn ahead: nothing waits for it
         after = scales_of(scales, some, some < end, begin + a + K, DEPTH, HIGH, WIDE)
-        acc, scale = product(acc, left, right, scale, HIGH), after
+        acc, scale = product(acc, left, right, scale, HIGH, TURNED), after
     return acc
 
 
@@ -104,7 +109,7 @@ def _sums(
 def _linear_kernel(
     x, x_row, weight, scales, tail, out, ROWS, WIDTH, DEPTH: tl.constexpr, SHARE: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr, TAIL: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    TURNED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     part, first = tl.program_id(2), WIDTH - TAIL
     m = tl.program_id(1) * M + tl.arange(0, M)
@@ -113,14 +118,22 @@ def _linear_kernel(
     follow(OVERLAP)
     end = WIDTH
     if TAIL == 0:
-        acc = _sums(own, row, weight, scales, at, WIDTH, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE)
+        acc = _sums(
+            own, row, weight, scales, at, WIDTH, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE, TURNED
+        )
     elif tl.program_id(0) * N < first:
         end = first
-        acc = _sums(own, row, weight, scales, at, first, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE)
+        acc = _sums(
+            own, row, weight, scales, at, first, part * SHARE, DEPTH, SHARE, M, N, K, STAGES, HIGH, WIDE, TURNED
+        )
     else:
         at -= tl.cdiv(first, N) * N
-        acc = _sums(own, row, tail, scales, at, TAIL, part * SHARE, DEPTH, SHARE, M, N, K, 2, 0, 1)
+        # all wait for these few rows where they have fewer stages; of many rows more stages would not leave room for a second program
+        few: tl.constexpr = 2 if M > 32 else STAGES
+        acc = _sums(own, row, tail, scales, at, TAIL, part * SHARE, DEPTH, SHARE, M, N, K, few, 0, 1, TURNED)
         at += first
+    if TURNED:
+        acc = tl.trans(acc)
     n = at + tl.arange(0, N)
     place = (part * ROWS + m[:, None]).to(tl.int64) * WIDTH + n[None, :]
     tl.store(out + place, acc, mask=row & (n < end)[None, :])
@@ -309,7 +322,7 @@ def linear(
         if rows > (_MOST_SCALED if scaled else MOST_ROWS) or (rows > 16 and width > _WIDE and not scaled):
             return F.linear(x, plain(weight, tail, x.dtype))
     if tile is None:
-        tile = tile_for(rows, scaled)
+        tile = tile_for(rows, scaled, parts > 1)
         if rows > 16 and not scaled and x.itemsize == 2:  # of wider numbers so many do not fit into shared memory
             tile = even_tile(tile, width, depth, parts)
     shape, dtype = ((rows, width), x.dtype) if parts == 1 else ((parts, rows, width), torch.float32)
@@ -327,7 +340,8 @@ def linear(
     programs = triton.cdiv(width - more, tile.columns) + triton.cdiv(more, tile.columns)
     _linear_kernel[(programs, triton.cdiv(rows, most), parts)](
         x, x.stride(0), values, scales, x if tail is None else tail, out, rows, width, DEPTH=depth, SHARE=depth // parts,
-        M=most, N=tile.columns, K=k, STAGES=tile.stages, TAIL=more, **stored, num_warps=tile.warps, **overlap(x, rows),
+        M=most, N=tile.columns, K=k, STAGES=tile.stages, TAIL=more, **stored, TURNED=tile.turned, num_warps=tile.warps,
+        **overlap(x, rows),
     )  # fmt: skip
     return out
 

@@ -56,15 +56,26 @@ def sharing(first, n, HIGH: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def product(acc, x, weight, scale, HIGH: tl.constexpr):
-    """acc + x · weightᵀ · scale, for a tile x [M, K], weight [N, K] and scale [N], or [1] for all."""
+def product(acc, x, weight, scale, HIGH: tl.constexpr, TURNED: tl.constexpr = False):
+    """acc + x · weightᵀ · scale, for a tile x [M, K], weight [N, K] and scale [N], or [1] for all: [M, N].
+
+    TURNED: the same as [N, M]. With 64 rows a tensor core takes its left operand from registers, its right one from shared memory only: so
+    weights that are converted in registers are better on the left.
+    """
     if HIGH == 0:
-        acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
+        if TURNED:
+            acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
     else:
         if x.dtype == tl.bfloat16:
             # by way of float32: from float16, which e4m3 becomes first, to bfloat16 Hopper converts one value at a time
             weight = weight.to(tl.float32)
-        acc += tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision="ieee") * scale[None, :]
+        weight = weight.to(x.dtype)
+        if TURNED:
+            acc += tl.dot(weight, tl.trans(x), input_precision="ieee") * scale[:, None]
+        else:
+            acc += tl.dot(x, tl.trans(weight), input_precision="ieee") * scale[None, :]
     return acc
 
 
