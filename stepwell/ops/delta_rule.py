@@ -106,25 +106,26 @@ def _fold(
     inside, system = _decayed(q, k, decay) if decay.shape[-1] == 1 else _decayed_by_channel(q, k, decay)
     system.mul_(beta)
     grown = decay.exp()
-    sides = v.new_empty(*v.shape[:-2], value_dim + k.shape[-1], CHUNK).mT
+    sides = v.new_empty(*v.shape[:-1], value_dim + k.shape[-1])
     torch.mul(v, beta, out=sides[..., :value_dim])
     torch.mul(k, grown * beta, out=sides[..., value_dim:])
-    # Forward substitution, not a product of powers of the system: powers of nearly equal keys overflow float32
-    solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True).flatten(0, 2)
+    # Forward substitution, not a product of powers of the system: powers of nearly equal keys overflow float32. Transposed and from the
+    # right, since the library works on columns: it takes rows as they lie then, and hands them back so
+    solved = torch.linalg.solve_triangular(system.mT, sides.mT, upper=True, left=False, unitriangular=True).mT
+    solved = solved.flatten(0, 2)
     values, reads = solved[..., :value_dim], solved[..., value_dim:]
     writes = (k * (decay[..., -1:, :] - decay).exp_()).flatten(0, 2).mT
     kept, queries = grown[..., -1:, :].flatten(0, 2).mT, (q * grown).flatten(0, 2)
 
     after = state.new_empty(chunks * heads, *state.shape[1:])
     fresh, out = (state.new_empty(chunks * heads, CHUNK, value_dim) for _ in range(2))
-    at, now = 0, state
-    for count in waves:
-        rows = slice(at, at + count * heads)
-        now = now[: count * heads]
-        torch.baddbmm(values[rows], reads[rows], now, alpha=-1, out=fresh[rows])
-        torch.bmm(queries[rows], now, out=out[rows])
-        now = torch.baddbmm(now * kept[rows], writes[rows], fresh[rows], out=after[rows])
-        at += count * heads
+    now, sizes = state, [count * heads for count in waves]
+    parts = (y.split(sizes) for y in (values, reads, queries, kept, writes, fresh, out, after))
+    for value, read, query, keep, write, new, told, then in zip(*parts, strict=True):
+        now = now[: len(then)]
+        torch.baddbmm(value, read, now, alpha=-1, out=new)
+        torch.bmm(query, now, out=told)
+        now = torch.mul(now, keep, out=then).baddbmm_(write, new)
     return out.add_(inside.flatten(0, 2) @ fresh), after
 
 
