@@ -25,8 +25,7 @@ class CacheConfig:
     interval                   tokens between insurance rungs
     min_load_tokens            fewest tokens that a load must gain; None: decide by expected time
     clean_share                share of a tier kept free or already copied below
-    copy_idle                  copy to free slots of host while the engine is idle, or computes prompts and no request waits: a load
-                               then finds room at once
+    copy_idle                  while idle, copy to free slots of host, so that a load finds room at once
     write_idle                 while idle, write to disk, so that little is lost with the process
     ghost_blocks               most evicted blocks whose tokens are remembered, to tell evicted prompts from new ones
     ghost_nodes                most ends of evicted paths that are remembered; each takes memory, however short its path

@@ -102,9 +102,16 @@ class OwnedLoop(EngineLoop):
         self._teller = None if publisher is None else Teller(self.directory, publisher)
 
     @property
+    def busy(self) -> bool:
+        """Whether a step could do anything: also take what has become ready of host."""
+        pinning = self._pinning
+        more = pinning is not None and (pinning.ended or pinning.ready > self.directory.pools[Tier.HOST].total)
+        return more or super().busy
+
+    @property
     def rest(self) -> float | None:
-        """Seconds at most after which to ask for `stats` while nothing is to be done; None: not at all. More of host becomes ready, or
-        ranks may go."""
+        """Seconds at most after which to look again at an engine that is not `busy`, and ask for its `stats`; None: not at all. Host may
+        grow, or a rank go."""
         return self._rest if self._pinning is None else min(LOCKING_REST, self._rest or LOCKING_REST)
 
     def prepare(self, request: Request) -> bool:
@@ -167,8 +174,6 @@ class OwnedLoop(EngineLoop):
             self._pinning = None
 
     def stats(self) -> EngineStats:
-        if self._pinning is not None:
-            self._widen(self._pinning)
         stats = super().stats()
         if (counts := self._counts) is not None:
             stats = replace(stats, compiled=counts.compiled(), device_bytes=counts.device_bytes(), ranks=counts.ranks())

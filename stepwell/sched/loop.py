@@ -206,7 +206,7 @@ class EngineLoop:
         leave = 1 if built is not None and self.config.async_scheduling else 0
         idle = built is None and not self._launched
         self._collect(leave)
-        self._copy_down(idle, built is not None and bool(built.step.parts))
+        self._copy_down(idle)
         self._seconds += self._clock.now() - began - (self._with_runner - with_runner)
         events, self.queues.events = self.auditor.strip(self.queues.events), []
         if self.directory.archive.lookups.put_off and not self.busy:
@@ -347,12 +347,8 @@ class EngineLoop:
             self._computed += one.built.step.tokens
             self._sampled += sum(map(len, result.sampled))
 
-    def _copy_down(self, idle: bool, prefills: bool) -> None:
-        """Copies ahead of need; with nothing else to do, to host what it has free slots for, and to disk whatever is worth it.
-
-        To host also beside a step that `prefills`, which leaves the link idle, unless somebody waits or loads: a prompt that comes next
-        then finds room on the device at once.
-        """
+    def _copy_down(self, idle: bool) -> None:
+        """Copies ahead of need; with nothing else to do, to host what it has free slots for, and to disk whatever is worth it."""
         directory, now = self.directory, self._clock.now()
         self.queues.moves.extend(copy_ahead(directory, self.costs, now))
         self.queues.moves.extend(write_behind(directory, now))
@@ -361,8 +357,6 @@ class EngineLoop:
             self.queues.moves.extend(copies.moves)
             more = persist_rest(directory, self.costs, now) or copies.refused > 0
             self._rested = self._rested if more or directory.in_flight else directory.epoch
-        elif prefills and not (self.queues.waiting or self.queues.parked or directory.in_flight):
-            self.queues.moves.extend(copy_idle(directory, self.costs).moves)
         self._start_moves()
 
     def _start_moves(self) -> None:

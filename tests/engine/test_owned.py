@@ -106,11 +106,15 @@ def test_an_idle_engine_tells_how_much_of_host_it_has_by_now() -> None:
         CacheConfig(sizes, 16, 64, interval=32, host_ready=3), SchedConfig(2, 32, 400, 4), telltale.TellTaleRunner(memory, sizes),
         InstantMover(memory.copy), Ticking(), DEAR, pinning=growing, rest=9.0,
     )  # fmt: skip
-    assert made.rest == LOCKING_REST
+    assert made.rest == LOCKING_REST and not made.busy
     growing.ready = 40
-    assert made.stats().tiers[Tier.HOST].total == 40
+    assert made.busy
+    made.step()
+    assert made.stats().tiers[Tier.HOST].total == 40 and not made.busy
     growing.ready, growing.ended = 64, True
-    assert made.stats().tiers[Tier.HOST].total == 64 and made.rest == 9.0
+    assert made.busy
+    made.step()
+    assert made.stats().tiers[Tier.HOST].total == 64 and made.rest == 9.0 and not made.busy
 
 
 def test_locking_of_host_memory_gives_way_to_whoever_waits_for_copies_and_to_idle_ones() -> None:

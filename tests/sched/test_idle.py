@@ -81,28 +81,6 @@ def test_it_stops_at_once_when_a_request_comes() -> None:
     rig.drained()
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_it_goes_on_beside_prompts_that_are_computed_while_nobody_waits(ahead: bool) -> None:
-    """A prompt that comes right behind a long one then finds room."""
-    rig = Rig(200, 400, clean=0.0, budget=16, ahead=ahead)
-    rig.submit("first", PROMPT)
-    while rig.loop.serving:
-        rig.step()
-    rig.land()
-    rig.submit("long", numbers(120, 7))
-    while rig.loop.serving and not any(goes_down(move) and move.what == "kv" for move in rig.mover.pending.values()):
-        rig.step()
-    assert rig.loop.serving, "not only when it has ended"
-    rig.land()
-    rig.submit("waits", numbers(780, 8))  # more than there is room for
-    rig.step()
-    assert rig.loop.queues.waiting and not any(goes_down(move) for move in rig.mover.pending.values())
-    rig.loop.abort("waits")
-    rig.run()
-    rig.cold("first", "long")
-    rig.drained()
-
-
 def test_what_is_asked_for_while_it_is_copied_down_is_resumed_at_once() -> None:
     rig = Rig(200, 400, clean=0.0)
     rig.submit("first", PROMPT)

@@ -218,7 +218,7 @@ def copy_ahead(directory: Directory, costs: Costs, now: float) -> list[Move]:
 
 
 def copy_idle(directory: Directory, costs: Costs) -> Demotion:
-    """Copies into free slots of host while nobody needs the link, the least valuable of the device first. They are a part of what
+    """Copies into free slots of host while the engine is idle, the least valuable of the device first. They are a part of what
     there is to copy: to be called again as they land, until nothing is under way and nothing was refused.
 
     Host loses nothing for them, and holds nothing twice for long: the device makes room by dropping what is below it as well, which
