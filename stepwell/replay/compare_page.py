@@ -9,7 +9,7 @@ import numpy as np
 
 from stepwell.replay.compare import cells, failures, head
 from stepwell.replay.page import KINDS
-from stepwell.replay.plots import LINES, Layer, figure, legend, line, shade, table
+from stepwell.replay.plots import LINES, Layer, figure, legend, line, shade, table, times
 from stepwell.replay.policies import policies, titled
 from stepwell.replay.report import SOURCES, Summary
 from stepwell.replay.shell import shell
@@ -61,8 +61,7 @@ def _over_time(found: Mapping[str, Summary]) -> str:
         names.append((kind, titled(name)))
     start = next(iter(found.values())).start
     warm = shade(0, min(1.0, start / end), "warm-up") if start else ""
-    times = tuple(f"{end * i / 4:,.0f} s" for i in range(5))
-    return figure("".join(drawn) + warm, ("100%", "50%", "0%"), times, "hit over time") + legend(names)
+    return figure("".join(drawn) + warm, ("100%", "50%", "0%"), times(end), "hit over time") + legend(names)
 
 
 def _hits(summary: Summary, end: float) -> list[float]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepwell.base.units import format_size
 from stepwell.cache.reuse.outcome import Loss
@@ -20,13 +22,17 @@ from stepwell.replay.plots import (
     round_bytes,
     round_up,
     shade,
+    spread,
     stacked,
     table,
     tiles,
+    times,
 )
 from stepwell.replay.report import Summary, quantiles
 from stepwell.replay.shell import shell
 from stepwell.replay.terminal import format_seconds, lines
+
+FloatArray: TypeAlias = NDArray[np.float64]
 
 KINDS = ("device", "host", "disk", "lost")
 _BINS = 120
@@ -108,18 +114,21 @@ def _over_time(summary: Summary) -> str:
     for row in rows:
         at = min(count - 1, int(row.sent / end * count))
         sums[at] += (row.device, row.host, row.disk, row.bound, row.prompt)
-    sums = sums[sums[:, 4] > 0]
-    shares = sums[:, :4] / sums[:, 4:]
+    shares = _carried(sums[:, :4], sums[:, 4])
     layers = [Layer(k, k, shares[:, i].tolist()) for i, k in enumerate(KINDS[:3])]
     warm = shade(0, min(1.0, summary.start / end), "warm-up") if summary.start else ""
     drawn = stacked(layers, 1.0) + warm + line(Layer("bound", "bound", shares[:, 3].tolist()), 1.0)
-    plot = figure(drawn, ("100%", "50%", "0%"), _times(end), "share of prompt tokens reused, over time")
+    plot = figure(drawn, ("100%", "50%", "0%"), times(end), "share of prompt tokens reused, over time")
     names = [*((k, n) for k, n in _names(summary) if k != "lost"), ("bound", "bound")]
     return f"<h2>Hit over time</h2><p>Share of the prompt tokens sent at the time. Shaded: warm-up.</p>{plot}{legend(names)}"
 
 
-def _times(end: float) -> tuple[str, ...]:
-    return tuple(f"{end * i / 4:,.0f} s" for i in range(5))
+def _carried(parts: FloatArray, wholes: FloatArray) -> FloatArray:
+    """Each row's shares of its whole; where that is 0, those of the row before, and of the first that is not."""
+    seen = np.flatnonzero(wholes)
+    latest = np.maximum(np.searchsorted(seen, np.arange(len(wholes)), "right") - 1, 0)
+    rows = seen[latest]
+    return parts[rows] / wholes[rows, None]
 
 
 def _waterfall(summary: Summary) -> str:
@@ -157,7 +166,7 @@ def _traffic(summary: Summary) -> str:
         drawn = stacked([Layer(way, kind, rates)], top)
         labels = (f"{format_size(top)}/s", "0")
         plots.append(
-            f"<div><h3>{escape(way)}: {format_size(sum(sizes))}</h3>{figure(drawn, labels, _times(end)[::2], way, 'low')}</div>"
+            f"<div><h3>{escape(way)}: {format_size(sum(sizes))}</h3>{figure(drawn, labels, times(end, 3), way, 'low')}</div>"
         )
     if not plots:
         return ""
@@ -177,7 +186,11 @@ def _timeline(summary: Summary) -> str:
         drawn = columns([(_turn(row), _parts(row)) for row in rows], top)
         label = f"prompts of {name}"
         fig = figure(
-            drawn, (format_tokens(top), "0"), (f"{rows[0].sent:,.0f} s", f"{rows[-1].sent:,.0f} s"), label, "low"
+            drawn,
+            (format_tokens(top), "0"),
+            spread((f"{rows[0].sent:,.0f} s", f"{rows[-1].sent:,.0f} s")),
+            label,
+            "low",
         )
         plots.append(f"<div><h3>{escape(name)}</h3>{fig}</div>")
     said = "One bar a request, as high as its prompt: what came from which tier, and what was recomputed."
@@ -229,7 +242,8 @@ def _histogram(name: str, values: Sequence[float]) -> str:
     ]
     labels = [format_seconds(10 ** float(edges[i])) for i in (0, 20, 40)]
     said = ", ".join(f"{mark} {format_seconds(s)}" for mark, s in quantiles(values).items())
-    return f"<div><h3>{name}: {said}</h3>{figure(columns(bars, float(counts.max())), (str(counts.max()), '0'), labels, name, 'low')}</div>"
+    plot = figure(columns(bars, float(counts.max())), (str(counts.max()), "0"), spread(labels), name, "low")
+    return f"<div><h3>{name}: {said}</h3>{plot}</div>"
 
 
 def _figures(summary: Summary) -> str:

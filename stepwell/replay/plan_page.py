@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from stepwell.base.units import format_size
-from stepwell.replay.plots import HEIGHT, WIDTH, figure, legend, path, round_bytes, round_up, table, tiles
+from stepwell.replay.plots import HEIGHT, WIDTH, figure, legend, path, round_bytes, round_up, spread, table, tiles
 from stepwell.replay.plots import LINES as KINDS
 from stepwell.replay.policies import titled
 from stepwell.replay.profile import Profile
@@ -69,7 +69,7 @@ def _curves(
         below = f"host {format_size(host * kv)}" + (f", disk {format_size(disk * kv)}" if disk else "")
         names.append((kind, f"{titled(policy)}, {below}" if several else below))
     drawn.append(_dot(chosen.device_tokens / widest, min(1.0, value(chosen) / top), "knee"))
-    labels = tuple(format_size(quarter * i) for i in range(5))
+    labels = spread([format_size(quarter * i) for i in range(5)])
     return figure("".join(drawn), (written(top), written(top / 2), written(0.0)), labels, "curves") + legend(names)
 
 

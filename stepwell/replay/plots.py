@@ -26,6 +26,19 @@ class Layer:
     values: Sequence[float]
 
 
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A label below a plot. `at` is a share of its width, from the left."""
+
+    at: float
+    text: str
+
+    @property
+    def side(self) -> str:
+        """The class that keeps it within the plot: what stands at an edge does not hang over it."""
+        return "first" if self.at < 0.05 else "last" if self.at > 0.95 else "inner"
+
+
 def round_up(value: float, base: float = 1.0) -> float:
     """The next round number from `value` on, in units of `base`: 1, 2, 4, 6 or 8 times a power of ten, so that its half is round, too."""
     if value <= 0:
@@ -39,10 +52,25 @@ def round_bytes(count: float) -> float:
     return round_up(count, next((unit for unit in (2.0**40, 2.0**30, 2.0**20, 2.0**10) if count >= unit), 1.0))
 
 
-def figure(svg: str, y: Sequence[str], x: Sequence[str], label: str, height: str = "tall") -> str:
-    """`svg` between its labels: `y` from top to bottom, `x` from left to right. `label` says what is seen."""
+def times(end: float, most: int = 6) -> list[Tick]:
+    """Ticks at round seconds of an axis from 0 to `end`, about `most` of them."""
+    if end <= 0:
+        return []
+    step = round_up(end / most)
+    return [Tick(i * step / end, f"{i * step:,g} s") for i in range(floor(end / step + 1e-9) + 1)]
+
+
+def spread(labels: Sequence[str]) -> list[Tick]:
+    """Labels at equal distances, from the left edge to the right one."""
+    return [Tick(i / max(1, len(labels) - 1), text) for i, text in enumerate(labels)]
+
+
+def figure(svg: str, y: Sequence[str], x: Sequence[Tick], label: str, height: str = "tall") -> str:
+    """`svg` between its labels: `y` from top to bottom, `x` at their places. `label` says what is seen."""
     ys = "".join(f"<span>{escape(text)}</span>" for text in y)
-    xs = "".join(f"<span>{escape(text)}</span>" for text in x)
+    xs = "".join(
+        f'<span class="{tick.side}" style="left:{100 * tick.at:.2f}%">{escape(tick.text)}</span>' for tick in x
+    )
     box = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}" preserveAspectRatio="none" role="img" aria-label="{escape(label)}"'
     return f'<div class="plot {height}"><div class="y">{ys}</div><svg {box}>{svg}</svg><div class="x">{xs}</div></div>'
 

@@ -27,7 +27,10 @@ p { margin: .2rem 0 .6rem; color: var(--soft); max-width: 48rem; } code { overfl
   border-radius: .3rem; }
 .plot.low svg { height: 5.5rem; }
 .plot .y { display: flex; flex-direction: column; justify-content: space-between; text-align: right; }
-.plot .x { grid-column: 2; display: flex; justify-content: space-between; }
+.plot .x { grid-column: 2; position: relative; height: 1.2rem; }
+.plot .x span { position: absolute; transform: translateX(-50%); white-space: nowrap; }
+.plot .x .first { transform: none; }
+.plot .x .last { transform: translateX(-100%); }
 .plot .x, .plot .y { color: var(--soft); font-size: .75rem; font-variant-numeric: tabular-nums; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .85rem; } .legend i { display: inline-block; width: .8rem;
   height: .8rem;

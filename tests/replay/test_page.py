@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +16,8 @@ from stepwell.replay.cost import CostModel
 from stepwell.replay.lanes import LaneRules
 from stepwell.replay.ledger import Ledger
 from stepwell.replay.machine import MachineSizes
-from stepwell.replay.page import format_tokens, page
-from stepwell.replay.plots import round_bytes, round_up
+from stepwell.replay.page import _carried, format_tokens, page
+from stepwell.replay.plots import round_bytes, round_up, times
 from stepwell.replay.policies import titled
 from stepwell.replay.report import Course, Summary, summarise
 from stepwell.replay.simulate import Phases
@@ -132,3 +133,18 @@ def test_bytes_are_round_in_the_unit_they_are_written_in() -> None:
 
 def test_models_of_other_engines_are_called_so() -> None:
     assert titled("ladder") == "ladder" and titled("vllm") == "vllm (modelled)"
+
+
+@given(end=st.floats(1, 1e6))
+def test_times_stand_at_round_seconds_where_they_belong(end: float) -> None:
+    ticks = times(end)
+    seconds = [float(tick.text.removesuffix(" s").replace(",", "")) for tick in ticks]
+    assert 3 <= len(ticks) <= 7 and seconds[0] == 0
+    assert all(abs(tick.at * end - at) <= 1e-4 * end for tick, at in zip(ticks, seconds, strict=True))
+    digits = f"{seconds[1]:.6e}"
+    assert digits[0] in "12468" and set(digits[2:8]) == {"0"}
+
+
+def test_a_span_in_which_nothing_was_sent_shifts_nothing() -> None:
+    parts, wholes = np.array([[0.0], [1], [0], [0], [3]]), np.array([0.0, 4, 0, 0, 4])
+    assert _carried(parts, wholes)[:, 0].tolist() == [0.25, 0.25, 0.25, 0.25, 0.75]
