@@ -43,7 +43,8 @@ OPERATIONS = (
     ("delta rule, around", ("_conv_kernel", "_prepare_kernel", "_keep_kernel", "_gated_norm")),
     ("experts", ("_up_kernel", "_down_kernel", "_up_one", "_down_one")),
     ("experts, around", ("_route", "_plan_kernel", "_count_kernel", "_place_kernel", "_combine", "_return_kernel", "DeviceScan")),
-    ("dense products", ("_linear_kernel", "_row_kernel", "_gated_kernel", "gemm", "nvjet", "cutlass", "splitK", "cublas")),
+    ("dense products", ("_linear_kernel", "_pair_kernel", "_row_kernel", "_gated_kernel", "_unpack_kernel",
+                        "gemm", "nvjet", "cutlass", "splitK", "cublas")),
     ("norms and gates", ("_add_norm", "_silu_kernel")),
     ("sampling", ("_peak_kernel", "_pass_kernel", "_race_kernel", "_pick_kernel", "argmax", "ArgMax")),
 )  # fmt: skip
