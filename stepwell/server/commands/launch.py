@@ -11,7 +11,18 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from stepwell.base.errors import ConfigError
-from stepwell.server.commands.peer_flags import FLAGS, MANY, As, Needless, Only, PeerFlag, Refused, Switch, Within
+from stepwell.server.commands.peer_flags import (
+    FLAGS,
+    MANY,
+    As,
+    Needless,
+    Only,
+    PeerFlag,
+    Refused,
+    Switch,
+    Unpacked,
+    Within,
+)
 
 _FLAG_COLUMNS = 24
 
@@ -103,6 +114,8 @@ class _Line:
                     self._write(ours, str(told[inner]))
                 else:
                     raise ConfigError(f"{name} {values[0]} needs {inner}, such as 3")
+            case Unpacked() as fate:
+                self._unpack(name, _object(name, values[0]), fate)
             case Needless(why):
                 self.notes.append(f"{' '.join([name, *values])} changes nothing: {why}")
             case Only(allowed, why):
@@ -113,6 +126,25 @@ class _Line:
                 self.notes.append(f"{name} {values[0]} changes nothing: {why}")
             case Refused(why):
                 raise ConfigError(f"{name} is not supported: {why}")
+
+    def _unpack(self, name: str, told: dict[str, Any], fate: Unpacked) -> None:
+        known = {fate.switch, *fate.needless, *(inner for inner, _, _ in fate.flags)}
+        if unknown := sorted(set(told) - known):
+            raise ConfigError(f"{name} has unknown fields: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        off, word = fate.off
+        if told.get(fate.switch) is not True or told.get(off) == word:
+            self.notes.append(f"{name} changes nothing: it does not say {fate.switch}, or has {off} {word}")
+            return
+        for inner, ours, default in fate.flags:
+            value = told.get(inner)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name} needs a text as {inner}, not {json.dumps(value)}")
+            if value or default:
+                self._write(ours, value or default or "")
+        for inner in (inner for inner in fate.needless if inner in told and inner != off):
+            self.notes.append(
+                f"{name}: {inner} changes nothing: 10,000 batches may wait, and as many can be asked for again"
+            )
 
     def _write(self, ours: str, value: str) -> None:
         if ours:

@@ -50,6 +50,21 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A JSON object there, each of whose fields is a flag of ours. It changes nothing unless its field `switch` is true, or where one is
+    `off`.
+
+    flags     (field, our flag, value of a field that is left out; None: the flag is left out)
+    needless  its fields that change nothing here
+    """
+
+    switch: str
+    off: tuple[str, str]
+    flags: tuple[tuple[str, str, str | None], ...]
+    needless: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Needless:
     """Accepted and dropped. `why` completes the sentence "… changes nothing: "."""
 
@@ -71,7 +86,7 @@ class Refused:
     why: str
 
 
-Fate: TypeAlias = As | Switch | Within | Needless | Only | Refused
+Fate: TypeAlias = As | Switch | Within | Unpacked | Needless | Only | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,16 @@ def _row(names: str, takes: int, fate: Fate) -> PeerFlag:
 
 
 _ALWAYS = Needless("it is always on")
+_EVENTS = Unpacked(
+    "enable_kv_cache_events",
+    ("publisher", "null"),
+    (
+        ("endpoint", "--kv-events-endpoint", "tcp://*:5557"),
+        ("replay_endpoint", "--kv-events-replay-endpoint", None),
+        ("topic", "--kv-events-topic", None),
+    ),
+    ("publisher", "buffer_steps", "hwm", "max_queue_size"),
+)
 _KERNELS = Needless("the engine chooses its kernels and shapes itself")
 _LOADING = Needless("weights are read from safetensors files as fast as the disk gives them")
 _LOGS = Needless("see --log-level and --log-format")
@@ -153,7 +178,7 @@ FLAGS: tuple[PeerFlag, ...] = (
     ),
     _row("--num-gpu-blocks-override --max-total-tokens", 1, Refused("say --device-memory instead, in bytes")),
     _row("--kv-transfer-config", 1, _EXTERNAL),
-    _row("--kv-events-config", 1, Refused("say --kv-events-endpoint and --kv-events-replay-endpoint instead")),
+    _row("--kv-events-config", 1, _EVENTS),
     _row(
         "--prefix-caching-hash-algo --page-size --mamba-block-size", 1, Needless("prompts are compared token by token")
     ),

@@ -216,3 +216,33 @@ def test_switch_of_others_is_a_choice_here(line: str, expected: str) -> None:
 def test_a_key_is_never_taken_for_the_model() -> None:
     launch = read_launch(shlex.split("--api-key one two"), OWN)
     assert "--" not in launch.arguments
+
+
+EVENTS = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5600", "topic": "kv-events"}'
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (EVENTS, ("tcp://*:5600", None, "kv-events")),
+        ('{"enable_kv_cache_events": true}', ("tcp://*:5557", None, "")),
+        (
+            '{"enable_kv_cache_events": true, "replay_endpoint": "ipc:///tmp/r", "hwm": 9}',
+            ("tcp://*:5557", "ipc:///tmp/r", ""),
+        ),
+        ('{"enable_kv_cache_events": false, "endpoint": "tcp://*:5600"}', (None, None, "")),
+        ('{"endpoint": "tcp://*:5600"}', (None, None, "")),
+        ('{"enable_kv_cache_events": true, "publisher": "null"}', (None, None, "")),
+    ],
+)
+def test_events_are_configured_as_for_vllm(told: str, expected: tuple[str | None, str | None, str]) -> None:
+    config = read(f"M --kv-events-config '{told}'").config
+    assert (config.kv_events_endpoint, config.kv_events_replay_endpoint, config.kv_events_topic) == expected
+
+
+@pytest.mark.parametrize(
+    "told", ['{"enable_kv_cache_events": true, "endpont": "x"}', '{"enable_kv_cache_events": true, "topic": 3}']
+)
+def test_what_is_wrong_in_the_configuration_of_events_is_told(told: str) -> None:
+    with pytest.raises(ConfigError, match="--kv-events-config"):
+        read_launch(["M", "--kv-events-config", told], OWN)
