@@ -69,7 +69,7 @@ def faults_of(path: Path, endpoint: str, body_bytes: int) -> tuple[list[Fault], 
 
 
 def fault_of(text: bytes, endpoint: str, seen: set[str]) -> tuple[str, str] | None:
-    """Code and message of what is wrong with one line; its custom_id joins those `seen`."""
+    """Error code and message for one line, if it is wrong; adds its custom_id to `seen`."""
     try:
         line = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -269,7 +269,7 @@ def _clean(folder: Path) -> None:
 
 
 def _load(folder: Path, kind: type[_Known]) -> dict[str, _Known]:
-    """What is described there; a description that cannot be read counts as none."""
+    """The batches described in `folder`. One whose description cannot be read is left out."""
     found: dict[str, _Known] = {}
     for path in folder.glob("*.json"):
         try:

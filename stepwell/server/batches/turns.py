@@ -14,7 +14,8 @@ LOOK = 0.05
 
 
 class Turns:
-    """Owns the places. An owner who wants one gets it before those who hold more, or who had one later. Used by one event loop."""
+    """Owns the places. A free one goes to the waiting owner that holds fewest; of equal ones to the one served longest ago. Used by one
+    event loop."""
 
     __slots__ = ("_changed", "_held", "_last", "_quiet", "_served", "_wanting")
 
@@ -28,7 +29,7 @@ class Turns:
         self._wanting: Counter[str] = Counter()
 
     async def take(self, owner: str, goes_on: Callable[[], bool]) -> bool:
-        """Wait for a place; False where `goes_on` is no longer. Who got one gives it back with `give`."""
+        """Wait for a place. Returns False once `goes_on` is False. A place is given back with `give`."""
         self._wanting[owner] += 1
         try:
             while goes_on():

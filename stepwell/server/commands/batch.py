@@ -1,4 +1,4 @@
-"""`stepwell batch FILE`: the calls of a file, sent to a server that answers them when nobody else waits.
+"""`stepwell batch FILE`: the calls of a file, sent to a server that answers them while no other call waits.
 
 The file is OpenAI's for batches: a line `{"custom_id", "method", "url", "body"}` for each call. Answers are added to a file line by line;
 asked again, the command sends what has no answer there yet.
@@ -74,7 +74,7 @@ async def _send(calls: list[Call], file: TextIO, server: Server, at_once: int, c
 
 
 async def _answer(client: AsyncOpenAI, call: Call) -> tuple[int, Any]:
-    """Status and body of one call. Raises ConfigError where nobody answers, or who answers has no room or no key for us."""
+    """Status and body of one call. Raises ConfigError if no server answers, or it has no room, or refuses the key."""
     from openai import APIConnectionError, APIStatusError
 
     body = {"priority": MAX_PRIORITY, **call.body, "stream": False}

@@ -1,4 +1,4 @@
-"""What `stepwell serve` was told, checked."""
+"""The checked options of `stepwell serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be told of a start before PyTorch is imported, which takes seconds: flags, files, device, memory, folder, port.
+"""Checks of a start before PyTorch is imported, which takes seconds: flags, files, device, memory, folder, port.
 
 Everything here is looked at again where it is used. What is said here is said sooner.
 """
@@ -60,7 +60,7 @@ def engine_of(values: Mapping[str, Any]) -> EngineConfig:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that has the port: nobody else gets it from now on. Raises ConfigError."""
+    """A socket bound to the port, so that no other process gets it. Raises ConfigError."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, proto)

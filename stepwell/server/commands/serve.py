@@ -55,7 +55,7 @@ _LOOK = 0.05  # seconds between two looks at something that ends soon
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs it."""
+    """Leaves signals to the caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -86,7 +86,7 @@ def raise_descriptors() -> None:
 
 
 def tracer(target: TraceTarget | None) -> Otlp | None:
-    """Who traces calls, where that was asked for. Raises ConfigError."""
+    """The tracer of calls, if one is configured. Raises ConfigError."""
     if target is None:
         return None
     try:
@@ -212,7 +212,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 
 async def _start(options: ServeOptions, client: EngineClient) -> tuple[EngineFacts, Tokenizer, Templates]:
-    """The engine, and meanwhile the tokenizer with its template; what cannot be had is told at once. Raises ConfigError, EngineDead."""
+    """Start the engine, and load the tokenizer with its template meanwhile. Fails once either does. Raises ConfigError, EngineDead."""
     ready, reading = asyncio.ensure_future(client.ready()), asyncio.ensure_future(_read_texts(options))
     try:
         facts, (tokenizer, templates) = await asyncio.gather(ready, reading)
@@ -229,7 +229,7 @@ async def _read_texts(options: ServeOptions) -> tuple[Tokenizer, Templates]:
 
 
 def _beside(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
-    """The result of `work` on a thread of its own, which nobody has to wait for: asyncio's own threads are joined at the end,
+    """The result of `work`, run on a thread of its own that is never joined: asyncio's own threads are joined at the end,
     and the import of a tokenizer's libraries takes seconds and cannot be cancelled."""
     result: Future[_Result] = Future()
     result.set_running_or_notify_cancel()

@@ -20,7 +20,7 @@ from stepwell.server.http.errors import queued_too_long, timed_out
 
 
 class Sender(Protocol):
-    """Whoever sent the sequences of a call: what an `Answers` needs of it."""
+    """The sender of the sequences of a call, as far as `Answers` needs it."""
 
     def forget(self, ids: Sequence[str]) -> None:
         """Abort sequences and drop whatever still arrives for them."""
@@ -29,7 +29,7 @@ class Sender(Protocol):
         """Whether a sequence has not been admitted."""
 
     def retry_after(self) -> int:
-        """Seconds after which whoever was refused for the queue's sake may try again."""
+        """Seconds after which a caller that was refused because of the queue may try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Answers:
         self._open.discard(request_id)
 
     def fail(self, error: StepwellError) -> None:
-        """The call as a whole has failed: whoever waits hears it next."""
+        """Fail the whole call: its reader gets the error next."""
         self._error = error
         self._wake()
 

@@ -1,4 +1,4 @@
-"""One sequence as its caller sees it: tokens and text as they come, thoughts and calls told apart."""
+"""One sequence as its caller sees it: tokens and text as they come, with thoughts and calls separated."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Choice:
         return [*echoed, *said] if echoed else said, entries, counted
 
     def written(self) -> Written | None:
-        """What is to be kept of the calls of an answer that has ended, so that it can stand in later prompts as it was written."""
+        """The calls of an ended answer, kept so that later prompts can repeat them exactly as they were written."""
         if self._reader is None or self.finish != "tool_calls" or self._reader.over:
             return None
         return self.answer.written(self._reader.tail)

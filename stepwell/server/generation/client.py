@@ -30,7 +30,7 @@ from stepwell.server.observe.observer import Observer
 log = logging.getLogger("stepwell.server")
 
 AHEAD = "ahead-"
-"""What the ids of requests begin with that nobody waits for."""
+"""Prefix of the ids of requests that no caller waits for."""
 _READ_AT_ONCE = 64  # messages taken before other tasks of the event loop get their turn
 
 
@@ -74,7 +74,7 @@ class EngineClient:
 
     @property
     def open(self) -> int:
-        """Sequences that have not ended, and for which somebody waits."""
+        """Number of sequences that have not ended and that a caller waits for."""
         return len(self._answers) - (self._ahead is not None and any(i.startswith(AHEAD) for i in self._answers))
 
     @property
@@ -87,7 +87,7 @@ class EngineClient:
         return self.in_flight.is_queued(request_id)
 
     def retry_after(self) -> int:
-        """Seconds after which whoever was refused for the queue's sake may try again."""
+        """Seconds after which a caller that was refused because of the queue may try again."""
         return self._observer.retry_after(self.waiting)
 
     async def ready(self) -> EngineFacts:
@@ -104,7 +104,7 @@ class EngineClient:
         return answers
 
     def ahead(self, request: Request) -> Answers:
-        """Send a request that nobody waits for, whose id begins with `AHEAD`. The next `submit` ends it: it then raises StepwellError.
+        """Send a request that no caller waits for; its id begins with `AHEAD`. The next `submit` ends it: it then raises StepwellError.
 
         Raises EngineDead at once if the engine has ended.
         """
@@ -158,14 +158,14 @@ class EngineClient:
         return answer.outlook
 
     async def reset(self, salt: str | None) -> dict[str, int]:
-        """Drop what nobody holds, under one salt or under all; pages freed by tier. Raises EngineDead."""
+        """Drop everything that is not in use, under one salt or under all. Returns the pages freed by tier. Raises EngineDead."""
         number = next(self._numbers)
         answer = await self._ask(number, messages.Reset(number, salt))
         assert isinstance(answer, messages.WasReset)
         return answer.freed
 
     async def pin(self, subject: Subject, seconds: float) -> int:
-        """Let what is cached of it go last. Returns the tokens that are pinned. Raises EngineDead."""
+        """Pin what is cached of it: it is evicted last. Returns the number of tokens pinned. Raises EngineDead."""
         return await self._pin(subject, seconds)
 
     async def unpin(self, subject: Subject) -> int:

@@ -96,7 +96,7 @@ class CheckedCall:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of one choice; `end` is set on its last piece. A first piece comes with the first token, text or not.
+    """The next piece of one choice; `end` is set on its last piece. A first piece comes with the first token, text or not.
 
     `tokens` are the new ones of the answer, also those that have no text or whose text is still held back.
     """
@@ -122,7 +122,7 @@ class Generation:
         trace: CallTrace | None = None,
         ended: Callable[[Choice], None] | None = None,
     ) -> None:
-        """`ended` is told of each choice that has come to its end."""
+        """`ended` is called with each choice that has ended."""
         self._ended = ended
         self._metrics = metrics
         self._trace = trace
@@ -219,7 +219,7 @@ class Generation:
                 self._trace.admitted(choice.request_id, delivery.outcome, delivery.admitted_at)
 
     def _end(self, choice: Choice, reason: FinishReason, known: bool) -> None:
-        """A choice has ended. `known`: the engine reported it; else a stop string or its one call ended it here, and the engine is told."""
+        """End a choice. `known`: the engine reported its end. Else a stop string or its only call ended it, and the engine is told."""
         if not known:
             self._answers.abort(choice.request_id)
         course = self._courses[choice.request_id]

@@ -1,4 +1,4 @@
-"""Connections on which no call comes: whoever opens one and sends nothing, or never ends a header, would keep it for ever."""
+"""Closes connections without calls: a client that sends nothing, or never ends a header, would otherwise keep one for ever."""
 
 from __future__ import annotations
 

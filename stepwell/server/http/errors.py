@@ -114,7 +114,7 @@ class EngineAway(EngineDead):
 
 
 class ShuttingDown(EngineDead):
-    """The server was told to end, and has: what was still open ends with this."""
+    """The server has been stopped: calls that were still open end with this error."""
 
 
 def shutting_down() -> Problem:
@@ -124,7 +124,7 @@ def shutting_down() -> Problem:
 
 
 def problem_of(error: StepwellError) -> Problem:
-    """What a client is told about an error."""
+    """An error as a client sees it."""
     match error:
         case ApiError():
             return error.problem
@@ -147,7 +147,7 @@ def problem_of(error: StepwellError) -> Problem:
 
 
 def unrouted(error: HTTPException, method: str, path: str, known: Collection[str]) -> Problem:
-    """What a client is told who asks for a path that is not among the `known` ones, or in a way that it does not take."""
+    """The answer to a call of an unknown path, or with a method that the path does not take; `known` are the paths that exist."""
     allowed = dict(error.headers or {}).get("Allow")
     if error.status_code == 405 and allowed:
         message = f"{path[:_PATH_SHOWN]} takes {allowed}, not {method}"
@@ -162,7 +162,7 @@ def unrouted(error: HTTPException, method: str, path: str, known: Collection[str
 
 
 def any_problem(error: Exception) -> Problem:
-    """What a client is told, whatever was raised."""
+    """The answer to a client for any exception."""
     match error:
         case StepwellError():
             return problem_of(error)

@@ -35,13 +35,13 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 @dataclass(slots=True)
 class Door:
-    """Whether new work is taken. Closed once, when the server is told to stop."""
+    """Whether new work is accepted. Closed once, when the server is stopped."""
 
     open: bool = True
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sent a request that has passed the gate."""
+    """The sender of a request that has passed the gate."""
     caller = request.scope.get(_CALLER)
     return caller if isinstance(caller, Caller) else Caller("")
 
@@ -107,7 +107,7 @@ class Gate:
 
 
 def cors(origins: tuple[str, ...]) -> dict[str, Any]:
-    """How CORSMiddleware is told which pages may call."""
+    """Arguments that tell CORSMiddleware which pages may call."""
     return {
         "allow_origins": origins,
         "allow_methods": ("GET", "POST", "DELETE"),

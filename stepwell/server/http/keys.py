@@ -1,4 +1,4 @@
-"""Who may call: API keys, compared in constant time, and the salt that comes with a key."""
+"""API keys, compared in constant time, and the salt that belongs to each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_LENGTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a call. `salt` is the key's own, or empty where all share one cache; `owner` tells keys apart in any case."""
+    """The sender of a call. `salt` is that of its key, or empty if all keys share one cache; `owner` always differs from key to key."""
 
     request_id: str
     salt: str = ""
@@ -50,7 +50,7 @@ class Keys:
         return len(self._digests) or 1
 
     def owner(self, authorization: str | None, api_key: str | None = None) -> str | None:
-        """Who sends these `Authorization` and `x-api-key` headers, of which one is enough; None where no key fits."""
+        """The sender by the `Authorization` or `x-api-key` header; one is enough. None if no key matches."""
         if not self._digests:
             return ""
         for given in _given(authorization, api_key):

@@ -48,7 +48,7 @@ def _sampling(call: MessagesCall) -> dict[str, Any]:
 
 
 def _thinking(call: CountCall) -> dict[str, Any]:
-    """As templates of models that may think know it. In this API nobody thinks who was not asked to."""
+    """Template variables for thinking. In this API, a model thinks only if the caller asks for it."""
     return {"enable_thinking": call.thinking is not None and call.thinking.type != "disabled"}
 
 

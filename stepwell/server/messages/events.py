@@ -126,7 +126,7 @@ def _partial(text: str) -> object:
 
 
 def _signature(thought: str) -> str:
-    """Callers drop thoughts without one; nobody checks it here, because a caller may say whatever it likes in any case."""
+    """Clients drop thoughts without a signature. It is not checked when it comes back, since a caller may send any text anyway."""
     return base64.b64encode(hashlib.blake2b(thought.encode(), digest_size=24).digest()).decode()
 
 

@@ -1,4 +1,4 @@
-"""Says in the log when file descriptors run out: the system then closes new connections before anybody here sees them."""
+"""Logs when file descriptors run out: the system then closes new connections before the server sees them."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def tell(ended: Ended) -> None:
 
 
 def _speed(ended: Ended) -> float | None:
-    """Tokens a second behind the first one; None where there are none."""
+    """Tokens a second after the first one. None if there are none."""
     first = ended.course.first
     if first is None or ended.tokens < 2 or ended.now <= first:
         return None

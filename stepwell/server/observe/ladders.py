@@ -1,4 +1,4 @@
-"""The ladders of the paths that were used last, for the page: asked of the engine only while somebody looks, and not for each of them.
+"""The ladders of the paths that were used last, for the page: the engine is asked only while a page is open, and once for all of them.
 
 Sessions are told by the beginning of their SHA-256, which stays the same from turn to turn: their names are their owners' alone.
 """
@@ -21,7 +21,7 @@ _OWNERS = 64
 
 
 class Ladders:
-    """Remembers the last answer for each owner of salts, so that many who look ask no more than one."""
+    """Remembers the last answer for each owner of salts, so that many pages cost the engine no more than one."""
 
     def __init__(self, client: EngineClient, clock: Clock) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""What the front end tells of its engine to whoever counts."""
+"""Interface through which the front end reports engine events to metrics and logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepwell.engine.process import messages
 
 
 class Observer(Protocol):
-    """Sees every event of the engine once, whoever reads it."""
+    """Gets every event of the engine once."""
 
     def admitted(self, outcome: AdmissionOutcome) -> None: ...
 

@@ -55,14 +55,14 @@ class Otlp:
         return cls(provider)
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most."""
+        """Send the remaining spans, within a few seconds."""
         last = threading.Thread(target=self._provider.shutdown, daemon=True)
         last.start()
         last.join(_LAST_WORDS)
 
 
 class Tracing:
-    """ASGI middleware: a span for each call of the API, found in its scope by whoever has something to tell of it."""
+    """ASGI middleware that opens a span for each call of the API. Routes find it in the scope of the call."""
 
     def __init__(self, app: ASGIApp, otlp: Otlp, model: str) -> None:
         self._app = app
@@ -106,7 +106,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Call:
-    """The span of one call, and what is known of its sequences that have not ended."""
+    """The span of one call, and the state of its open sequences."""
 
     tracer: Tracer
     span: Span

@@ -1,4 +1,4 @@
-"""The last minutes in short slices and the last day in long ones, for whoever watches. Memory is bounded by them, not by the load."""
+"""The last minutes in short slices and the last day in long ones, for the dashboard. Memory depends on their number, not on the load."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class Recent:
                 here.used[tier] = round(1 - pages.get("free", 0) / total, 4)
 
     def points(self, window: Window, after: int = -1) -> list[dict[str, Any]]:
-        """Slices of the window from number `after` on. The present long slice is told as far as its short ones have ended."""
+        """Slices of the window from number `after` on. The current long slice has what its ended short ones have."""
         slices = self._slices
         if window.seconds != SECONDS:
             self.slice()  # the last one has ended, though nothing may have happened since

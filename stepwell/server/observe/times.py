@@ -1,4 +1,4 @@
-"""A histogram for what is measured at every token: an observation costs a search among the bounds and two additions."""
+"""A histogram for measurements at every token: an observation costs a search among the bounds and two additions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Times(Collector):
     """Times in seconds, counted by size. For one thread."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        """`bounds` ascend; each is the longest time of its bucket, and there is one more for what is longer."""
+        """`bounds`, ascending, are the longest times of the buckets; one more bucket takes longer times."""
         self._name = name
         self._text = text
         self._bounds = [float(bound) for bound in bounds]

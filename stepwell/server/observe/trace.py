@@ -1,4 +1,4 @@
-"""What a call tells whoever traces it. Knows no tracer; where none is, a call carries None and tells nothing."""
+"""Interface through which a call reports to a tracer. Without a tracer, a call carries None."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRACE = "stepwell.trace"
 
 
 class CallTrace(Protocol):
-    """Follows one call. A sequence is told of in this order: loading (maybe), admitted, started, ended.
+    """Follows one call. Events of a sequence come in this order: loading (not always), admitted, started, ended.
 
     `at`: seconds of the machine's monotonic clock. The engine tells of a step when that has ended, so these two are told late.
     """
@@ -39,11 +39,11 @@ class CallTrace(Protocol):
         """Its first token has come."""
 
     def ended(self, sequence: str, reason: str) -> None:
-        """Nothing more comes of it. May be told twice."""
+        """The sequence has ended. May be called twice."""
 
 
 def trace_of(request: Request) -> CallTrace | None:
-    """Who follows this call, if anybody does."""
+    """The follower of this call. None if it is not traced."""
     return trace_in(request.scope)
 
 

@@ -39,7 +39,7 @@ class Answer:
         return message | ({"reasoning_content": "".join(self._thought)} if self._thought else {})
 
     def written(self, tail: str) -> Written | None:
-        """What is worth keeping of calls; `tail` is all that the model wrote from the space before the first on. None without calls."""
+        """The part of the calls to be kept; `tail` is the text of the model from the space before the first call on. None without calls."""
         if not self._calls:
             return None
         calls = tuple((call.id, call.name, "".join(grown)) for call, grown in self._calls)

@@ -17,7 +17,7 @@ class Result(Enum):
 
 
 class Call:
-    """Tells `out` of a call. What is told as its arguments is strict JSON once it is closed."""
+    """Appends the deltas of a call to `out`. Its arguments are strict JSON once it is closed."""
 
     __slots__ = ("_index", "_new_id", "_out", "id", "name")
 

@@ -11,7 +11,7 @@ from stepwell.server.parse.feed import Feed
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION = "<function="
 MOST_SPACE = 256
-"""Characters of space before or behind a mark that count as belonging to it. Bounded, so that no more than that is looked at twice."""
+"""Most characters of space before or after a mark that belong to it; bounded, so that no more is scanned twice."""
 
 _NAME = r"([^>\n]{1,256})"
 _MARK = re.compile(rf"(<tool_call>)|(</tool_call>)|<function={_NAME}>|(</function>)|<parameter={_NAME}>|(</parameter>)")
@@ -62,7 +62,7 @@ def mark_at(feed: Feed, place: int) -> Mark:
 
 
 def mark_behind(feed: Feed, place: int) -> Mark:
-    """What stands behind the space at `place`."""
+    """The mark after the space at `place`."""
     space = _SPACE.match(feed.text, place)
     assert space is not None
     return mark_at(feed, space.end())

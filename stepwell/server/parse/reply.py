@@ -201,7 +201,7 @@ class ReplyReader:
         )
 
     def _calls(self, before: str) -> Steps[str | None]:
-        """One call or, within one pair of marks, several. What text behind them begins with; None where nothing more is wanted."""
+        """Read one call, or several within one pair of marks. Returns the beginning of the text after them; None if no more is wanted."""
         feed = self._feed
         feed.mark()
         if not self.calls:

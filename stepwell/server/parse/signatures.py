@@ -39,7 +39,7 @@ class Signatures:
         return parameter in self.types.get(tool, ())
 
     def allowed(self, tool: str, parameter: str) -> Types:
-        """The types of a value; of a parameter that nobody declared: text."""
+        """The types of a value; text for an undeclared parameter."""
         return self.types.get(tool, {}).get(parameter, _STRING)
 
 

@@ -16,7 +16,7 @@ _THREADS = 4
 
 
 class Beside:
-    """Owns the threads. What is very long is done one at a time: the memory that it takes is a hundred times its own."""
+    """Owns the threads. Very long texts are handled one at a time: each takes a hundred times its size in memory."""
 
     def __init__(self) -> None:
         self._usual = ThreadPoolExecutor(_THREADS, "beside")

@@ -79,7 +79,7 @@ class Dialect:
         return ReplyStart.SPEAKING if end.endswith(THOUGHT) else ReplyStart.OPEN
 
     def variables(self, effort: str | None) -> Mapping[str, Any]:
-        """What the template is told of how much to think, in words that it knows; where nothing is asked, it decides."""
+        """Template variables for how much to think. Empty if the caller does not ask: the template then decides."""
         if effort is None:
             return {}
         told: dict[str, Any] = {"enable_thinking": effort != "none"}

@@ -33,7 +33,7 @@ log = logging.getLogger("stepwell.server")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """What is to be continued: int32 [n], the text that it was made of (None: it came as ids), how the answer begins, and where prompts
+    """A prompt: tokens, int32 [n]; the text that they were made of (None: they came as ids); how the answer begins, and where prompts
     like it tend to part."""
 
     ids: Ints
@@ -70,7 +70,7 @@ class PromptReader:
         return await self._conversation(call, call.messages, tools, self.facts.max_model_len - 1)
 
     async def ahead(self, call: ChatCall, tools: Sequence[Tool], message: Mapping[str, Any]) -> Prompt | None:
-        """What the next prompt begins with, up to a user's words, once `message` has answered `call`; None where it cannot be told."""
+        """The beginning of the next prompt, up to the next user message, once `message` has answered `call`. None if it cannot be known."""
         turn = self.dialect.turn
         if turn is None:
             return None

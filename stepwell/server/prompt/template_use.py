@@ -15,7 +15,7 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TemplateUse:
-    """What is done with the chat template.
+    """Uses of the chat template.
 
     text        the template, in place of the checkpoint's own; None: that one
     variables   what it is told where a call says nothing

@@ -31,7 +31,7 @@ class Written:
 
 
 class Answers:
-    """Owns what is kept; the oldest goes first. Safe to call from several threads."""
+    """Owns the kept answers; drops the oldest first. Safe to call from several threads."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most

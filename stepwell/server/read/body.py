@@ -51,7 +51,7 @@ async def read_json(request: Request, limit: int, seconds: float = 60.0) -> Body
 
 
 async def _read(request: Request, limit: int) -> bytes:
-    """Body bytes. What is too long is read to its end, within reason, so that the client is there to hear the answer."""
+    """Bytes of a body. A body that is too long is read to its end, within limits, so that the client reads the error."""
     chunks: list[bytes] = []
     length = 0
     async for chunk in request.stream():

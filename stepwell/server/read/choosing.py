@@ -79,7 +79,7 @@ def _logprobs(call: CompletionCall | ChatCall) -> int | None:
 
 
 def _prompt_logprobs(call: CompletionCall | ChatCall) -> int | None:
-    """What is to be known of the prompt's own tokens."""
+    """Number of likeliest tokens to report at each prompt token. None: no log-probabilities of the prompt."""
     if call.prompt_logprobs is not None:
         if call.stream:
             raise RequestError("prompt_logprobs cannot be streamed: use stream: false", "prompt_logprobs")

@@ -23,7 +23,7 @@ from stepwell.engine.grammar.fair_pool import Counter, FairPool
 from stepwell.server.read.trial import Trials
 
 MAX_GRAMMAR = 100_000
-"""Characters. What is larger takes longer to read than anybody would wait for, and is refused before it is read."""
+"""Most characters of a grammar. A larger one would take too long to compile, and is refused before."""
 MAX_CHOICES = 1024
 MAX_LINES = 2000
 """Of a grammar in Lark's notation: each may hold a rule, and the time that rules of rules take grows with their square."""
@@ -34,7 +34,7 @@ _AT_A_TIME = 2
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A grammar that nobody has read, and the field of the call that it comes from."""
+    """A grammar that has not been compiled yet, and the field of the call that it comes from."""
 
     grammar: str
     field: str

@@ -10,7 +10,7 @@ _KINDS_LOGGED = 50
 
 
 class LeftOut:
-    """Counts what is left out, and names each kind once in the log: agents send the same with every call.
+    """Counts ignored tools, and logs each kind once: agents send the same ones with every call.
 
     `what` is left out, and `why`, as the log says it.
     """

@@ -281,7 +281,7 @@ Call = TypeVar("Call", bound=Named)
 
 
 def parse(kind: type[Call], body: Mapping[str, Any]) -> tuple[Call, list[str]]:
-    """The call, and the names of fields that nobody knows. Raises RequestError naming the first field at fault."""
+    """The call, and the names of unknown fields. Raises RequestError, which names the first wrong field."""
     _refuse_unsupported(body)
     try:
         call = kind.model_validate(dict(body))
@@ -314,7 +314,7 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
 
 
 def _request_error(error: ValidationError) -> RequestError:
-    """The first fault in words: the field, what is wrong, what was given."""
+    """The first fault as text: the field, what is wrong, and what was given."""
     fault = error.errors(include_url=False, include_context=False)[0]
     place = [str(part) for part in fault["loc"]]
     path = ".".join(place)

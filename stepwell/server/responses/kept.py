@@ -104,7 +104,7 @@ class KeptResponses:
             del self._stored[owner], self._sizes[owner]
 
     def check(self) -> None:
-        """Verify that what is counted is what is held."""
+        """Assert that the counts match the kept responses."""
         for owner, mine in self._stored.items():
             held = {turn for response in mine.values() for turn in response.turns}
             assert self._sizes[owner] == sum(len(r.body) for r in mine.values()) + sum(turn.size for turn in held)

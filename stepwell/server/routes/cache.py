@@ -39,7 +39,7 @@ class CacheRoutes:
         return Response(orjson.dumps({"prompts": [_shown(one) for one in told]}), media_type="application/json")
 
     async def reset(self, request: Request) -> Response:
-        """Empty the cache but for what is in use: of one salt, or of all. Callers with a salt of their own reach only that."""
+        """Empty the cache, except for what is in use, under one salt or all. Callers with a salt of their own reach only that."""
         self._may_reset()
         named = (await self._body(request)).get("cache_salt")
         if named is not None and not isinstance(named, str):

@@ -30,7 +30,7 @@ class HintRoutes:
         self._prompts = prompts
 
     async def pin(self, request: Request) -> Response:
-        """Let what is cached of a prompt go last, for a time."""
+        """Pin what is cached of a prompt for a time: it is evicted last."""
         call = await self._calls.read(PinCall, request)
         subject = await self._subject(request, call)
         kept = await self._parts.client.pin(subject, call.ttl_s)
@@ -42,7 +42,7 @@ class HintRoutes:
         return _json({"unpinned_tokens": await self._parts.client.unpin(await self._subject(request, call))})
 
     async def prefetch(self, request: Request) -> Response:
-        """Bring to the device what is below it; answered once it is there."""
+        """Load a cached prompt to the device. Answers once it is there."""
         call = await self._calls.read(AboutCall, request)
         done = await self._parts.client.prefetch(await self._subject(request, call))
         tiers = {"device": done.device, "host": done.host, "disk": done.disk}

@@ -37,7 +37,7 @@ async def outlooks(request: Request, job: CheckedCall, client: EngineClient) -> 
 
 
 def shown(outlook: Outlook) -> dict[str, Any]:
-    """As JSON; seconds in full, so that who reads it weighs the same numbers."""
+    """As JSON, with unrounded seconds, so that routers compare the same numbers."""
     return {
         "tokens": outlook.tokens,
         "boundary": outlook.boundary,

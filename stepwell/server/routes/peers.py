@@ -65,7 +65,7 @@ class PeerRoutes:
         )
 
     async def flush_cache(self, request: Request) -> Response:
-        """Empty the cache but for what is in use, of all salts that the caller may reach."""
+        """Empty the cache, except for what is in use, under all salts of the caller."""
         return _json({"freed_pages": await self._cache.empty(request, None)})
 
 

@@ -130,7 +130,7 @@ class Shape:
 
 
 class Chunks:
-    """Server-sent events of one stream. Only what is new differs from chunk to chunk, so only that is encoded anew."""
+    """Server-sent events of one stream. Chunks differ only in their new part, so only that is encoded for each."""
 
     __slots__ = ("_head", "_scores", "_shape", "_tail")
 

@@ -1,4 +1,4 @@
-"""JSON that stays one line of an event stream, whoever takes it apart."""
+"""JSON that stays on one line of an event stream for every parser."""
 
 from __future__ import annotations
 
