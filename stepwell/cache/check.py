@@ -69,10 +69,10 @@ def _check_life(item: Item) -> None:
     """What each copy is, and what is under way, say the same."""
     pending = item.pending
     for tier in NATIVE:
-        life, where = item.life[tier], f"{item!r} in {tier.name.lower()}"
-        assert (life >= CONDEMNED) == (item.at[tier] is not None), f"{where} has {item.size(tier)} slots"
-        assert life != ARRIVING or (pending is not None and pending.tier == tier), f"{where} waits for nothing"
-        assert life != LEAVING or (pending is not None and pending.source == tier), f"{where} is read for nothing"
+        life = item.life[tier]
+        assert (life >= CONDEMNED) == (item.at[tier] is not None), f"{item!r} has {item.size(tier)} slots in {tier!r}"
+        assert life != ARRIVING or (pending is not None and pending.tier == tier), f"{item!r} waits in {tier!r}"
+        assert life != LEAVING or (pending is not None and pending.source == tier), f"{item!r} is read in {tier!r}"
     if pending is not None:
         source = item.life[pending.source]
         assert source in (LEAVING, CONDEMNED), f"{item!r} is read in {pending.source.name.lower()} for {pending}"

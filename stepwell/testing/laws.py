@@ -215,13 +215,14 @@ def _check_node(memory: Memory, node: Node, states: Words, cells: Words, flipped
         slots = node.kv.at[tier]
         if slots is not None and not (flipped and not memory.intact(tier, slots)):
             same = (_cells(memory, tier, slots) == cells[node.start :]).all()
-            require(3, bool(same), f"KV of {node!r} in {tier.name.lower()} of rank {rank} is not that of its tokens")
+            where = "" if same else f"KV of {node!r} in {tier.name.lower()} of rank {rank}"
+            require(3, bool(same), f"{where} is not that of its tokens")
         slots = node.rung.image.at[tier] if node.rung is not None else None
         if slots is not None and not (flipped and not memory.intact(tier, slots)):
             digest, count = (int(word) for word in memory.unpack(memory.arenas[tier][slots]))
-            good = (digest, count) == (int(states[-1]), node.end)
-            where = f"the image at the end of {node!r} in {tier.name.lower()} of rank {rank}"
-            require(3, good, f"{where} is of another state ({count})")
+            if (digest, count) != (int(states[-1]), node.end):
+                where = f"the image at the end of {node!r} in {tier.name.lower()} of rank {rank}"
+                raise LawBroken(3, f"{where} is of another state ({count})")
 
 
 def check_shelf(loop: EngineLoop, shelf: Shelf) -> None:

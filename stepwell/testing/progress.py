@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stepwell.base.geometry import Ints
 from stepwell.sched.loop import EngineLoop
 from stepwell.sched.request import SamplingParams
-from stepwell.testing.laws import require
+from stepwell.testing.laws import LawBroken
 
 PATIENCE = 200
 """Turns without a token, a report or an answer that are too many."""
@@ -39,9 +39,11 @@ class Progress:
     def check(self, turn: Turn, loop: EngineLoop) -> None:
         """Raises LawBroken where everything stands still, or nothing has come of what moves for too long."""
         alive = turn.done or not turn.waits
-        require(9, alive or turn.moving, f"stuck: {loop.stats()}")
+        if not (alive or turn.moving):
+            raise LawBroken(9, f"stuck: {loop.stats()}")
         self._idle = 0 if alive or turn.excused else self._idle + 1
-        require(9, self._idle <= PATIENCE, f"{PATIENCE} steps without a token: {loop.stats()}")
+        if self._idle > PATIENCE:
+            raise LawBroken(9, f"{PATIENCE} steps without a token: {loop.stats()}")
 
 
 class Masks:

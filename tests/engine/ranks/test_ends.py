@@ -112,12 +112,12 @@ def test_a_rank_that_hangs_while_it_shows_life_ends_the_engine(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks, "command", lambda module: [sys.executable, "-P", "-c", HANGS_IN_A_STEP])
-    loop = build.build_engine(replace(config, worker_timeout=2.0), lambda told: None)
+    loop = build.build_engine(replace(config, worker_timeout=4.0), lambda told: None)
     unnoticed = threading.Timer(60, lambda: [os.kill(pid, signal.SIGKILL) for pid in children()])
     unnoticed.start()
     try:
         loop.submit(Request("open", PROMPT, SamplingParams(max_tokens=1500, ignore_eos=True)))
-        with pytest.raises(RankError, match=r"rank 1 came no further for 2 s while others did \(--worker-timeout\)"):
+        with pytest.raises(RankError, match=r"rank 1 came no further for 4 s while others did \(--worker-timeout\)"):
             while loop.busy:
                 loop.step()
     finally:
