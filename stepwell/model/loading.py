@@ -118,7 +118,7 @@ def _config(directory: Path, drafts: bool) -> HybridConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """`config` and what `weights` gives are this rank's."""
+    """Builds the decoder of one rank: `config` has that rank's sizes, and `weights` hands out that rank's parts of tensors."""
 
     config: HybridConfig
     weights: Weights
@@ -128,7 +128,7 @@ class _Loader:
     ranks: Ranks
 
     def decoder(self, fused: frozenset[str], notes: Callable[[], tuple[str, ...]] = tuple) -> HybridDecoder:
-        """The whole of it; `fused` are the layers whose experts are stored in one tensor. `notes` are asked for once all is read."""
+        """The decoder. `fused`: prefixes of the layers whose experts are stored as one tensor. `notes` is called once all is read."""
         embedding = self.weights.tensor(names.EMBEDDING).to(self.device, self.dtype)
         return HybridDecoder(
             self.config,
@@ -142,7 +142,8 @@ class _Loader:
         )
 
     def _head(self, embedding: Tensor) -> Linear:
-        """The embedding is whole, the head this rank's rows, with zeros where the last ranks have fewer."""
+        """The output head. Every rank holds the whole embedding but only its rows of the head; the last ranks, which have fewer, fill up
+        with zero rows."""
         tied, vocab, ranks = self.config.shape.tied, self.config.shape.vocab, self.ranks
         if ranks is ALONE:
             return self.backend.tied(embedding) if tied else self.linear(names.HEAD)
@@ -158,7 +159,8 @@ class _Loader:
         return joined([m if isinstance(m, Scaled) else m.to(self.device, self.dtype) for m in found], self.dtype)
 
     def narrow_behind(self, wide: Matrix, narrow: Matrix) -> Linear:
-        """Two matrices as one, by rows: FP8 packs leave narrow ones alone, and all of them would be unpacked for their sake."""
+        """Two matrices stacked by rows. Where only `wide` is in FP8 (packs leave narrow matrices alone), `narrow` is kept beside it in the
+        model's type, since stacking them would unpack `wide`."""
         if isinstance(wide, Scaled) and not isinstance(narrow, Scaled):
             return self.backend.linear(wide, narrow)
         return self.backend.linear(joined([wide, narrow], self.dtype))
@@ -171,7 +173,7 @@ class _Loader:
         return self.weights.tensor(name).to(self.device, torch.float32)
 
     def norm(self, name: str) -> Norm:
-        """A norm, the 1 added that is not stored of a centred one."""
+        """A norm with its whole weight: checkpoints of zero-centred norms store the weight less 1."""
         return Norm(self.norm_weight(name), self.config.eps)
 
     def norm_weight(self, name: str) -> Tensor:

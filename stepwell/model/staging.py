@@ -84,7 +84,7 @@ class Staged:
         if self._stream is None:
             return Target(tensor)
         free = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        free.record(torch.cuda.current_stream(self._device))  # who had this memory before may still be computing
+        free.record(torch.cuda.current_stream(self._device))  # kernels that used this memory before may still run
         return Target(tensor, free)
 
     def fill(self, target: Target, start: int, end: int, read: Read) -> None:
