@@ -31,6 +31,8 @@ SECONDS = 5.0
 _WALL = 60.0  # seconds after which a process that says nothing is ended, however little it computes
 _SHORT = 64 * 1024  # bytes of a job that does not wait behind long ones
 _MODULE = "stepwell.server.prompt.template_process"
+_QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
+"""Environment of a process that means to do without PyTorch: it need not be told what it lacks."""
 _USER = {"role": "user", "content": "Hello"}
 
 
@@ -233,7 +235,7 @@ class _Process:
                 command(_MODULE),
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                env=environment(**ONE_THREAD),
+                env=environment(**ONE_THREAD, **_QUIET),
                 process_group=0,  # Ctrl-C is the server's business
             )
         _, link = await asyncio.get_running_loop().create_unix_connection(lambda: _Link(process), sock=ours)

@@ -31,7 +31,7 @@ TRAPS = (
     "{%- set said = messages[0].content -%}"
     "{%- if said == 'for ever' -%}{%- for a in range(99999) -%}{%- for b in range(99999) -%}{%- endfor -%}{%- endfor -%}{%- endif -%}"
     "{%- if said == 'much' -%}{{ said[:1] * 2 ** 23 }}{%- endif -%}"
-    "{%- if said == 'more than there is' -%}{{ said[:1] * 2 ** 31 }}{%- endif -%}"
+    "{%- if said == 'more than there is' -%}{{ said[:1] * 2 ** 40 }}{%- endif -%}"
     "{%- if said == 'no' -%}{{ raise_exception('I will not') }}{%- endif -%}"
     "{{ bos_token }}{{ said }}"
 )
@@ -134,13 +134,16 @@ TALKS: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
 ]
 
 
-def test_a_process_renders_what_the_tokenizer_itself_would(tmp_path: Path) -> None:
+def test_a_process_renders_what_the_tokenizer_itself_would_and_says_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = Tokenizer.load(str(write_agent_tokenizer(tmp_path, 400, 4096, "{{ eos_token }}" + TEMPLATE)))
 
     async def ask(templates: TemplateProcesses) -> list[str]:
         return [await templates.render(Job(messages, **named), 1) for messages, named in TALKS]
 
     assert within(ask, tokenizer.chat, 20) == [tokenizer.render(messages, **named) for messages, named in TALKS]
+    assert capfd.readouterr().err == ""
 
 
 def test_a_call_whose_template_never_ends_is_refused_and_others_are_answered_meanwhile(tmp_path: Path) -> None:
