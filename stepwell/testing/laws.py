@@ -210,19 +210,18 @@ def check_content(
 
 
 def _check_node(memory: Memory, node: Node, states: Words, cells: Words, flipped: bool) -> None:
-    rank = memory.shard.state
+    of = f"of rank {memory.shard.state}"
     for tier in memory.arenas:
         slots = node.kv.at[tier]
         if slots is not None and not (flipped and not memory.intact(tier, slots)):
-            same = (_cells(memory, tier, slots) == cells[node.start :]).all()
-            where = "" if same else f"KV of {node!r} in {tier.name.lower()} of rank {rank}"
-            require(3, bool(same), f"{where} is not that of its tokens")
+            ok = bool((_cells(memory, tier, slots) == cells[node.start :]).all())
+            require(3, ok, "" if ok else f"KV of {node!r} in {tier.name.lower()} {of} is not that of its tokens")
         slots = node.rung.image.at[tier] if node.rung is not None else None
         if slots is not None and not (flipped and not memory.intact(tier, slots)):
             digest, count = (int(word) for word in memory.unpack(memory.arenas[tier][slots]))
-            if (digest, count) != (int(states[-1]), node.end):
-                where = f"the image at the end of {node!r} in {tier.name.lower()} of rank {rank}"
-                raise LawBroken(3, f"{where} is of another state ({count})")
+            ok = (digest, count) == (int(states[-1]), node.end)
+            where = "" if ok else f"the image at the end of {node!r} in {tier.name.lower()} {of}"
+            require(3, ok, f"{where} is of another state ({count})")
 
 
 def check_shelf(loop: EngineLoop, shelf: Shelf) -> None:
