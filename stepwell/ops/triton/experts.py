@@ -264,7 +264,7 @@ def tiles_for(rows: int, scaled: bool) -> Tiles:
     """The fastest of those tried on an H200."""
     if not scaled or rows > 32:
         return Tiles()
-    return Tiles(stages=5) if rows <= 4 else Tiles(up=64, down=128, stages=3)
+    return Tiles(stages=5) if rows <= 4 else Tiles(up=64, down=64, stages=3, warps=2)
 
 
 def mixture(
