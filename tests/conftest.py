@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
+
+# a shell that starts tests in the background has them ignore Ctrl-C, and so would every process that a test starts and interrupts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # before anything imports Triton: its kernels run in its interpreter, without a GPU
 os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -33,7 +33,7 @@ def reset(directory: Directory, salt: str | None = None) -> dict[Tier, int]:
                     directory.drop(item, tier)
     archive = directory.archive
     if archive.catalogue.pages:
-        freed[DISK] += archive.catalogue.trim(archive.catalogue.pages) if salt is None else archive.expel(salt)
+        freed[DISK] += archive.catalogue.trim_dormant(archive.catalogue.pages) if salt is None else archive.expel(salt)
     if directory.external is not None:
         directory.external.distrust(salt)
     return freed

@@ -55,7 +55,7 @@ def overtaken(node: Node) -> tuple[list[Rung], list[Rung]]:
         if len(parent.children) > 1:
             if len(parent.children) > _FEW:
                 break
-            others = [answer_rungs(child) for child in parent.children.values() if child is not below]
+            others = [finished_answer(child) for child in parent.children.values() if child is not below]
             if None in others:
                 break
             answers += [rung for rungs in others for rung in rungs or ()]
@@ -65,7 +65,7 @@ def overtaken(node: Node) -> tuple[list[Rung], list[Rung]]:
     return above, answers
 
 
-def answer_rungs(node: Node) -> list[Rung] | None:
+def finished_answer(node: Node) -> list[Rung] | None:
     """The rungs of a branch that consists of one finished answer: unleased, without a fork, and each node but the last ends at a waypoint.
     None for any other branch, and for one of more than `_FAR` nodes. O(its nodes)."""
     found: list[Rung] = []
@@ -93,7 +93,7 @@ def left_by(node: Node) -> list[list[Node]]:
     if parent is None or parent.parent is None or len(parent.children) > _FEW:
         return []
     others = [child for child in parent.children.values() if child is not node]
-    return [_idle(one) for one in others if not (one.left or any(one.kv.locks)) and answer_rungs(one) is None]
+    return [_idle(one) for one in others if not (one.left or any(one.kv.locks)) and finished_answer(one) is None]
 
 
 def _idle(top: Node) -> list[Node]:

@@ -34,7 +34,7 @@ def publish(
         known = len(node.children)
         child = follow(directory, node, tokens, end, now)
         if 0 < known < len(node.children):
-            _leave_branches(directory, child)
+            _mark_left(directory, child)
         if not adopt and child.kv.at[DEVICE] is not None:
             break
         _fill(directory, child, table, condemned)
@@ -115,7 +115,7 @@ def leave_rung(
     if kind != ROLLING:
         _lengthen_line(directory, rung)
     if directory.policy.thins:
-        _thin(directory, rung, kind)
+        _supersede(directory, rung, kind)
     return rung
 
 
@@ -142,7 +142,7 @@ def _lengthen_line(directory: Directory, rung: Rung) -> None:
         node = node.parent
 
 
-def _leave_branches(directory: Directory, child: Node) -> None:
+def _mark_left(directory: Directory, child: Node) -> None:
     """Mark the other branches at the parent of `child`, a new node, as left: the conversation has gone on with `child`."""
     if not directory.policy.thins:
         return
@@ -158,7 +158,7 @@ def advance(
     directory: Directory, lease: Lease, rung: Rung, tokens: Ints, end: int, table: BlockTable, pages: Ints, now: float
 ) -> bool:
     """Move the rolling `rung` at the end of the leased path to `end`, over the computed blocks up to there; its new image is in
-    `pages`. Does in place what `publish`, `retract` and `leave_rung` do together.
+    `pages`. Does in place what `publish`, `drop_replaced` and `leave_rung` do together.
 
     Returns False, and changes nothing, if its node is shared in any way or has reached its greatest length.
     """
@@ -193,7 +193,7 @@ def _as_new(directory: Directory, rung: Rung) -> bool:
     return (rung.uses, rung.depth, REFUSED in rung.image.life) == (0, OLD if in_vain else 0, in_vain)
 
 
-def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
+def _supersede(directory: Directory, rung: Rung, kind: RungKind) -> None:
     """Lower the value of the rungs that the new `rung` supersedes; of `rung` itself if it ends an answer and answers are not sent back."""
     above, answers = overtaken(rung.image.node)
     for depth, old in enumerate(above, 1):
@@ -202,21 +202,21 @@ def _thin(directory: Directory, rung: Rung, kind: RungKind) -> None:
             directory.requeue(old.image)
     if kind == ROLLING:
         if directory.answers.in_vain:
-            _give_up(directory, rung)
+            _rank_last(directory, rung)
         return
     for answer in answers:
         if not answer.superseded:  # counted once, however many rungs the next turns leave
             directory.answers.saw(repeated=False)
-        _give_up(directory, answer)
+        _rank_last(directory, answer)
 
 
-def _give_up(directory: Directory, rung: Rung) -> None:
+def _rank_last(directory: Directory, rung: Rung) -> None:
     """Mark `rung` as unlikely to be resumed from: it is dropped first and not copied down."""
     rung.depth = OLD
     directory.refuse(rung.image, directory.candidates.next_tier)
 
 
-def retract(directory: Directory, rung: Rung) -> None:
+def drop_replaced(directory: Directory, rung: Rung) -> None:
     """Drop a rolling rung that a later one of the same request replaces, unless it is in use or has become a fork."""
     node = rung.image.node
     stays = node.rung is not rung or rung.kind != ROLLING or len(node.children) > 1

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from stepwell.cache.directory import Directory
 from stepwell.cache.moves import DEVICE
-from stepwell.cache.publish import advance, leave_rung, pass_by, publish, retract
+from stepwell.cache.publish import advance, drop_replaced, leave_rung, pass_by, publish
 from stepwell.cache.reuse.explain import PathUse
 from stepwell.cache.tree import ROLLING
 from stepwell.sched.build import dismiss, release
@@ -170,7 +170,7 @@ def _lengthen(directory: Directory, config: SchedConfig, share: Share, end: int,
             directory.give(DEVICE, pages)
             continue
         if running.rolling is not None:  # first, so that it does not supersede others
-            (pass_by if _leaves_waypoint(directory, running, config) else retract)(directory, running.rolling)
+            (pass_by if _leaves_waypoint(directory, running, config) else drop_replaced)(directory, running.rolling)
         rung = leave_rung(directory, running.path, position, pages, kind, now)
         running.rolling = rung if kind == ROLLING else None
     running.rungs = tuple(r for r in running.rungs if r[0] > share.end)

@@ -20,7 +20,7 @@ from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.directory import Directory
 from stepwell.cache.disk.archive import Archive
 from stepwell.cache.disk.names import root_number
-from stepwell.cache.disk.persist import persist_rest
+from stepwell.cache.disk.persist import persist_idle
 from stepwell.cache.evict.make_room import copy_ahead, copy_idle
 from stepwell.cache.external.ledger import External
 from stepwell.cache.external.write_behind import write_behind
@@ -355,7 +355,7 @@ class EngineLoop:
         if idle and not self.serving and directory.epoch != self._rested:
             copies = copy_idle(directory, self.costs)
             self.queues.moves.extend(copies.moves)
-            more = persist_rest(directory, self.costs, now) or copies.refused > 0
+            more = persist_idle(directory, self.costs, now) or copies.refused > 0
             self._rested = self._rested if more or directory.in_flight else directory.epoch
         self._start_moves()
 

@@ -21,7 +21,7 @@ from stepwell.base.geometry import Ints
 from stepwell.cache.clear import quarantine
 from stepwell.cache.config import CacheConfig, Costs
 from stepwell.cache.disk.archive import Archive, WriteBudget
-from stepwell.cache.disk.persist import persist_rest
+from stepwell.cache.disk.persist import persist_idle
 from stepwell.cache.evict.make_room import demote
 from stepwell.cache.moves import LiveState, Move, Tier
 from stepwell.sched.audit import Auditor
@@ -256,7 +256,7 @@ class Harness:
     def _persist(self) -> None:
         directory = self.loop.directory
         for _ in range(PATIENCE):
-            if not persist_rest(directory, self.loop.costs, self.clock.now()):
+            if not persist_idle(directory, self.loop.costs, self.clock.now()):
                 break
             self.deliver()
             self.step()

@@ -98,7 +98,7 @@ class Shelf:
         self.dormant = {number: r for number, r in self.dormant.items() if number not in gone}
         return sum(len(r.slots) for r in gone.values())
 
-    def trim(self, pages: int) -> int:
+    def trim_dormant(self, pages: int) -> int:
         gone = 0
         for number, record in sorted(self.dormant.items(), key=lambda pair: pair[1].used):
             if gone >= pages:

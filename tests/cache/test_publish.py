@@ -13,7 +13,7 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.evict.make_room import demote
 from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Tier
-from stepwell.cache.publish import advance, leave_rung, publish, retract
+from stepwell.cache.publish import advance, drop_replaced, leave_rung, publish
 from stepwell.cache.slots import BlockTable
 from stepwell.cache.tree import OLD, Rung, RungKind
 from tests.cache.builders import copy_down, device_pages, directory, forget, join, keep, node_ending, numbers, rung_at
@@ -45,7 +45,7 @@ class Writer:
         if advance(self.shelf, self.lease, rung, tokens, end, self.table, pages, now):
             return rung
         self.publish(tokens, end, now)
-        retract(self.shelf, rung)
+        drop_replaced(self.shelf, rung)
         new = leave_rung(self.shelf, self.lease, end, pages, RungKind.ROLLING, now)
         assert new is not None
         return new
@@ -195,7 +195,7 @@ class TestRetract:
 
     def test_a_rolling_rung_makes_way(self) -> None:
         shelf = directory()
-        retract(shelf, self.rolling(shelf))
+        drop_replaced(shelf, self.rolling(shelf))
         found = shelf.survey("", PROMPT)
         assert not found.resume_points and not found.lost_rungs and len(found.path) == 1
         check(shelf)
@@ -204,7 +204,7 @@ class TestRetract:
         shelf = directory()
         rung = self.rolling(shelf)
         copy_down(shelf)
-        retract(shelf, rung)
+        drop_replaced(shelf, rung)
         assert shelf.use(Tier.HOST).cached in (0, 5), "the image is gone from both tiers"
         assert not shelf.survey("", PROMPT).resume_points
         check(shelf)
@@ -225,7 +225,7 @@ class TestRetract:
             case "gone":
                 shelf.drop(rung.image, Tier.DEVICE)
                 keep(shelf, PROMPT, 40, rungs=(20,), kind=RungKind.ROLLING)
-        retract(shelf, rung)
+        drop_replaced(shelf, rung)
         assert node_ending(shelf, PROMPT, 20).rung is not None
         check(shelf)
 

@@ -10,7 +10,7 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.disk.archive import Archive
 from stepwell.cache.disk.learn import learn_from_disk
 from stepwell.cache.disk.names import Names
-from stepwell.cache.disk.persist import persist_rest
+from stepwell.cache.disk.persist import persist_idle
 from stepwell.cache.moves import Forget, Move, Report, Tier
 from stepwell.sched.config import SchedConfig
 from stepwell.sched.request import Request, SamplingParams
@@ -51,7 +51,7 @@ def test_the_disk_forgets_at_once_what_is_condemned_while_it_is_read() -> None:
     """A process that ends before the reader does must leave nothing of it to the next."""
     shelf = Directory(config(64, 64, disk=64), Archive(Names(b"n" * 32, 16)))
     keep(shelf, PROMPT[:48], 40, rungs=(40,))
-    while persist_rest(shelf, DEAR, 0.0):
+    while persist_idle(shelf, DEAR, 0.0):
         for task in shelf.archive.send():
             assert isinstance(task, Move) and copy_landed(shelf, Report(task.ticket, True))
     kv = node_ending(shelf, PROMPT, 40).kv

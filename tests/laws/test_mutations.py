@@ -188,7 +188,7 @@ def retracting_ignores_locks(patch: pytest.MonkeyPatch) -> None:
         if rung.image.node.rung is rung:
             directory.remove_rung(rung)
 
-    patch.setattr(finish, "retract", careless)
+    patch.setattr(finish, "drop_replaced", careless)
 
 
 @bug(0, 5)

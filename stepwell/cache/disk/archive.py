@@ -81,7 +81,7 @@ class Catalogue(Protocol):
     def expel(self, root: bytes) -> int:
         """Discard every record of this root (see `Name.root`). Returns the number of pages. O(records)."""
 
-    def trim(self, pages: int) -> int:
+    def trim_dormant(self, pages: int) -> int:
         """Discard the least recently used records until `pages` pages are discarded or none is left. Returns the number of pages."""
 
 
@@ -112,7 +112,7 @@ class NoCatalogue:
     def expel(self, root: bytes) -> int:
         return 0
 
-    def trim(self, pages: int) -> int:
+    def trim_dormant(self, pages: int) -> int:
         return 0
 
 

@@ -21,7 +21,7 @@ from stepwell.cache.moves import DEVICE, DISK, HOST, Tier
 from stepwell.cache.tree import BRANCH, INTERVAL, Item, Node
 
 AT_ONCE = 256
-"""Most items that one call of `persist_rest` looks at: a request that arrives meanwhile must wait for it."""
+"""Most items that one call of `persist_idle` looks at: a request that arrives meanwhile must wait for it."""
 TOKENS_AT_ONCE = 1 << 20
 """Most tokens of their prompts, which may have to be hashed: a few milliseconds."""
 
@@ -48,7 +48,7 @@ def persist_ahead(directory: Directory, costs: Costs, now: float, lacking: int =
         directory.requeue(item)
 
 
-def persist_rest(directory: Directory, costs: Costs, now: float) -> bool:
+def persist_idle(directory: Directory, costs: Costs, now: float) -> bool:
     """Begin to write items that are not on disk, the most recently used first; looks at `AT_ONCE` items and `TOKENS_AT_ONCE` tokens of
     prompts at most. Returns False if nothing is left to be written."""
     if DISK not in directory.pools or not directory.config.write_idle:
@@ -195,7 +195,7 @@ def _room_on_disk(directory: Directory, node: Node, batch: _Batch) -> bool:
     holds = [directory.lease(held, DISK) for held in (node.kv, last)]
     fits = pages + directory.leased[DISK] <= pool.total  # if not, nothing is dropped for it
     while (lack := pages + catalogue.pages - pool.free) > 0 and fits:
-        if catalogue.pages and catalogue.trim(lack):
+        if catalogue.pages and catalogue.trim_dormant(lack):
             continue
         victim = ranking.pop()
         if victim is None:

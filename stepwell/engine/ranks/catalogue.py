@@ -63,7 +63,7 @@ class JointCatalogue:
     def expel(self, root: bytes) -> int:
         return self._drop([dormant for dormant in self._dormant.values() if dormant.name.root == root])
 
-    def trim(self, pages: int) -> int:
+    def trim_dormant(self, pages: int) -> int:
         gone: list[Dormant] = []
         left = pages
         for dormant in self._dormant.values():

@@ -111,7 +111,7 @@ class DiskCatalogue:
         if self.claim(dormant.record, dormant.pages):
             self._inbox.drop(dormant.record)
 
-    def trim(self, pages: int) -> int:
+    def trim_dormant(self, pages: int) -> int:
         """Drop the records least recently used, until `pages` pages have gone or none is left; how many pages that was."""
         gone, records = 0, list[int]()
         at: Place = (-1.0, 0)

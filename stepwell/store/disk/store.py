@@ -219,7 +219,7 @@ def _build(
         found.view, layout, segments, places, inbox, health, counts, last=found.last, pages=found.pages
     )
     # where the budget was larger before: the directory counts on a slot for every dormant page
-    catalogue.trim(found.pages - slots)
+    catalogue.trim_dormant(found.pages - slots)
     tools = Tools(
         layout, slots, segments, places, ledger, appender, room, catalogue, health, counts, ids, options.wall, point
     )

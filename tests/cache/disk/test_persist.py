@@ -12,7 +12,7 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.disk import persist
 from stepwell.cache.disk.archive import Archive, Backlog, WriteBudget
 from stepwell.cache.disk.names import Names
-from stepwell.cache.disk.persist import persist_ahead, persist_rest
+from stepwell.cache.disk.persist import persist_ahead, persist_idle
 from stepwell.cache.evict.ranking import Candidates
 from stepwell.cache.life import REFUSED
 from stepwell.cache.moves import Divide, Forget, Move, Report, Tier, Touch
@@ -44,7 +44,7 @@ def land(directory: Directory, written: list[Move], ok: bool = True) -> None:
 def write_all(directory: Directory, costs: Costs = DEAR) -> list[Move]:
     """Write until nothing is left that is worth it."""
     done: list[Move] = []
-    while persist_rest(directory, costs, 0.0):
+    while persist_idle(directory, costs, 0.0):
         written = moves(directory)
         done += written
         land(directory, written)
@@ -110,7 +110,7 @@ class TestWorth:
         keep(directory, PROMPT, 40, rungs=(40,))
         slow = Costs(prefill_tokens_per_s=1000.0, bytes_per_s=(float("inf"), 1e9, 64 * 11 * 1000 / 40))
         assert not write_all(directory, slow)
-        assert not persist_rest(directory, DEAR, 0.0), "decided once"
+        assert not persist_idle(directory, DEAR, 0.0), "decided once"
 
     def test_only_what_a_rung_spares_counts_for_it(self) -> None:
         """The image at 40 spares 8 tokens beyond the one at 32 that the disk has: a page of KV a token, two more and its image."""
@@ -183,7 +183,7 @@ class TestRoom:
         node_ending(directory, PROMPT, 40).used = 1.0  # its rung has been used since
         keep(directory, other, 40, rungs=(40,), now=2.0)
         turns = 0
-        while persist_rest(directory, DEAR, 0.0):
+        while persist_idle(directory, DEAR, 0.0):
             land(directory, moves(directory))
             turns += 1
             assert turns < 9, "the two take turns for ever"
@@ -201,30 +201,30 @@ class TestRoom:
         directory = shelf(budget=WriteBudget(rate=1.0, burst=4.0, level=4.0))
         for seed in range(6):
             keep(directory, numbers(16, seed), 16, rungs=(16,), now=float(seed))
-        persist_rest(directory, DEAR, 0.0)
+        persist_idle(directory, DEAR, 0.0)
         first = moves(directory)
         assert sum(len(m.source.slots) for m in first) == 5, "one batch may overdraw it"
         land(directory, first)
-        assert persist_rest(directory, DEAR, 0.5), "more is left to be written later"
+        assert persist_idle(directory, DEAR, 0.5), "more is left to be written later"
         assert not moves(directory)
-        persist_rest(directory, DEAR, 3.0)
+        persist_idle(directory, DEAR, 3.0)
         assert moves(directory)
 
     def test_an_overdrawn_budget_is_not_waited_for_with_nothing_to_write(self) -> None:
         directory = shelf(budget=WriteBudget(rate=1.0, burst=4.0, level=4.0))
         keep(directory, numbers(16, 1), 16, rungs=(16,))
-        persist_rest(directory, DEAR, 0.0)
+        persist_idle(directory, DEAR, 0.0)
         land(directory, moves(directory))
-        assert not directory.archive.budget.allows(0.0) and not persist_rest(directory, DEAR, 0.0)
+        assert not directory.archive.budget.allows(0.0) and not persist_idle(directory, DEAR, 0.0)
 
     def test_no_more_than_an_eighth_of_the_device_is_held_for_it(self) -> None:
         """Host has nothing yet: the device is read, and what is being read is no room for a request that comes meanwhile."""
         directory = shelf()
         for seed in range(8):
             keep(directory, numbers(16, seed), 16, rungs=(16,), now=float(seed))
-        assert persist_rest(directory, DEAR, 9.0)
+        assert persist_idle(directory, DEAR, 9.0)
         assert directory.use(Tier.DEVICE).leased == 10, "an eighth, and what one batch may go beyond"
-        assert persist_rest(directory, DEAR, 9.0) and directory.use(Tier.DEVICE).leased == 10
+        assert persist_idle(directory, DEAR, 9.0) and directory.use(Tier.DEVICE).leased == 10
         land(directory, moves(directory))
         assert len(write_all(directory)) == 12 and len(on_disk(directory, numbers(16, 0))) == 1
 
@@ -235,18 +235,18 @@ class TestRoom:
         for seed in range(6):
             (rung,) = keep(directory, numbers(16, seed), 16, rungs=(16,), now=float(seed))
             rung.depth = OLD
-        assert persist_rest(directory, DEAR, 9.0)
+        assert persist_idle(directory, DEAR, 9.0)
         refused = [rung_at(directory, numbers(16, seed), 16).image.life[Tier.DISK] == REFUSED for seed in range(6)]
         assert refused == [False, False, True, True, True, True], "the most recent first"
-        assert not persist_rest(directory, DEAR, 9.0) and not moves(directory)
+        assert not persist_idle(directory, DEAR, 9.0) and not moves(directory)
 
     def test_a_write_that_fails_costs_nothing_but_the_copy(self) -> None:
         directory = shelf()
         keep(directory, PROMPT, 40, rungs=(40,))
-        persist_rest(directory, DEAR, 0.0)
+        persist_idle(directory, DEAR, 0.0)
         land(directory, moves(directory), ok=False)
         assert isinstance(directory.archive.send()[0], Forget), "whatever it has left there is to be forgotten"
-        assert directory.use(Tier.DISK).free == 64 and not persist_rest(directory, DEAR, 0.0)
+        assert directory.use(Tier.DISK).free == 64 and not persist_idle(directory, DEAR, 0.0)
         assert planned(directory, PROMPT).aim.boundary == 40
 
 
@@ -314,7 +314,7 @@ class TestIdle:
         keep(directory, PROMPT, 48, rungs=(16, 40))
         with monkeypatch.context() as patch:
             patch.setattr(Tree, "nodes", lambda self: pytest.fail("the tree was walked"))
-            while persist_rest(directory, DEAR, 0.0):
+            while persist_idle(directory, DEAR, 0.0):
                 for move in moves(directory):
                     assert copy_landed(directory, Report(move.ticket, True))
         assert on_disk(directory, PROMPT) == [16, 40]
@@ -328,7 +328,7 @@ class TestIdle:
         looks: list[Item] = []
         real = Candidates.unsaved
         monkeypatch.setattr(Candidates, "unsaved", lambda self, item: looks.append(item) or real(self, item))
-        while persist_rest(directory, DEAR, 0.0):
+        while persist_idle(directory, DEAR, 0.0):
             for move in moves(directory):
                 assert copy_landed(directory, Report(move.ticket, True))
         assert on_disk(directory, numbers(44, 1000)) == [40] and len(looks) < 20
@@ -338,7 +338,7 @@ class TestIdle:
         directory = Directory(config(400, 0, disk=800), Archive(NAMES))
         for seed in range(4):
             keep(directory, numbers(40, seed), 40, rungs=(40,))
-        assert persist_rest(directory, DEAR, 0.0)
+        assert persist_idle(directory, DEAR, 0.0)
         begun = moves(directory)
         assert sum(move.what == "image" for move in begun) == 2
         land(directory, begun)

@@ -6,7 +6,7 @@ from stepwell.cache.directory import Directory
 from stepwell.cache.evict.policy import LadderPolicy
 from stepwell.cache.evict.ranking import Ranking, exposed
 from stepwell.cache.moves import Tier
-from stepwell.cache.placement import answer_rungs, overtaken
+from stepwell.cache.placement import finished_answer, overtaken
 from stepwell.cache.publish import pass_by, touch
 from stepwell.cache.tree import Item, RungKind
 from tests.cache.builders import copy_down, directory, forget, join, keep, node_ending, numbers, rung_at
@@ -199,10 +199,10 @@ class TestAnswers:
         keep(shelf, self.FIRST, 28, rungs=(24,), kind=RungKind.ROLLING)
         top, waypoint = node_ending(shelf, self.FIRST, 24), rung_at(shelf, self.FIRST, 24)
         pass_by(shelf, waypoint)
-        assert answer_rungs(top) == [waypoint, rung_at(shelf, self.FIRST, 28)]
+        assert finished_answer(top) == [waypoint, rung_at(shelf, self.FIRST, 28)]
         shelf.refuse(top.kv, Tier.HOST)
         shelf.drop(waypoint.image, Tier.DEVICE)
-        assert top.rung is None and top.children and answer_rungs(top) is None
+        assert top.rung is None and top.children and finished_answer(top) is None
 
     def test_a_waypoint_that_a_prompt_ends_at_is_one_no_more(self) -> None:
         shelf = self.turns()
@@ -215,7 +215,7 @@ class TestAnswers:
         shelf = self.turns()
         lease = shelf.lease(node_ending(shelf, self.FIRST, 28).kv, Tier.DEVICE)
         keep(shelf, PROMPT, 48, rungs=(48,))
-        assert not rung_at(shelf, self.FIRST, 28).superseded and answer_rungs(lease.item.node) is None
+        assert not rung_at(shelf, self.FIRST, 28).superseded and finished_answer(lease.item.node) is None
         shelf.release(lease)
 
     def test_a_prompt_is_no_answer(self) -> None:

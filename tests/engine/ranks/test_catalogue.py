@@ -43,10 +43,10 @@ def test_the_least_recently_used_go_first() -> None:
     names = [b"a", b"b", b"c"]
     own, others = [record(i, n) for i, n in enumerate(names)], [record(10 + i, n) for i, n in enumerate(names[::-1])]
     catalogue, filed = joint(own, others)
-    assert catalogue.trim(3) == 4
+    assert catalogue.trim_dormant(3) == 4
     assert filed == [Drop([[0, 1], [12, 11]])]
     assert [dormant.name.digest for dormant in catalogue.under(ROOT, names)] == [b"c"]
-    assert catalogue.trim(99) == 2 and catalogue.trim(1) == 0 and len(filed) == 2
+    assert catalogue.trim_dormant(99) == 2 and catalogue.trim_dormant(1) == 0 and len(filed) == 2
 
 
 def test_a_salt_can_be_expelled_and_a_record_discarded() -> None:

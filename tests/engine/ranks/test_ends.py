@@ -54,12 +54,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 
 
 def children() -> dict[int, str]:
-    """Processes that this one has started and that have not been waited for, by command."""
+    """Processes that this one has started and that have not been waited for, by command; without Python's tracker of shared memory,
+    which other tests may have started."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
         for pid in (task / "children").read_text().split():
             found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return found
+    return {pid: command for pid, command in found.items() if "multiprocessing.resource_tracker" not in command}
 
 
 def ranks_of() -> list[int]:

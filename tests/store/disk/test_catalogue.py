@@ -24,7 +24,7 @@ def test_the_least_recently_used_are_trimmed_first(tmp_path: Path) -> None:
     rig.run([Touch(slots[0]), Touch(slots[3])])
     rig = rig.again()
     assert rig.store.catalogue.pages == 24
-    assert rig.store.catalogue.trim(7) == 8
+    assert rig.store.catalogue.trim_dormant(7) == 8
     assert rig.store.catalogue.pages == 16
     rig.run([])
     rig = rig.again()
@@ -36,8 +36,8 @@ def test_trimming_stops_when_nothing_is_left(tmp_path: Path) -> None:
     rig.save(Chat(1), 0, 16)
     rig = rig.again()
     mine = rig.save(Chat(2), 0, 16)
-    assert rig.store.catalogue.trim(1000) == 4
-    assert rig.store.catalogue.trim(1000) == 0
+    assert rig.store.catalogue.trim_dormant(1000) == 4
+    assert rig.store.catalogue.trim_dormant(1000) == 0
     rig.run([])
     assert rig.store.catalogue.pages == 0
     assert rig.holds(Chat(2), 0, 16, mine)
@@ -133,7 +133,7 @@ def test_an_index_that_cannot_be_read_says_that_there_is_nothing(tmp_path: Path)
     [found] = rig.under(rig.trail(chat).root)
     rig.store._owned.view.close()
     assert list(rig.under(rig.trail(chat).root)) == []
-    assert rig.store.catalogue.trim(4) == 0
+    assert rig.store.catalogue.trim_dormant(4) == 0
     slots = rig.take(4)
     rig.store.catalogue.adopt(found, slots)
     with pytest.raises(Exception, match="holds nothing"):

@@ -126,7 +126,7 @@ class DiskMachine(RuleBasedStateMachine):
             for twin in fitting[1:]:
                 self.rig.store.catalogue.discard(twin)
         self.rig.run([])
-        self.rig.store.catalogue.trim(1 << 30)
+        self.rig.store.catalogue.trim_dormant(1 << 30)
         self.rig.run([])
 
     @invariant()
