@@ -155,13 +155,14 @@ class Transcript:
     keep_stop: the stop string that ends the answer is shown as its last text.
     """
 
-    __slots__ = ("_decoder", "_min_tokens", "_stops", "reason", "tokens")
+    __slots__ = ("_decoder", "_min_tokens", "_no_stops", "_stops", "reason", "tokens")
 
     def __init__(
         self, decoder: TokenDecoder, stops: Sequence[str] = (), min_tokens: int = 0, keep_stop: bool = False
     ) -> None:
         self._decoder = decoder
         self._stops = StopFinder(stops, keep_stop)
+        self._no_stops = not stops
         self._min_tokens = min_tokens
         self.tokens = 0
         self.reason: FinishReason | None = None
@@ -179,6 +180,8 @@ class Transcript:
         """
         assert self.reason is None, "this answer has ended"
         shown = tokens[:-1] if end == "stop" else tokens
+        if self._no_stops:
+            return self._take_all(tokens, shown, end)
         parts = []
         for token in shown:
             parts.append(self._show(self._decoder.push(token)))
@@ -192,6 +195,15 @@ class Transcript:
             if self._stops.found:
                 self.reason = "stop"
         return "".join(parts)
+
+    def _take_all(self, tokens: Sequence[int], shown: Sequence[int], end: FinishReason | None) -> str:
+        """`take` where no stop string can hold anything back: most answers, so that it is kept short."""
+        self.tokens += len(tokens)
+        text = "".join(map(self._decoder.push, shown))
+        if end is None:
+            return text
+        self.reason = end
+        return text + self._decoder.flush()
 
     def _show(self, text: str) -> str:
         self.tokens += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from stepwell.base.clock import Clock
 from stepwell.engine.text.detokenizer import Transcript
@@ -94,11 +94,11 @@ class CheckedCall:
         return replace(request, priority=self.priority, places=prompt.places)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The next piece of one choice; `end` is set on its last piece. A first piece comes with the first token, text or not.
 
-    `tokens` are the new ones of the answer, also those that have no text or whose text is still held back.
+    `tokens` are the new ones of the answer, also those that have no text or whose text is still held back. One is made for every token of a
+    stream: a named tuple is built in a third of the time that a frozen dataclass takes.
     """
 
     choice: Choice

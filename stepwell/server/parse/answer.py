@@ -21,10 +21,10 @@ class Answer:
     def add(self, deltas: Iterable[Delta]) -> None:
         for delta in deltas:
             match delta:
-                case Thought(text):
-                    self._thought.append(text)
                 case Said(text):
                     self._said.append(text)
+                case Thought(text):
+                    self._thought.append(text)
                 case CallOpened():
                     self._before = len(self._said) if self._before is None else self._before
                     self._calls.append((delta, []))

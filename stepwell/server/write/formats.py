@@ -132,10 +132,12 @@ class Shape:
 class Chunks:
     """Server-sent events of one stream. Chunks differ only in their new part, so only that is encoded for each."""
 
-    __slots__ = ("_head", "_scores", "_shape", "_tail")
+    __slots__ = ("_head", "_plain", "_scores", "_shape", "_start", "_tail")
 
     def __init__(self, head: bytes, shape: Shape, tail: bytes) -> None:
         self._head = head
+        self._start = b"data: " + head + b',"choices":[{"index":'
+        self._plain = not (shape.scored or shape.with_ids)
         self._shape = shape
         self._tail = tail
         self._scores: dict[int, Scores] = {}
@@ -143,6 +145,10 @@ class Chunks:
     def piece(self, piece: Piece) -> list[bytes]:
         """The chunks of one piece: one a delta; scores and token ids come with the first, the end with the last."""
         index, chat = piece.choice.index, self._shape.chat
+        if self._plain and not piece.first and piece.end is None and len(piece.deltas) == 1:
+            delta = piece.deltas[0]
+            if isinstance(delta, Said):  # nearly all pieces are such
+                return [self._chunk(index, self._body(delta), _NULL, _NULL)]
         out = [self._opening(piece)] if piece.first and chat else []
         bodies = [self._body(delta) for delta in piece.deltas if not isinstance(delta, CallClosed)]
         scores = self._logprobs(index, piece.scores)
@@ -200,8 +206,8 @@ class Chunks:
 
     def _chunk(self, index: int, body: bytes, scores: bytes, end: bytes, more: bytes = b"") -> bytes:
         """One event; `more` are further fields beside its choices."""
-        choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}' % (index, body, scores, end)
-        return b"data: " + self._head + b',"choices":[' + choice + b"]" + more + self._tail + b"}\n\n"
+        fields = (self._start, index, body, scores, end, more, self._tail)
+        return b'%b%d,%b,"logprobs":%b,"finish_reason":%b}]%b%b}\n\n' % fields
 
 
 class ChoicesForm:

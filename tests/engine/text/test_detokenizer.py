@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell.engine.text.detokenizer import ByteDecoder, StopFinder, Transcript, WindowDecoder
+from stepwell.sched.request import FinishReason
 
 BYTES = [bytes([i]) for i in range(256)]
 TEXT = st.text(alphabet="ab<|é🙂東", max_size=40)
@@ -133,3 +134,19 @@ def test_stop_strings_count_only_after_min_tokens() -> None:
 
 def test_ids_beyond_the_vocabulary_are_no_text() -> None:
     assert ByteDecoder(BYTES).push(1000) == ""
+
+
+@settings(deadline=None)
+@given(TEXT, st.lists(st.integers(0, 200), max_size=8), st.sampled_from(["length", "stop"]))
+def test_an_answer_without_stops_is_as_one_whose_stop_never_comes(
+    text: str, cuts: list[int], end: FinishReason
+) -> None:
+    never = Transcript(ByteDecoder(BYTES), ["a stop that never comes" * 20])
+    without = Transcript(ByteDecoder(BYTES))
+    groups = split(list(text.encode()), cuts)
+    shown = {never: "", without: ""}
+    for i, group in enumerate(groups):
+        for transcript in shown:
+            shown[transcript] += transcript.take(group, end if i == len(groups) - 1 else None)
+    assert shown[never] == shown[without]
+    assert (never.reason, never.tokens) == (without.reason, without.tokens)
