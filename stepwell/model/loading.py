@@ -29,6 +29,9 @@ from stepwell.ops.scaled import Matrix, Scaled, alike, joined, put, stack_like, 
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
+LATENT_EPS = 1e-6
+"""Of the norm of latents, whatever config.json says for the others: published models take the default of their class."""
+
 
 class Weights(Protocol):
     """Where tensors come from, by their published names; each call makes or reads a fresh one."""
@@ -257,7 +260,7 @@ class _Loader:
             qk_norm=None,
             whole=False,
             out=self.linear(f"{own}o_proj.weight"),
-            latent=Latent(self.norm(f"{own}kv_a_layernorm.weight"), keys, values),
+            latent=Latent(Norm(self.norm_weight(f"{own}kv_a_layernorm.weight"), LATENT_EPS), keys, values),
         )
 
     def _delta_net(self, prefix: str, order: int) -> DeltaNet:

@@ -154,7 +154,7 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Holds nothing but what it may have kept when it was preempted. One that is `behind` another may be overtaken."""
+    """Holds nothing but what is left from when it was preempted (`suspended`). One that is `following` another may be overtaken."""
 
     job: Job
     suspended: Suspended | None = None

@@ -26,8 +26,17 @@ class Meter:
 
     def __init__(self, costs: Costs, frozen: bool = False) -> None:
         self.costs = costs
-        self._decode_s = costs.decode_s
         self._frozen = frozen
+
+    @property
+    def costs(self) -> Costs:
+        """What is believed now. Whoever sets them has what was measured of decodes begin anew."""
+        return self._costs
+
+    @costs.setter
+    def costs(self, costs: Costs) -> None:
+        self._costs = costs
+        self._decode_s = costs.decode_s
 
     def computed(self, step: Step, seconds: float) -> None:
         """A step took `seconds`, with nothing else before it on the device."""
@@ -39,7 +48,7 @@ class Meter:
             known = self._decode_s or seconds
             self._decode_s = known * _drift(known, seconds)
             if abs(self._decode_s - costs.decode_s) > _TELLING * costs.decode_s:
-                self.costs = replace(costs, decode_s=self._decode_s)
+                self._costs = replace(costs, decode_s=self._decode_s)
             return
         if sum(len(work.tokens) for work in prompts) < LEAST_TOKENS:
             return
@@ -48,7 +57,7 @@ class Meter:
             return
         tokens = sum(costs.prefill_seconds(work.start, work.start + len(work.tokens)) for work in prompts)
         slower = _drift(costs.prompt_step_s + tokens, seconds)
-        self.costs = replace(
+        self._costs = replace(
             costs,
             prefill_tokens_per_s=costs.prefill_tokens_per_s / slower,
             attention_s_per_pair=costs.attention_s_per_pair * slower,
@@ -61,11 +70,11 @@ class Meter:
             return
         if source == EXTERNAL:
             known = self.costs.external_bytes_per_s
-            self.costs = replace(self.costs, external_bytes_per_s=known / _drift(size / known, seconds))
+            self._costs = replace(self.costs, external_bytes_per_s=known / _drift(size / known, seconds))
             return
         speeds = list(self.costs.bytes_per_s)
         speeds[source] /= _drift(size / speeds[source], seconds)
-        self.costs = replace(self.costs, bytes_per_s=(speeds[0], speeds[1], speeds[2]))
+        self._costs = replace(self.costs, bytes_per_s=(speeds[0], speeds[1], speeds[2]))
 
 
 def _drift(expected: float, seen: float) -> float:

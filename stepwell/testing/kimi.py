@@ -47,6 +47,7 @@ class Kimi:
             "q_lora_rank": None,
             "qk_nope_head_dim": _OWN,
             "qk_rope_head_dim": _SHARED,
+            "rms_norm_eps": 1e-3,  # far from what the norm of latents takes, so that one in place of the other shows
             "rope_theta": 10000.0,
             "routed_scaling_factor": 2.446,
             "topk_group": 1,

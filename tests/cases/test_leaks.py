@@ -213,7 +213,7 @@ def test_hundreds_of_small_conversations_take_no_more_memory_than_the_first() ->
         candidates = engine.loop.directory.candidates
         candidates.settle()
         for ranking in (*candidates.drops.values(), *candidates.dirty.values()):
-            ranking.trim(-256)  # stale candidates are bounded by themselves; here they would only blur the figure
+            ranking._rebuild()  # stale candidates are bounded by themselves; here they would only blur the figure
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
 

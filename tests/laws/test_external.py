@@ -369,6 +369,18 @@ def test_a_store_that_is_slow_to_fail_is_left_alone_for_a_while() -> None:
     assert engine.store.objects[0]
 
 
+def test_a_rest_begins_with_the_failure_not_with_what_is_to_be_stored_next() -> None:
+    engine = Engine()
+    external = engine.harness.loop.directory.external
+    assert external is not None
+    external.begin(99, Saving("kv", external.trail("", PROMPT).image(16), 1))
+    external.landed(Report(99, False, "no answer within 5 s", seconds=5.0))
+    engine.harness.step()
+    engine.harness.clock.advance(20.0)
+    engine.ask()
+    assert engine.store.objects[0]
+
+
 def corrupted_and_stored() -> Engine:
     """Wrong bytes of the prompt have been stored, with checksums that are right."""
     engine = Engine()

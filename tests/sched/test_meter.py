@@ -61,6 +61,13 @@ def test_costs_stay_as_they_are_while_decodes_take_about_what_they_say() -> None
     assert meter.costs.decode_s == pytest.approx(1.05 * KNOWN.decode_s, rel=0.012)
 
 
+def test_costs_that_are_set_are_where_measuring_goes_on() -> None:
+    meter = Meter(KNOWN)
+    meter.costs = replace(KNOWN, decode_s=0.09)
+    meter.computed(Step((), ANSWERS), 0.09)
+    assert meter.costs.decode_s == pytest.approx(0.09)
+
+
 def test_what_a_step_takes_before_its_first_token_is_no_slow_prefill() -> None:
     known = replace(KNOWN, prompt_step_s=0.5)
     meter = Meter(known)

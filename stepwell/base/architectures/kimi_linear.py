@@ -97,5 +97,6 @@ KIMI_LINEAR = Architecture(
         ("topk_group", 1),
         ("moe_layer_freq", 1),
         ("num_nextn_predict_layers", 0),
+        ("mla_use_output_gate", False),
     ),
 )

@@ -29,10 +29,11 @@ def write_behind(directory: Directory, now: float) -> list[Move]:
     carried out. While the ledger `rests`, paths are dropped; a later request leaves them again. O(path) and `AT_ONCE` digests."""
     external = directory.external
     moves: list[Move] = []
-    if external is None or not external.unstored:
+    if external is None:
         return moves
-    if external.rests(now):
+    if external.rests(now):  # asked each turn, so that a rest begins with the failure, not with the next path
         external.unstored.clear()
+    if not external.unstored:
         return moves
     room = max(1, directory.config.device_pages // _SHARE) - external.saving_pages
     if room > 0:

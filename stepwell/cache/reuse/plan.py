@@ -230,7 +230,7 @@ def _sources(found: Survey, start: int, end: int) -> tuple[Source, ...]:
     out: list[Source] = []
     for node, a, b in kv_nodes(found.path, start, end):
         tier = node.kv.best(below=DEVICE)
-        assert tier is not None, "the union reaches past every resume_point"
+        assert tier is not None, "the union reaches beyond what any tier holds"
         if out and out[-1].tier == tier:
             out[-1] = Source(tier, out[-1].start, b)
         else:

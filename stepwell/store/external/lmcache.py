@@ -98,21 +98,29 @@ class LMCacheBackend:
         return QueryAnswer(query.number, reach, 0)
 
     def get(self, what: What, name: Name) -> Rows:
-        """See `Backend.get`; of one piece, a view into LMCache's memory. What nobody has leased here, since another rank alone was asked
-        for it, is brought into memory first."""
+        """See `Backend.get`; of one piece that is leased here, a view into LMCache's memory. What is not leased, since another rank
+        alone was asked for it, may be gone at any moment: it is brought into memory, locked, and copied."""
         keys = self._keys(what, name)
-        whole = self._read(keys)
-        if whole is None:
-            hits = self._prefetch([[key] for key in keys], _within(_FETCH))
-            locked = _locked([[key] for key in keys], hits)
-            try:
-                found = self._read(keys)
-                whole = None if found is None else found.copy()
-            finally:
-                self._unlock(locked)
+        whole = self._read(keys) if self._leased(keys) else self._fetch(keys)
         if whole is None:
             raise StoreError(f"{objects.describe(what, name, self._number)}: LMCache has it no more")
         return whole[: self._sizes[what]]
+
+    def _leased(self, keys: list[Any]) -> bool:
+        """Whether queries that were answered here hold all of these."""
+        with self._lock:
+            held = {key for leased in self._leases.values() for key in leased}
+        return held.issuperset(keys)
+
+    def _fetch(self, keys: list[Any]) -> Rows | None:
+        """A copy of these, made while they are locked; None where one is missing."""
+        rows = [[key] for key in keys]
+        locked = _locked(rows, self._prefetch(rows, _within(_FETCH)))
+        try:
+            found = self._read(keys)
+            return None if found is None else found.copy()
+        finally:
+            self._unlock(locked)
 
     def put(self, what: What, name: Name, rows: Rows) -> None:
         """See `Backend.put`. What lies below LMCache's memory gets it later. Where there is room for some pieces only, these are right and

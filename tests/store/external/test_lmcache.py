@@ -143,6 +143,19 @@ def test_what_this_rank_was_not_asked_for_is_brought_into_memory_as_it_is_read(m
     assert (objects.read(found, "image", IMAGE, 2, PAGE) == rows).all()
 
 
+def test_what_is_not_leased_is_copied_though_it_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another query's lock shows it as if it were ours; once that is gone, LMCache may write over it."""
+    manager = Manager()
+    backend = make(monkeypatch, manager)
+    rows = np.arange(PAGE, dtype=np.uint8).reshape(1, PAGE)
+    backend.put("kv", CHUNK, rows)
+    manager.locked += list(manager.kept)
+    found = backend.get("kv", CHUNK)
+    for memory in manager.kept.values():
+        memory.bytes[:] = 0
+    assert (objects.read(found, "kv", CHUNK, 1, PAGE) == rows).all()
+
+
 def test_an_object_of_which_a_piece_is_gone_is_missing_and_names_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = Manager()
     backend = make(monkeypatch, manager, rank=1)
