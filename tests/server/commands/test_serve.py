@@ -85,8 +85,9 @@ class Served:
         return found[0]
 
     def engine(self) -> int:
-        """Process id of the engine."""
-        return children(self.process.pid)[0]
+        """Process id of the engine, which has other processes beside it: those that render templates, say."""
+        found = children(self.process.pid)
+        return next(pid for pid in found if "stepwell.engine.process" in Path(f"/proc/{pid}/cmdline").read_text())
 
     def end(self) -> int:
         """Wait for the end; returns the exit status."""
