@@ -166,7 +166,7 @@ async def _serve(
                 front.app = create_app(parts)
                 host, port = listener.getsockname()[:2]
                 print_addresses(console, facts, host, port, options.keys.required)
-                await _until_stopped(parts, ended, signals, options.endings, console)
+                await _until_stopped(parts, templates, ended, signals, options.endings, console)
     except EngineDead as error:
         raise ConfigError(str(error)) from error
     finally:
@@ -279,14 +279,14 @@ async def _answering(app: Front, listener: socket.socket, options: ServeOptions)
 
 
 async def _until_stopped(
-    parts: Parts, ended: asyncio.Task[None], signals: _Signals, endings: Endings, console: Console
+    parts: Parts, templates: Templates, ended: asyncio.Task[None], signals: _Signals, endings: Endings, console: Console
 ) -> None:
     """Serve until a signal, the end of the engine or that of the HTTP server; then let open calls end."""
     reporting = [asyncio.create_task(work) for work in (journal.report(parts.metrics.recent), descriptors.report())]
     others = [asyncio.create_task(signals.stop.wait()), asyncio.create_task(_outlive(parts.client, endings.dead))]
     await asyncio.wait((ended, *others), return_when=asyncio.FIRST_COMPLETED)
     parts.door.open = False
-    await _drain(parts.client, endings.drain, signals.hurry, console)
+    await _drain(parts.client, templates, endings.drain, signals.hurry, console)
     console.print("Stopping …")
     parts.client.close()  # every open stream hears it now instead of being cut
     for task in (*reporting, *others):
@@ -300,15 +300,18 @@ async def _outlive(client: EngineClient, seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-async def _drain(client: EngineClient, seconds: float, hurry: asyncio.Event, console: Console) -> None:
-    """Wait until the last open sequence has ended, at most `seconds`, and no longer than until someone is in a hurry."""
+async def _drain(
+    client: EngineClient, templates: Templates, seconds: float, hurry: asyncio.Event, console: Console
+) -> None:
+    """Wait until the last open sequence has ended and no prompt is rendered any more: at most `seconds`, and no longer than until someone
+    is in a hurry."""
     if client.open and seconds:
         console.print(
             f"Stopping: {client.open} sequences have {seconds:g} s to end (signal again to end them now) …",
             highlight=False,
         )
     deadline = asyncio.get_running_loop().time() + seconds
-    while client.open and not hurry.is_set() and asyncio.get_running_loop().time() < deadline:
+    while (client.open or templates.open) and not hurry.is_set() and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(_LOOK)
 
 

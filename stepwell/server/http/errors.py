@@ -12,6 +12,7 @@ from fastapi import Response
 from starlette.exceptions import HTTPException
 
 from stepwell.base.errors import CapacityError, EngineDead, RequestError, StepwellError
+from stepwell.server.prompt.templates import Closing
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _MESSAGES_TYPES = {**_TYPES, 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
@@ -136,7 +137,7 @@ def problem_of(error: StepwellError) -> Problem:
         case CapacityError():
             numbers = f"{error} (needed {error.needed:,}, available {error.available:,})"
             return Problem(400, numbers, None, "capacity_exceeded")
-        case ShuttingDown():
+        case ShuttingDown() | Closing():
             return shutting_down()
         case EngineAway():
             return Problem(503, str(error), None, error.code, {"retry-after": _RETRY_WHILE_AWAY})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,9 @@ _NEAREST = {"minimal": ("low",), "xhigh": ("max", "high"), "max": ("xhigh", "hig
 PRESERVE = "preserve_thinking"
 """What templates call it to keep the thoughts of earlier turns."""
 _SYSTEM, _USER = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
+_ANYWHERE, _ALONE = [_SYSTEM, _SYSTEM, _USER, _SYSTEM, _USER], [_SYSTEM]
+PROBES = _ANYWHERE, _ALONE, [_USER]
+"""Conversations that are rendered to know a template, in the server itself: where one takes too long, nobody may get as far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,8 @@ class Dialect:
             end_of_thought=tokenizer.token_id(THOUGHT),
             opening_of_call=tokenizer.token_id(OPEN),
             manners=Manners(
-                anywhere=_takes(tokenizer, _SYSTEM, _SYSTEM, _USER, _SYSTEM, _USER),
-                without_user=_takes(tokenizer, _SYSTEM),
+                anywhere=_takes(tokenizer, _ANYWHERE),
+                without_user=_takes(tokenizer, _ALONE),
             ),
             efforts=frozenset(re.findall(r"['\"](\w+)['\"]", template)) if _EFFORT in template else None,
             preserves=PRESERVE in template,
@@ -100,7 +103,7 @@ def _turn(tokenizer: Tokenizer) -> int | None:
     return None if mark is None else tokenizer.token_id(mark)
 
 
-def _takes(tokenizer: Tokenizer, *messages: Mapping[str, Any]) -> bool:
+def _takes(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the template renders these messages."""
     try:
         tokenizer.render(messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
@@ -21,7 +22,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
-class Job(msgspec.Struct, frozen=True, array_like=True):
+class Job(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A conversation to be rendered; the arguments of `ChatTemplate.render`."""
 
     messages: list[dict[str, Any]]
@@ -39,6 +40,12 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
             variables=self.variables,
             tools=self.tools,
         )
+
+
+class Written(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A job as JSON: whole numbers beyond 64 bits, which a model may well have written, have no other form here."""
+
+    fields: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -63,14 +70,17 @@ Answer: TypeAlias = Ready | Text | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _answers = msgspec.msgpack.Decoder(Answer)
-_jobs = msgspec.msgpack.Decoder(Job)
+_jobs = msgspec.msgpack.Decoder(Job | Written)
 _starts = msgspec.msgpack.Decoder(Start)
 
 
 def framed(message: Start | Job | Answer) -> bytes:
     """A message as it is written. Raises RequestError where a conversation cannot be written down."""
     try:
-        body = _encoder.encode(message)
+        try:
+            body = _encoder.encode(message)
+        except OverflowError:
+            body = _encoder.encode(Written(json.dumps(msgspec.to_builtins(message)[1:])))
     except (RecursionError, ValueError, OverflowError, TypeError) as error:
         raise RequestError(f"these messages cannot be rendered: {error}", "messages") from error
     return len(body).to_bytes(HEAD, "little") + body
@@ -85,7 +95,10 @@ def start(stream: BinaryIO) -> Start | None:
 def job(stream: BinaryIO) -> tuple[Job, int] | None:
     """The next conversation, waited for, and its bytes; None at the end."""
     body = _body(stream)
-    return None if body is None else (_jobs.decode(body), len(body))
+    if body is None:
+        return None
+    found = _jobs.decode(body)
+    return (Job(*json.loads(found.fields)) if isinstance(found, Written) else found), len(body)
 
 
 def text(body: bytes) -> str:

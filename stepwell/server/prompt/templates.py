@@ -12,16 +12,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import subprocess
 from collections import deque
 from typing import Protocol, cast
 
 from stepwell.base.children import ONE_THREAD, command, environment
-from stepwell.base.errors import ConfigError, RequestError, StepwellError
+from stepwell.base.errors import ConfigError, EngineDead, RequestError, StepwellError
 from stepwell.engine.text.chat_template import ChatTemplate, TakesTooMuch
 from stepwell.server.prompt import template_wire as wire
 from stepwell.server.prompt.beside import Beside
+from stepwell.server.prompt.dialect import PROBES
 from stepwell.server.prompt.template_wire import Job
 
 log = logging.getLogger("stepwell.server")
@@ -33,11 +35,15 @@ _SHORT = 64 * 1024  # bytes of a job that does not wait behind long ones
 _MODULE = "stepwell.server.prompt.template_process"
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
 """Environment of a process that means to do without PyTorch: it need not be told what it lacks."""
-_USER = {"role": "user", "content": "Hello"}
+_TURNS = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
 
 
 class Templates(Protocol):
     """Renders conversations."""
+
+    @property
+    def open(self) -> int:
+        """Conversations that are being rendered, or wait for it."""
 
     async def render(self, job: Job, size: int) -> str:
         """The text of a conversation of about `size` bytes. Raises RequestError where there is none."""
@@ -52,9 +58,14 @@ class InPlace:
     def __init__(self, template: ChatTemplate, beside: Beside) -> None:
         self._template = template
         self._beside = beside
+        self.open = 0
 
     async def render(self, job: Job, size: int) -> str:
-        return await self._beside.run(size, lambda: job.rendered(self._template))
+        self.open += 1
+        try:
+            return await self._beside.run(size, lambda: job.rendered(self._template))
+        finally:
+            self.open -= 1
 
     def close(self) -> None:
         """Nothing is to be ended."""
@@ -68,25 +79,33 @@ class TemplateProcesses:
         start = wire.framed(wire.Start(template.sources, template.special, seconds))
         self._beside = beside
         self._short, self._long = _Process(start, seconds), _Process(start, seconds)
+        self.open = 0
 
     async def render(self, job: Job, size: int) -> str:
-        frame = await self._beside.run(size, lambda: wire.framed(job))
-        body = await (self._short if len(frame) <= _SHORT else self._long).render(frame)
-        return await self._beside.run(len(body), lambda: wire.text(body))
+        self.open += 1
+        try:
+            frame = await self._beside.run(size, lambda: wire.framed(job))
+            body = await (self._short if len(frame) <= _SHORT else self._long).render(frame)
+            return await self._beside.run(len(body), lambda: wire.text(body))
+        finally:
+            self.open -= 1
 
     async def start(self) -> None:
         """Start both, and `greet`. Raises ConfigError."""
         await asyncio.gather(self._long.open(), self.greet())
 
     async def greet(self) -> None:
-        """See that the template ends for the shortest of conversations. Raises ConfigError where it does not."""
-        greetings = Job([_USER]), Job([_USER, {"role": "assistant", "content": "Hi"}], open_answer=False)
-        try:
-            await asyncio.gather(*(self.render(job, 0) for job in greetings))
-        except TakesTooMuch as error:
-            raise ConfigError(f"{error}: mend it, or name another with --chat-template") from error
-        except RequestError:
-            pass  # it may take none of these: whoever sends others hears why theirs are refused
+        """See that the template ends for the shortest of conversations, among them all that the server renders itself. Raises ConfigError
+        where it does not."""
+        greetings = [Job(probe) for probe in PROBES] + [
+            Job(_TURNS, open_answer=False),
+            Job(PROBES[-1], open_answer=False),
+        ]
+        for fault in await asyncio.gather(*(self.render(job, 0) for job in greetings), return_exceptions=True):
+            if isinstance(fault, TakesTooMuch):
+                raise ConfigError(f"{fault}: mend it, or name another with --chat-template") from fault
+            if isinstance(fault, BaseException) and not isinstance(fault, RequestError):
+                raise fault  # it may refuse any of these: whoever sends others hears why theirs are refused
 
     def close(self) -> None:
         for process in (self._short, self._long):
@@ -118,6 +137,13 @@ async def expect_end(template: ChatTemplate) -> None:
         await templates.greet()
 
 
+class Closing(EngineDead):
+    """No conversation is rendered any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is closing")
+
+
 class _Ended(Exception):
     """The process ended before it answered, which nothing but this question can be the reason for."""
 
@@ -136,6 +162,7 @@ class _Link(asyncio.Protocol):
         self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._unread = bytearray()
         self._patience: asyncio.TimerHandle | None = None
+        self._too_slow = False
         self.over = False
 
     def ask(self, frame: bytes) -> asyncio.Future[bytes]:
@@ -148,8 +175,17 @@ class _Link(asyncio.Protocol):
             self._give_time()
         return answer
 
+    @property
+    def took_too_much(self) -> bool:
+        """Once it is over: whether it took too much time, rather than being ended by somebody else."""
+        return self._too_slow or self._process.returncode == -signal.SIGPROF
+
     def end(self) -> None:
         self._process.kill()
+
+    def _give_up(self) -> None:
+        self._too_slow = True
+        self.end()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -174,7 +210,7 @@ class _Link(asyncio.Protocol):
         """Give the first of those that wait its time."""
         if self._patience is not None:
             self._patience.cancel()
-        self._patience = self._loop.call_later(_WALL, self.end) if self._waiting else None
+        self._patience = self._loop.call_later(_WALL, self._give_up) if self._waiting else None
 
     def connection_lost(self, error: Exception | None) -> None:
         self.over = True
@@ -201,13 +237,20 @@ class _Process:
         self._closed = False
 
     async def render(self, frame: bytes) -> bytes:
-        """The answer to a job. Raises TakesTooMuch, or StepwellError where no process can be started."""
+        """The answer to a job. Raises TakesTooMuch, or StepwellError where no process can be started or `close` was called."""
+        blamed = False
         while True:
+            link = await self.open()
             try:
-                return await (await self.open()).ask(frame)
+                return await link.ask(frame)
             except _Again:
                 continue
             except _Ended as error:
+                if self._closed:
+                    raise Closing from error
+                if not (blamed or link.took_too_much):
+                    blamed = True  # it may have been ended while it had nothing to do: once more
+                    continue
                 raise TakesTooMuch.of(
                     f"takes more than {self._seconds:g} s, or more memory than it is given"
                 ) from error
@@ -228,19 +271,27 @@ class _Process:
 
     async def _begun(self) -> _Link:
         if self._closed:
-            raise StepwellError("the server is closing")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                command(_MODULE),
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                env=environment(**ONE_THREAD, **_QUIET),
-                process_group=0,  # Ctrl-C is the server's business
-            )
+            raise Closing
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                process = subprocess.Popen(
+                    command(_MODULE),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    env=environment(**ONE_THREAD, **_QUIET),
+                    process_group=0,  # Ctrl-C is the server's business
+                )
+        except OSError as error:
+            raise StepwellError(f"no process can be started for the chat template: {error.strerror}") from error
         _, link = await asyncio.get_running_loop().create_unix_connection(lambda: _Link(process), sock=ours)
         try:
             await link.ask(self._start)
+            if self._closed:
+                raise Closing
         except (_Ended, _Again) as error:
             raise StepwellError(f"no process can read the chat template (status {process.returncode})") from error
+        except BaseException:  # its caller has gone, say: the next one starts another
+            link.end()
+            raise
         return link

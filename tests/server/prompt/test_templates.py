@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +24,7 @@ from stepwell.server.prompt import templates
 from stepwell.server.prompt.beside import Beside
 from stepwell.server.prompt.template_process import rendered
 from stepwell.server.prompt.template_wire import Job, Refused
-from stepwell.server.prompt.templates import TemplateProcesses
+from stepwell.server.prompt.templates import Closing, TemplateProcesses
 from stepwell.testing.agents import TEMPLATE, write_agent_tokenizer
 from tests.server.harness import running
 from tests.server.templates import talking_tokenizer
@@ -91,6 +94,66 @@ def test_a_template_that_ends_for_nobody_ends_the_start() -> None:
     with pytest.raises(ConfigError, match=r"takes more than 0\.3 s.*--chat-template"):
         within(TemplateProcesses.start, ChatTemplate.alone(endless, {}))
     within(TemplateProcesses.start, ChatTemplate.alone("{{ raise_exception('tools alone') }}", {}))
+
+
+def test_a_template_that_ends_for_everyone_but_a_system_alone_ends_the_start() -> None:
+    """The server renders such conversations itself, to know what the template takes."""
+    endless = "{%- if messages[0].role == 'system' -%}{%- for a in range(99999) -%}{%- for b in range(99999) -%}{%- endfor -%}"
+    endless += "{%- endfor -%}{%- endif -%}"
+    with pytest.raises(ConfigError, match=r"takes more than 0\.3 s.*--chat-template"):
+        within(TemplateProcesses.start, ChatTemplate.alone(endless, {}))
+
+
+def test_whole_numbers_of_any_size_may_stand_in_a_conversation() -> None:
+    large = 123456789012345678901234567890
+    template = ChatTemplate.alone("{{ messages[0].n }} {{ tools[0].m }}", {})
+    job = Job([user("a") | {"n": large}], tools=[{"m": -large}])
+    assert within(lambda templates: templates.render(job, 10), template) == f"{large} {-large}"
+
+
+def test_a_process_that_was_ended_while_it_had_nothing_to_do_is_no_reason_to_refuse(traps: ChatTemplate) -> None:
+    async def ask(templates: TemplateProcesses) -> str:
+        await templates.start()
+        link = await templates._short.open()
+        os.kill(link._process.pid, signal.SIGKILL)
+        return await templates.render(Job([user("a")]), 1)
+
+    assert within(ask, traps) == "<s>a"
+
+
+def test_a_conversation_that_the_end_cuts_off_is_told_so_and_no_process_is_left(traps: ChatTemplate) -> None:
+    async def ask(templates: TemplateProcesses) -> list[Any]:
+        await templates.start()
+        asked = [asyncio.ensure_future(templates.render(Job([user(text)]), 10)) for text in ("for ever", "a")]
+        while templates.open < 2:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        templates.close()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        return [*found, templates.open]
+
+    cut, behind, still = within(ask, traps)
+    assert isinstance(cut, Closing) and isinstance(behind, Closing) and not still
+
+
+def test_a_caller_that_goes_while_a_process_begins_leaves_none_behind(traps: ChatTemplate) -> None:
+    async def ask(templates: TemplateProcesses) -> int:
+        for _ in range(3):
+            asked = asyncio.ensure_future(templates.render(Job([user("a")]), 1))
+            while not asked.done() and templates._short._opening.locked() is False:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.02)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        assert await templates.render(Job([user("a")]), 1) == "<s>a"
+        return len(left())
+
+    def left() -> list[str]:
+        own = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+        return [pid for pid in own if "template_process" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    before = len(left())
+    assert within(ask, traps) <= before + 1
 
 
 def test_what_is_nested_too_deeply_is_refused(traps: ChatTemplate) -> None:
